@@ -123,20 +123,20 @@ def make_topic(admin: AdminClient, unique: Unique) -> Iterator[MakeTopic]:
         topic = name or unique("topic")
         settings = {setting: str(value) for setting, value in config.items()}
         for future in admin.create_topics([NewTopic(topic, partitions, config=settings)]).values():
-            future.result(30)
+            future.result(60)
         made.append(topic)
 
         def led() -> bool:
-            found = admin.list_topics(topic, timeout=10).topics[topic].partitions
+            found = admin.list_topics(topic, timeout=60).topics[topic].partitions
             return len(found) == partitions and all(partition.leader >= 0 for partition in found.values())
 
-        eventually(led, 30, f"topic {topic} has a leader for each partition")
+        eventually(led, f"topic {topic} has a leader for each partition")
         return topic
 
     yield make
     if made:
         for future in admin.delete_topics(made).values():
-            future.exception(30)  # a test may have deleted it
+            future.exception(60)  # a test may have deleted it
 
 
 @pytest.fixture

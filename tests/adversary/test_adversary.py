@@ -248,7 +248,7 @@ class Field:
     def _attack(self, listed, drawn, seconds):
         member = Member(self.config, self.folder / "harvester.log")
         try:
-            eventually(lambda: member.leads or not member.alive, 60, "the harvester leads")
+            eventually(lambda: member.leads or not member.alive, "the harvester leads")
             with Reader(self.servers, self.honest_topics, 2) as reader:
                 honest = Honest(self.dsn_of("honest"), self.honest_topics, number=SEED)
                 honest.keys = "own" if "keys" in WITHOUT else "key"
@@ -260,8 +260,8 @@ class Field:
                         lambda: (
                             (time.monotonic() > until and adversary.has_tried_all) or adversary.error or honest.error
                         ),
-                        seconds + 120,
                         "all was tried",
+                        seconds=seconds + 120,
                     )
                 for each in (adversary, honest):
                     if each.error is not None:
@@ -270,14 +270,14 @@ class Field:
                 self._await_arrived(missing, member, reader)
                 with Tail(self.servers, self.targets.own) as tail:
                     adversary.attack(parting(self.targets))
-                    eventually(lambda: tail.has_brought(PARTING), ARRIVES_SECONDS, "the last word arrives")
+                    eventually(lambda: tail.has_brought(PARTING), "the last word arrives", seconds=ARRIVES_SECONDS)
                 self._check_process(member)
                 # What was left behind for those who come after: in Postgres, and in the pool's own topics.
                 assert member.end(30) == 0
                 heir = Member(self.config, self.folder / "heir.log")
                 try:
                     with honest:
-                        eventually(lambda: heir.leads or not heir.alive, 60, "the heir leads")
+                        eventually(lambda: heir.leads or not heir.alive, "the heir leads")
                     self._await_arrived(missing, heir, reader)
                     self._check_process(heir)
                 finally:

@@ -120,15 +120,15 @@ def test_counts_stay_exactly_right(rounds, record_property, make_topic, settings
             key = f"N{(call * 40 + number) % 211}"
             producer.produce(flights, b"{}", key=key)
             written[key] += 1
-        producer.flush(10)
+        producer.flush(60)
         time.sleep(0.02)
 
     consumers = pool("harvest_lib.examples.flight_counts", "--topic", flights, "--counts", counts, "--min-txn", "1")
     taken = lambda: ask("SELECT sum(flights) FROM flight_counts") or 0  # noqa: E731
     with fed(write):
-        eventually(lambda: taken() > 0, 60, "they count")
+        eventually(lambda: taken() > 0, "they count")
         inject_faults(consumers, rounds, written=written.total, taken=taken)
-    eventually(lambda: taken() >= written.total(), WAIT_SECONDS, "all is counted")
+    eventually(lambda: taken() >= written.total(), "all is counted", seconds=WAIT_SECONDS)
     consumers.stop()
     with psycopg.connect(dsn) as connection:
         assert dict(connection.execute("SELECT key, flights FROM flight_counts").fetchall()) == written
@@ -174,9 +174,9 @@ def test_the_sum_of_all_money_stays_what_it_is(rounds, record_property, make_top
         thread.start()
     try:
         with fed(write):
-            eventually(lambda: seen, 60, "they transfer")
+            eventually(lambda: seen, "they transfer")
             inject_faults(consumers, rounds, written=lambda: written["transfers"], taken=lambda: len(seen))
-        eventually(lambda: len(seen) >= written["transfers"], WAIT_SECONDS, "all is transferred")
+        eventually(lambda: len(seen) >= written["transfers"], "all is transferred", seconds=WAIT_SECONDS)
         consumers.stop()
     finally:
         stop.set()
@@ -199,12 +199,12 @@ def test_over_two_topics_the_sum_is_right_once_both_are_read(make_topic, setting
     for number in range(400):
         body = {"id": number, "from": f"a{number % 17}", "to": f"b{number % 19}", "amount": 1}
         producer.produce(transfers, json.dumps(body).encode(), partition=number % PARTITIONS)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     consumers = pool(
         "harvest_lib.examples.bank_transfer", "--topic", transfers, "--debits", debits, "--credits", credited
     )
     moved = "SELECT sum(abs(balance)) FROM balances"
-    eventually(lambda: ask(moved) == 800, 60, "all is transferred")
+    eventually(lambda: ask(moved) == 800, "all is transferred")
     consumers.stop()
     read = [
         json.loads(message.record.value()) for topic in (debits, credited) for message in everything(settings, topic)
@@ -227,18 +227,18 @@ def test_each_effect_arrives_once_at_the_end_of_a_chain(kills, make_topic, setti
     def write(call):
         for number in range(40):
             producer.produce(topics[0], str(call * 40 + number), partition=number % PARTITIONS)
-        producer.flush(10)
+        producer.flush(60)
         written["messages"] += 40
         time.sleep(0.02)
 
     arrived = lambda: ask("SELECT sum(n) FROM effects") or 0  # noqa: E731
     with fed(write):
-        eventually(lambda: arrived() > 0, WAIT_SECONDS, "something arrives")
+        eventually(lambda: arrived() > 0, "something arrives", seconds=WAIT_SECONDS)
         for link in kills * random.sample(chain, len(chain)):
             link.kill(0)
             goal = written["messages"]
-            eventually(lambda goal=goal: arrived() >= goal, WAIT_SECONDS, "it goes on")
-    eventually(lambda: arrived() >= written["messages"], WAIT_SECONDS, "all arrives")
+            eventually(lambda goal=goal: arrived() >= goal, "it goes on", seconds=WAIT_SECONDS)
+    eventually(lambda: arrived() >= written["messages"], "all arrives", seconds=WAIT_SECONDS)
     for link in chain:
         link.stop()
     with psycopg.connect(dsn) as connection:

@@ -105,7 +105,7 @@ def pool(tmp_path, outbox, bootstrap_servers, group_id, delivery):
 def check(outbox, servers, arrivals):
     """Readers of committed records see each record once, and each key in order."""
     ids = outbox.ids()
-    eventually(lambda: len(set(arrivals.ids)) == len(ids), 60, "all is delivered")
+    eventually(lambda: len(set(arrivals.ids)) == len(ids), "all is delivered")
     found = read_topic(servers, outbox.topic, isolation="read_committed")
     assert sorted(record.outbox_id for record in found) == ids
     assert sorted(arrivals.ids) == ids
@@ -113,7 +113,7 @@ def check(outbox, servers, arrivals):
 
 
 def leading(pool):
-    return eventually(pool.leader, 30, "one leads")
+    return eventually(pool.leader, "one leads")
 
 
 def successor_of(leader, pool, known, arrivals, seconds):
@@ -123,7 +123,7 @@ def successor_of(leader, pool, known, arrivals, seconds):
         terms = {term for member in pool.members if member is not leader for term in member.terms} - known
         return next((arrivals.first_of[each] for each in terms if each in arrivals.first_of), None)
 
-    return eventually(came, seconds, "a record of the next leader comes")
+    return eventually(came, "a record of the next leader comes", seconds=seconds)
 
 
 def kill_leaders(pool, arrivals, kills, commands=(None, None)):
@@ -135,7 +135,7 @@ def kill_leaders(pool, arrivals, kills, commands=(None, None)):
     for number in range(kills):
         pool.await_started()
         leader = leading(pool)
-        eventually(lambda one=leader: set(one.terms) & arrivals.first_of.keys(), 30, "it delivers")
+        eventually(lambda one=leader: set(one.terms) & arrivals.first_of.keys(), "it delivers")
         known = {term for member in pool.members for term in member.terms}
         killed, killed_at = time.monotonic(), datetime.now(UTC)
         leader.signal(signal.SIGKILL)
@@ -188,7 +188,7 @@ def test_what_a_frozen_leader_sends_when_it_thaws_is_refused(
         pool.await_started()
         for _ in range(times):
             leader = leading(pool)
-            eventually(lambda one=leader: set(one.terms) & arrivals.first_of.keys(), 30, "it delivers")
+            eventually(lambda one=leader: set(one.terms) & arrivals.first_of.keys(), "it delivers")
             time.sleep(draw.uniform(0.0, 0.2))  # where in a batch it freezes is the dice's
             known = {term for member in pool.members for term in member.terms}
             leader.signal(signal.SIGSTOP)
@@ -199,7 +199,6 @@ def test_what_a_frozen_leader_sends_when_it_thaws_is_refused(
                 lambda one=leader, before=fenced: (
                     sum(event["event"] == "leader_fenced" for event in one.events()) > before
                 ),
-                20,
                 "it knows that its term is over",
             )
         written()
@@ -218,14 +217,16 @@ def test_one_that_was_frozen_before_it_began_interrupts_its_successor_for_a_mome
     striking = "-m support.striking --step begin --nth 1 --signal SIGSTOP"
     frozen = pool.add([sys.executable, *striking.split()])
     process = psutil.Process(frozen.process.pid)
-    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 30, "it froze")
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it froze")
     with Arrivals(bootstrap_servers, outbox.topic) as arrivals:
         successor = pool.add()
-        eventually(lambda: set(successor.terms) & arrivals.first_of.keys(), 30, "another delivers")
+        eventually(lambda: set(successor.terms) & arrivals.first_of.keys(), "another delivers")
         frozen.signal(signal.SIGCONT)
-        eventually(lambda: said(successor, "transactional_id_taken"), SOON_SECONDS, "it is fenced, and says by whom")
+        eventually(
+            lambda: said(successor, "transactional_id_taken"), "it is fenced, and says by whom", seconds=SOON_SECONDS
+        )
         known = set(arrivals.first_of)
-        eventually(lambda: arrivals.first_of.keys() - known, SOON_SECONDS, "it goes on")
+        eventually(lambda: arrivals.first_of.keys() - known, "it goes on", seconds=SOON_SECONDS)
         written()
         check(outbox, bootstrap_servers, arrivals)
     assert len(said(successor, "leader_fenced")) == 1
@@ -242,7 +243,7 @@ def member(outbox, servers, group, delivery, name, seconds=SESSION_SECONDS, dsn=
 
 def depose(outbox):
     """Have the server end the session that holds the lock, while its holder lives and believes; return which one."""
-    (pid,) = eventually(lambda: outbox.connection.execute(_LOCK).fetchone(), 20, "one has the lock")
+    (pid,) = eventually(lambda: outbox.connection.execute(_LOCK).fetchone(), "one has the lock")
     outbox.connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])  # and wait until it is gone
     return pid
 
@@ -257,15 +258,15 @@ def test_two_that_lead_at_once_deliver_exactly_once(outbox, written, bootstrap_s
                 count = sum(each.delivered_records for each in members)
                 eventually(
                     lambda before=count: sum(each.delivered_records for each in members) > before,
-                    SOON_SECONDS,
                     "one delivers, though it may have been fenced a moment ago",
+                    seconds=SOON_SECONDS,
                 )
                 terms = {str(each.leader_id) for each in members}
                 depose(outbox)
                 eventually(
                     lambda before=terms: any(each.is_leader and str(each.leader_id) not in before for each in members),
-                    SOON_SECONDS,
                     "another term begins",
+                    seconds=SOON_SECONDS,
                 )
             written()
             check(outbox, bootstrap_servers, arrivals)
@@ -284,12 +285,10 @@ def test_without_a_fence_the_next_one_waits(outbox, written, bootstrap_servers, 
     monkeypatch.setattr(LockSession, "try_lock", noted)
     members = [member(outbox, bootstrap_servers, group_id, delivery, name, 4.0) for name in "ab"]
     with members[0], members[1]:
-        leader = eventually(lambda: next((each for each in members if each.delivered_records), None), 30, "one leads")
+        leader = eventually(lambda: next((each for each in members if each.delivered_records), None), "one leads")
         terms = leader.leader_id
         depose(outbox)
-        eventually(
-            lambda: any(each.is_leader and each.leader_id != terms for each in members), 30, "another term begins"
-        )
+        eventually(lambda: any(each.is_leader and each.leader_id != terms for each in members), "another term begins")
         waited = boot_seconds() - taken[-1]
         assert len(taken) > 1, "one has got it since"
         assert waited >= 4.0
@@ -310,7 +309,7 @@ def test_a_lock_that_is_freed_over_and_over_has_somebody_deliver_in_the_end(
             freed = {depose(outbox) for _ in range(20)}
             assert len(freed) == 20, "each time another session had it"
             known = set(arrivals.first_of)
-            eventually(lambda: arrivals.first_of.keys() - known, SOON_SECONDS, "a record of another term comes")
+            eventually(lambda: arrivals.first_of.keys() - known, "a record of another term comes", seconds=SOON_SECONDS)
             written()
             check(outbox, bootstrap_servers, arrivals)
 
@@ -321,19 +320,21 @@ def test_while_a_lock_is_freed_late_nobody_delivers(outbox, written, bootstrap_s
     with Arrivals(bootstrap_servers, outbox.topic) as arrivals:
         members = [member(outbox, bootstrap_servers, group_id, delivery, name) for name in "ab"]
         with members[0], members[1]:
-            eventually(lambda: arrivals.ids, 30, "one delivers")
-            (pid,) = eventually(lambda: outbox.connection.execute(_LOCK).fetchone(), 20, "one has the lock")
+            eventually(lambda: arrivals.ids, "one delivers")
+            (pid,) = eventually(lambda: outbox.connection.execute(_LOCK).fetchone(), "one has the lock")
             os.kill(pid, signal.SIGSTOP)
             try:
-                eventually(lambda: not any(each.is_leader for each in members), SOON_SECONDS, "its term is over")
+                eventually(
+                    lambda: not any(each.is_leader for each in members), "its term is over", seconds=SOON_SECONDS
+                )
                 delivered = sum(each.delivered_records for each in members)
                 written_before = outbox.count()
-                eventually(lambda: outbox.count() > written_before + 200, 30, "there is much to deliver")
+                eventually(lambda: outbox.count() > written_before + 200, "there is much to deliver")
                 assert sum(each.delivered_records for each in members) == delivered
             finally:
                 os.kill(pid, signal.SIGCONT)
             known = set(arrivals.first_of)
-            eventually(lambda: arrivals.first_of.keys() - known, SOON_SECONDS, "a record of another term comes")
+            eventually(lambda: arrivals.first_of.keys() - known, "a record of another term comes", seconds=SOON_SECONDS)
             written()
             check(outbox, bootstrap_servers, arrivals)
 
@@ -359,12 +360,12 @@ def test_a_stranger_that_takes_our_transactional_ids_again_and_again_is_held_off
     with Arrivals(bootstrap_servers, outbox.topic) as arrivals, one:
         for number in (1, 2):
             delivered = one.delivered_records
-            eventually(lambda before=delivered: one.delivered_records > before, 20, "it delivers")
+            eventually(lambda before=delivered: one.delivered_records > before, "it delivers")
             # One taking may fence twice: while Kafka aborts a transaction, the stranger is to come again.
             if len(times(LeaderFenced)) < number:
                 take()
-            eventually(lambda number=number: len(times(LeaderFenced)) >= number, 20, "it is fenced")
-            eventually(lambda number=number: len(times(LeaderAcquired)) > number, 20, "it leads again")
+            eventually(lambda number=number: len(times(LeaderFenced)) >= number, "it is fenced")
+            eventually(lambda number=number: len(times(LeaderAcquired)) > number, "it leads again")
         pauses = zip(times(LeaderFenced)[:2], times(LeaderAcquired)[1:3], strict=True)
         first, second = (began - over for over, began in pauses)
         assert first < seconds - 0.1 <= second
@@ -396,19 +397,19 @@ def test_of_two_primaries_that_are_alive_one_delivers_and_the_other_ends(
             members[0].start()
             old.fill(20)
             both = old.ids()
-            eventually(lambda: len(arrivals.ids) == 20, 30, "the first are delivered")
-            eventually(lambda: (old.subscription()["checkpoint"] or {}).get("delivered") == 20, 10, "and mirrored")
+            eventually(lambda: len(arrivals.ids) == 20, "the first are delivered")
+            eventually(lambda: (old.subscription()["checkpoint"] or {}).get("delivered") == 20, "and mirrored")
             await_replicated(primary, standby)
             standby.promote()
             new = NativeOutbox(standby.dsn, old.topic)
             new.fill(20)
             members[1].start()
-            eventually(lambda: len(arrivals.ids) == 40, 30, "the new one is led at once, and delivered from")
+            eventually(lambda: len(arrivals.ids) == 40, "the new one is led at once, and delivered from")
             old.fill(20)
             with pytest.raises(ServerRegressed):
-                eventually(lambda: members[0].await_stopped(0.1), 30, "the other one halts")
+                eventually(lambda: members[0].await_stopped(0.1), "the other one halts")
             new.fill(20)
-            eventually(lambda: len(arrivals.ids) == 60, 30, "the new one is delivered from")
+            eventually(lambda: len(arrivals.ids) == 60, "the new one is delivered from")
             assert sorted(arrivals.ids) == new.ids()
             assert set(both) < set(new.ids())
             assert [members[0].delivered_records, members[1].delivered_records] == [20, 40]

@@ -78,9 +78,9 @@ def kill_leaders(pool, number, draw):
     """Kill the leader `number` times, each time soon after a record arrived of which it was told otherwise."""
     for _ in range(number):
         pool.await_started()
-        leader = eventually(pool.leader, 30, "somebody leads")
+        leader = eventually(pool.leader, "somebody leads")
         before = seen(pool)
-        eventually(lambda before=before: seen(pool) > before, 30, "something fails")
+        eventually(lambda before=before: seen(pool) > before, "something fails")
         time.sleep(draw.uniform(0.0, 0.5))  # when it strikes is the dice's, not luck's
         leader.signal(signal.SIGKILL)
         leader.process.wait()
@@ -95,8 +95,8 @@ def run(pool, outbox, *, nodes, kills, failures, seed):
     with Writers(outbox) as writers:
         kill_leaders(pool, kills, random.Random(seed))
         for kind in ("raised", "unsent", "sent"):
-            eventually(lambda kind=kind: seen(pool, kind) >= failures, 120, f"{failures} {kind}")
-    eventually(lambda: outbox.count() == 0, 120, "the backlog is empty")
+            eventually(lambda kind=kind: seen(pool, kind) >= failures, f"{failures} {kind}", seconds=120)
+    eventually(lambda: outbox.count() == 0, "the backlog is empty", seconds=120)
     pool.await_started()
     assert [member.end() for member in pool.members if member.alive] == [0] * nodes
     assert outbox.leaders() == set()

@@ -81,9 +81,9 @@ def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap
             gone.set()
 
     with Harvest(config, kafka_producer_provider=lambda settings: DoomedProducer(settings, strike)) as harvest:
-        assert gone.wait(30)
+        assert gone.wait(60)
         began = time.monotonic()
-        eventually(lambda: time.monotonic() - began >= seconds, seconds + 1)
+        eventually(lambda: time.monotonic() - began >= seconds, seconds=seconds + 1)
         (stack.kafka.start if how == "killed" else stack.kafka.resume)()
         assert harvest.delivered_records < RECORDS, "it was over before it began"
 
@@ -91,7 +91,7 @@ def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap
             return len(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed"))
 
         # What killed the harvester, if anything did, is raised here.
-        eventually(lambda: harvest.await_stopped(0) or there() >= RECORDS, 60, "the backlog is empty")
+        eventually(lambda: harvest.await_stopped(0) or there() >= RECORDS, "the backlog is empty")
         assert harvest.state is State.RUNNING
     check_exactly_once(outbox, bootstrap_servers)
 
@@ -100,7 +100,7 @@ def test_a_stop_while_kafka_is_away_ends_in_time(outbox, config, stack, bootstra
     outbox.fill(RECORDS, keys=200)
     harvest = Harvest(config)
     harvest.start()
-    eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+    eventually(lambda: harvest.delivered_records > 300, "busy")
     stack.kafka.suspend()
     try:
         harvest.stop()
@@ -120,7 +120,7 @@ def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bo
     )
     assert delivery.begin(uuid.uuid4()) == BatchCommitted()
     delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
-    assert delivery._deliveries[0]._producer.flush(5) == 0
+    assert delivery._deliveries[0]._producer.flush(60) == 0
     stack.kafka.suspend()
     try:
         began = time.monotonic()
@@ -138,8 +138,8 @@ def test_a_checkpoint_topic_that_was_made_anew(outbox, config, admin, make_topic
     Harvest(config).drain(60)
     topic = config.checkpoint_topic
     assert outbox.subscription()["checkpoint"]["kept_in"] == "kafka"
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
     make_topic(1, name=topic, **{"cleanup.policy": "compact"})
     outbox.fill(500)
     before = outbox.subscription()["checkpoint"]
@@ -156,14 +156,14 @@ def test_a_checkpoint_behind_a_transaction_that_hangs(outbox, config, stack, boo
     outbox.fill(500)
     Harvest(config).drain(60)
     topic = config.checkpoint_topic
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
     make_topic(1, name=topic, **{"cleanup.policy": "compact"})
     hanging = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"{topic}.other"})
     hanging.init_transactions(10)
     hanging.begin_transaction()
     hanging.produce(topic, "{}", "default/0")
-    assert hanging.flush(10) == 0
+    assert hanging.flush(60) == 0
     with pytest.raises(CheckpointError, match="hangs") as raised:
         Harvest(config).drain(60)
     hanging.abort_transaction(10)

@@ -64,23 +64,23 @@ def harass(pool, outbox, *, leaders, seed):
         pause = draw.uniform(0.2, 1.0)
         leader = None
         while leader is None or not leader.leads:  # it may have moved to one that joined
-            leader = eventually(pool.leader, 30, "somebody leads")
+            leader = eventually(pool.leader, "somebody leads")
             time.sleep(pause)  # when it strikes is the dice's, not luck's
         how = signal.SIGKILL if (turn + seed) % 2 else signal.SIGSTOP
         known = {term for member in pool.members for term in member.terms}
         leader.signal(how)
         killed_at = time.monotonic()
         others = [member for member in pool.members if member is not leader and member not in frozen]
-        eventually(lambda known=known, others=others: any(set(m.terms) - known for m in others), 20, "a successor")
+        eventually(lambda known=known, others=others: any(set(m.terms) - known for m in others), "a successor")
         takeovers.append(time.monotonic() - killed_at)
         if how is signal.SIGSTOP:
             frozen.append(leader)
-            eventually(lambda killed_at=killed_at: time.monotonic() - killed_at > SESSION_SECONDS + 1, 10)
+            eventually(lambda killed_at=killed_at: time.monotonic() - killed_at > SESSION_SECONDS + 1)
             leader.signal(signal.SIGCONT)
             frozen.remove(leader)
             # Until it has heard that it was fenced, it says that it leads: the next strike would be at nobody.
             eventually(
-                lambda leader=leader, known=known: not leader.leads or set(leader.terms) - known, 30, "it hears of it"
+                lambda leader=leader, known=known: not leader.leads or set(leader.terms) - known, "it hears of it"
             )
         else:
             leader.process.wait()
@@ -95,7 +95,7 @@ def test_leaders_are_killed_and_frozen(pool, outbox, bootstrap_servers, seed):
     pool.await_started()
     with Writers(outbox) as writers:
         takeovers = harass(pool, outbox, leaders=4 if seed == 1 else 12, seed=seed)
-    eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+    eventually(lambda: outbox.count() == 0, "the backlog is empty")
     pool.await_started()
     assert [member.end() for member in pool.members if member.alive] == [0] * 3
     assert outbox.leaders() == set()
@@ -116,12 +116,12 @@ def test_a_deposed_leader_that_unmarks_or_takes_our_rows_changes_nothing(pool, o
     member = pool.add()
     touched = 0
     with Writers(outbox) as writers:
-        eventually(lambda: member.leads, 30, "it leads")
+        eventually(lambda: member.leads, "it leads")
         while touched < 200:
             with suppress(psycopg.errors.DeadlockDetected):  # with the leader's own mark or purge: it strikes again
                 touched += outbox.connection.execute(statement).rowcount
             time.sleep(0.02)  # the pace at which it strikes
-    eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+    eventually(lambda: outbox.count() == 0, "the backlog is empty")
     check(outbox, bootstrap_servers, writers.committed())
 
 
@@ -129,14 +129,14 @@ def test_a_clean_hand_over_repeats_nothing(pool, outbox, bootstrap_servers):
     """SIGTERM under load: the leader lets its records land, the next one goes on, and no record is sent twice."""
     first, second = pool.add(), pool.add()
     outbox.fill(20_000, keys=500)
-    leader = eventually(pool.leader, 30, "somebody leads")
-    eventually(lambda: outbox.count() < 19_000, 30, "it works")
+    leader = eventually(pool.leader, "somebody leads")
+    eventually(lambda: outbox.count() < 19_000, "it works")
     asked = datetime.now(UTC)
     assert leader.end() == 0
     assert (leader.stopped_at() - asked).total_seconds() < 2.0
     other = second if leader is first else first
-    eventually(lambda: other.leads, 10, "the other leads")
-    eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+    eventually(lambda: other.leads, "the other leads")
+    eventually(lambda: outbox.count() == 0, "the backlog is empty")
     delivered = read_topic(bootstrap_servers, outbox.topic)
     assert [record.outbox_id for record in sorted(delivered, key=lambda r: r.outbox_id)] == list(range(1, 20_001))
     assert steps_back(delivered) == 0

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(900),  # builds goharvest and brings the older Kafka at the first time
 ]
 
-SUCCESSION_SECONDS = 30
+SUCCESSION_SECONDS = 60
 """goharvest's session is three of its heartbeat timeouts, 4.5 s here; the rest is a busy machine's."""
 
 
@@ -50,7 +50,7 @@ def outbox(servers, group_id, request):
     orders = NewTopic("orders", 4, config=getattr(request, "param", {}))
     admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
     for made in admin.create_topics([orders, NewTopic(f"{group_id}.neli", 1)]).values():
-        made.result(30)
+        made.result(60)
     made = Outbox(servers.dsn, "orders")
     yield made
     made.close()
@@ -75,7 +75,7 @@ def await_leader(pool):
         lowest = min((member for member in pool.members if member.alive), key=lambda member: member.rank)
         return lowest if leading == [lowest] else None
 
-    return eventually(leader, SUCCESSION_SECONDS, "one leads")
+    return eventually(leader, "one leads")
 
 
 def harass(pool, *, seconds, seed):
@@ -141,7 +141,7 @@ def check(pool, delivered, committed):
 
 def settle(pool, outbox, servers, writers):
     """Wait for the backlog to empty, and check all that was delivered; return by whom, and the repeats."""
-    eventually(lambda: outbox.count() == 0, 120, "the backlog is empty")
+    eventually(lambda: outbox.count() == 0, "the backlog is empty", seconds=120)
     delivered = read_topic(servers.bootstrap_servers, outbox.topic)
     repeats = check(pool, delivered, writers.committed())
     return Counter("goharvest" if record.leader_id is None else "ours" for record in delivered), repeats
@@ -176,13 +176,15 @@ def test_ours_is_frozen_and_goharvest_leads_meanwhile(pool, outbox, servers):
     with Writers(outbox) as writers:
         for _ in range(5):
             pool.await_started()
-            eventually(lambda: ours.leads and not other.leads, SUCCESSION_SECONDS, "ours leads")
+            eventually(lambda: ours.leads and not other.leads, "ours leads")
             time.sleep(draw.uniform(0.2, 1.5))  # when it strikes is the dice's, not luck's
             terms_before = len(other.terms)
             ours.signal(signal.SIGSTOP)
-            eventually(lambda before=terms_before: len(other.terms) > before, SUCCESSION_SECONDS, "goharvest leads")
+            eventually(
+                lambda before=terms_before: len(other.terms) > before, "goharvest leads", seconds=SUCCESSION_SECONDS
+            )
             ours.signal(signal.SIGCONT)
-    eventually(lambda: outbox.count() == 0, 120, "the backlog is empty")
+    eventually(lambda: outbox.count() == 0, "the backlog is empty", seconds=120)
     highest, seen = {}, Counter()
     for record in read_topic(servers.bootstrap_servers, outbox.topic):
         version, before = int(record.value), highest.get(record.key, 0)

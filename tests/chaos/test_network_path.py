@@ -120,7 +120,7 @@ def test_nothing_is_left_of_it_when_we_are_killed():
         assert namespace.startswith("net:[")
         assert namespace in listed(), "it is there as long as it is held"
         holder.send_signal(signal.SIGKILL)
-    eventually(lambda: namespace not in listed(), 10, "the kernel has taken it down")
+    eventually(lambda: namespace not in listed(), "the kernel has taken it down")
 
 
 def listed():

@@ -38,7 +38,7 @@ class Watcher:
     def stop(self):
         self._over.set()
         for each in self._threads:
-            each.join(20)
+            each.join(60)
 
     def delivered(self):
         """Return how many records each process said last that it had delivered."""
@@ -65,7 +65,7 @@ def address_of(member):
     def told():
         return next((each["address"] for each in member.events() if each["event"] == "telemetry_served"), None)
 
-    return eventually(told, 60, "it listens")
+    return eventually(told, "it listens")
 
 
 @pytest.fixture
@@ -86,23 +86,23 @@ def test_over_a_failover_nothing_goes_back_and_nothing_is_counted_twice(
             watcher.watch(pool.add([*HARVEST, "--listen", "127.0.0.1:0"]))
         pool.await_started()
         for _ in range(2):
-            leader = eventually(pool.leader, 60, "somebody leads")
+            leader = eventually(pool.leader, "somebody leads")
             for _ in range(5):
                 outbox.connection.execute(WRITE, (topic, steps))
                 written += steps
             others = [each for each in pool.members if each is not leader and each.alive]
             leader.signal(how)
-            leader.process.wait(20)
-            eventually(lambda others=others: any(each.leads for each in others), 60, "a successor")
+            leader.process.wait(60)
+            eventually(lambda others=others: any(each.leads for each in others), "a successor")
         outbox.connection.execute(WRITE, (topic, steps))
         written += steps
-        last = eventually(pool.leader, 60, "somebody leads")
+        last = eventually(pool.leader, "somebody leads")
 
         def settled():
             found = watcher.last.get(last, {})
             return series(found, "harvest_subscription_delivered_records_total").get(("0", "default")) == written
 
-        eventually(settled, 60, "the last one has seen that all are delivered")
+        eventually(settled, "the last one has seen that all are delivered")
         watcher.stop()
     found = watcher.last[last]
     counted = watcher.delivered()

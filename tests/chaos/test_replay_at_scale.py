@@ -45,7 +45,7 @@ def committed_end(servers, topic):
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "ends", "isolation.level": "read_committed"})
     try:
         places = [TopicPartition(topic, number) for number in range(_PARTITIONS)]
-        return sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+        return sum(consumer.get_watermark_offsets(place, timeout=60)[1] for place in places)
     finally:
         consumer.close()
 
@@ -115,7 +115,7 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
                             lambda process=process, before=before: (
                                 process.poll() is not None or committed_end(bootstrap_servers, target) > before
                             ),
-                            900,
+                            seconds=900,
                         )
                         time.sleep(dice.uniform(0, 3))
                     if process.poll() is None:
@@ -139,7 +139,7 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
             leadership="solo",
         )
         with Harvest(config) as harvest:
-            eventually(lambda: harvest.delivered_records > 100, 120)
+            eventually(lambda: harvest.delivered_records > 100, seconds=120)
     Harvest(config).drain(300)
 
     ids = np.empty(rows + sum(writers.committed().values()) + 1, np.int64)

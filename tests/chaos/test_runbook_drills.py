@@ -95,7 +95,7 @@ def cut_off_from_postgres(drill):
 def no_leader_topic(drill):
     """Somebody has deleted the topic by which the pool elects."""
     admin = AdminClient({"bootstrap.servers": drill.system.kafka.bootstrap_servers, "log_level": 0})
-    names = [name for name in admin.list_topics(timeout=10).topics if name.endswith(".neli")]
+    names = [name for name in admin.list_topics(timeout=60).topics if name.endswith(".neli")]
     assert len(names) == 1, names
     admin.delete_topics(names, request_timeout=10)[names[0]].result()
     yield
@@ -168,7 +168,7 @@ def forgotten_subscription(drill):
             aged = "UPDATE outbox_segments SET closed_at = closed_at - interval '2 days' WHERE closed_at IS NOT NULL"
             return connection.execute(aged).rowcount
 
-        eventually(is_closed, 60, "a segment is closed")
+        eventually(is_closed, "a segment is closed")
     yield
 
 

@@ -63,7 +63,7 @@ class Rivals:
 
     def arrive(self, delivery):
         """Have all that was sent in the log."""
-        self.part(delivery)._producer.flush(5)
+        self.part(delivery)._producer.flush(60)
 
     def part(self, delivery):
         """Return what has the present batch."""
@@ -113,7 +113,7 @@ def test_the_one_before_that_goes_on_sending_hears_that_it_is_over(rivals):
     old, _ = rivals.begun()
     rivals.send(old, *range(1, 50))
     rivals.begun()
-    eventually(lambda: rivals.send(old, 50) or rivals.part(old)._failure is not None, 10, "it is refused")
+    eventually(lambda: rivals.send(old, 50) or rivals.part(old)._failure is not None, "it is refused")
     assert isinstance(old.commit(b"old", always), BatchFenced)
     old.abandon()
     assert rivals.committed() == ([], [])
@@ -170,7 +170,7 @@ def freeze(pool, step, nth):
     command = [sys.executable, "-m", "support.striking", "--step", step, "--nth", str(nth), "--signal", "SIGSTOP"]
     member = pool.add(command)
     process = psutil.Process(member.process.pid)
-    eventually(lambda: process.status() == psutil.STATUS_STOPPED, 30, f"it froze at {step}")
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED, f"it froze at {step}")
     return member
 
 
@@ -189,15 +189,15 @@ def arrived(servers, outbox):
 def succeed(pool, outbox, servers):
     """Have another member take over and deliver everything; return it with the subscription's row as it then is."""
     successor = pool.add()
-    eventually(lambda: successor.leads, 30, "another leads")
-    eventually(lambda: arrived(servers, outbox), 30, "all is delivered")
+    eventually(lambda: successor.leads, "another leads")
+    eventually(lambda: arrived(servers, outbox), "all is delivered")
 
     def settled():
         before = outbox.subscription()
         time.sleep(0.5)  # more than twice as long as a checkpoint may wait
         return before if outbox.subscription() == before else None
 
-    return successor, eventually(settled, 10, "its last checkpoint is saved")
+    return successor, eventually(settled, "its last checkpoint is saved")
 
 
 def versions(row):
@@ -208,7 +208,7 @@ def versions(row):
 def watch(zombie, successor):
     """Thaw a member; yield again and again, for a while, until it leads anew."""
     zombie.signal(signal.SIGCONT)
-    eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), 10, "it knows that its term is over")
+    eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), "it knows that its term is over")
     until = time.monotonic() + WATCHED_SECONDS
     while time.monotonic() < until and not zombie.leads and successor.leads:
         yield
@@ -259,7 +259,7 @@ def check_that_it_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
         assert versions(outbox.subscription()) == versions(row)
         assert delivered(bootstrap_servers, outbox) == before
     outbox.fill(MORE, keys=500)
-    eventually(lambda: arrived(bootstrap_servers, outbox), 30, "what came after is delivered")
+    eventually(lambda: arrived(bootstrap_servers, outbox), "what came after is delivered")
     found = delivered(bootstrap_servers, outbox)
     assert sorted(record.outbox_id for record in found) == outbox.ids()
     assert steps(found) == []
@@ -275,9 +275,9 @@ def test_one_that_was_frozen_before_it_began_ends_a_term_at_most(pool, outbox, b
     zombie = freeze(pool, "begin", 1)
     successor, _ = succeed(pool, outbox, bootstrap_servers)
     zombie.signal(signal.SIGCONT)
-    eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), 10, "it knows that its term is over")
+    eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), "it knows that its term is over")
     outbox.fill(MORE, keys=500)
-    eventually(lambda: arrived(bootstrap_servers, outbox), 60, "what came after is delivered")
+    eventually(lambda: arrived(bootstrap_servers, outbox), "what came after is delivered")
     found = delivered(bootstrap_servers, outbox)
     assert sorted(record.outbox_id for record in found) == outbox.ids()
     assert steps(found) == []
@@ -295,5 +295,5 @@ def test_one_that_was_frozen_without_transactions_repeats_a_run_at_most(pool, ou
     for _ in watch(zombie, successor):
         assert versions(outbox.subscription()) == versions(row)
     outbox.fill(MORE, keys=500)
-    eventually(lambda: arrived(bootstrap_servers, outbox), 30, "what came after is delivered")
+    eventually(lambda: arrived(bootstrap_servers, outbox), "what came after is delivered")
     check_runs(delivered(bootstrap_servers, outbox))

@@ -251,7 +251,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     batch = source.fetch(10)
     assert ids(batch) == [7]
     assert batch.parked == {("t", "a"): 1}
-    person.join(20)
+    person.join(60)
     assert retried.is_set(), "afterwards it is"
     source._read_parked = read
     assert ids(source.fetch(10)) == [1]

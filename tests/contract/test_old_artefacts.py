@@ -112,7 +112,7 @@ def test_a_checkpoint_is_gone_on_from(
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     for key, value in old["records"]:
         producer.produce(checkpoint_topic, json.dumps(transplanted(json.loads(value), here)).encode(), key)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     (told,) = json.loads(run("subscriptions", "list", "-f", configured(source=source, subscription="lake"), "--json"))
     assert (told["name"], told["source"], told["shard"], told["epoch"]) == ("lake", source, 0, old["rows"][0]["epoch"])
     before = {each.offset() for each in read_all(bootstrap_servers, topic)}
@@ -163,7 +163,7 @@ def of_this_server(connection, dsn, admin, group_id, checkpoint_topic, first):
         "'outbox'::regclass::oid), system_identifier::text, pg_current_wal_lsn()::text, pg_current_snapshot()::text "
         "FROM pg_control_system()"
     )
-    described = admin.describe_topics(TopicCollection([checkpoint_topic]))[checkpoint_topic].result(30)
+    described = admin.describe_topics(TopicCollection([checkpoint_topic]))[checkpoint_topic].result(60)
     ((database,),) = connection.execute("SELECT current_database()")
     return {
         "identity": identity,
@@ -298,7 +298,7 @@ def test_a_recovery_log_is_played_back(tmp_path, bootstrap_servers, make_topic, 
     producer = Producer(settings)
     for key, value in old:
         producer.produce(log, base64.b64decode(value), key)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     store = SqliteStore(tmp_path, settings, shard, log=log)
     assert store.restore() == Checkpoint(shard=shard, topic_id=KEPT.topic_id, offset=12)
     assert store.begin().execute("SELECT * FROM seen").fetchall() == [("a", 7)]

@@ -111,21 +111,21 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
     connection.execute(FILL, (topic, 2))
     connection.execute(FILL, (BAD_TOPIC, 1))
     config = harvest_config(dsn, bootstrap_servers, group_id, source=source, delivery=delivery, subscription="lake")
-    before = set(admin.list_topics(timeout=10).topics)
+    before = set(admin.list_topics(timeout=60).topics)
     names |= {topic: "TOPIC", group_id: "GROUP"}
     events = []
     harvest = Harvest(config)
     harvest.set_event_handler(events.append)
     harvest.start()
     try:
-        eventually(lambda: harvest.delivered_records >= 5, 60, "all of it is delivered")
-        eventually(lambda: any(isinstance(each, LeaderAcquired) for each in events), 10, "it says that it leads")
+        eventually(lambda: harvest.delivered_records >= 5, "all of it is delivered")
+        eventually(lambda: any(isinstance(each, LeaderAcquired) for each in events), "it says that it leads")
         names[str(harvest.leader_id)] = "LEADER"
         shown = {bare(name) for (name,) in connection.execute(SHOWN)}
         groups = {each.group_id for each in admin.list_consumer_groups().result().valid}
     finally:
         harvest.stop()
-        harvest.await_stopped(30)
+        harvest.await_stopped(60)
     file = configured(source=source, delivery=delivery, leadership="neli", subscription="lake")
     status = json.loads(run("status", "-f", file, "--json"))
     told = {
@@ -133,13 +133,13 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
         "consumer groups": sorted(bare(each) for each in groups if group_id in each),
         "transactional ids": sorted(bare(each) for each in transactional_ids(bootstrap_servers, admin, group_id)),
         "topics made": sorted(
-            bare(each) for each in set(admin.list_topics(timeout=10).topics) - before if group_id in each
+            bare(each) for each in set(admin.list_topics(timeout=60).topics) - before if group_id in each
         ),
         "records": sorted({told_of(each) for each in read_all(bootstrap_servers, topic)}),
         "status": shape(status),
     }
     checkpoint_topic = f"{group_id}.lake.checkpoint"
-    if checkpoint_topic in admin.list_topics(timeout=10).topics:
+    if checkpoint_topic in admin.list_topics(timeout=60).topics:
         found = read_all(bootstrap_servers, checkpoint_topic)
         told["checkpoint records"] = sorted({bare(each.key().decode()) for each in found})
         told["checkpoint record"] = shape(json.loads(found[-1].value()))
@@ -155,7 +155,7 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
 def transactional_ids(bootstrap_servers, admin, group_id):
     """Return those that Kafka's own topic has written down."""
     internal = "__transaction_state"
-    partitions = admin.list_topics(timeout=10).topics
+    partitions = admin.list_topics(timeout=60).topics
     if internal not in partitions:
         return set()
     keys = [each.key() or b"" for each in read_all(bootstrap_servers, internal, len(partitions[internal].partitions))]

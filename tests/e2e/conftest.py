@@ -88,7 +88,9 @@ def platform(parts, tmp_path_factory):
 @pytest.fixture(scope="session")
 def loaded(platform):
     """A day from its source to the proof: the DAG run succeeds."""
-    eventually(lambda: _DAG in platform.airflow.dags(), 120, "the DAGs are there")
+    eventually(lambda: _DAG in platform.airflow.dags(), "the DAGs are there", seconds=120)
     run = platform.airflow.start(_DAG, {"day": "2013-01-01"})
-    ended = eventually(lambda: (s := platform.airflow.state(_DAG, run)) in {"success", "failed"} and s, 800, "it ends")
+    ended = eventually(
+        lambda: (s := platform.airflow.state(_DAG, run)) in {"success", "failed"} and s, "it ends", seconds=800
+    )
     assert ended == "success", platform.airflow.tasks(_DAG, run)

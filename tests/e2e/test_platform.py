@@ -36,11 +36,11 @@ def database(platform):
 def stopped(platform):
     """No daemon, and nobody who starts one or judges the outbox, until the test ends."""
     platform.dagster.switch(SUPERVISOR, "stop")
-    eventually(lambda: not platform.dagster.ticks(SUPERVISOR), 60, "the supervisor's last tick ends")
-    eventually(lambda: at_rest(platform), 60, "the daemon stops, one that the last tick asked for too")
+    eventually(lambda: not platform.dagster.ticks(SUPERVISOR), "the supervisor's last tick ends")
+    eventually(lambda: at_rest(platform), "the daemon stops, one that the last tick asked for too")
     yield
     platform.dagster.switch(SUPERVISOR, "start")
-    eventually(lambda: harvesting(platform), 120, "the daemon runs again")
+    eventually(lambda: harvesting(platform), "the daemon runs again", seconds=120)
 
 
 def at_rest(platform):
@@ -97,7 +97,7 @@ def produce(platform, records):
     producer = Producer({"bootstrap.servers": platform.bootstrap_servers, "partitioner": "consistent"})
     for key, value, headers in records:
         producer.produce("flights", value, key, headers=headers)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
 
 def test_a_day_comes_from_its_source_to_the_proof(platform, database):
@@ -117,7 +117,7 @@ def test_a_harvester_that_was_stopped_for_long_fails_the_age_of_the_backlog(plat
 
 @pytest.mark.long
 def test_once_it_runs_again_nothing_fails(platform, database):
-    eventually(lambda: backlog(database) == 0, 60, "it is delivered")
+    eventually(lambda: backlog(database) == 0, "it is delivered")
     assert platform.dagster.judge() == {}
 
 
@@ -134,7 +134,7 @@ def test_records_that_kafka_has_no_more_are_lost(platform):
     first = newest(platform).partition()
     admin = AdminClient({"bootstrap.servers": platform.bootstrap_servers})
     for deleted in admin.delete_records([TopicPartition("flights", first, 3)]).values():
-        deleted.result(20)
+        deleted.result(60)
     assert audited(platform) == {"audit/flights_audit_summary:lost"}
 
 

@@ -46,7 +46,7 @@ def airflow_started(environment, runs, log):
         yield process
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
 
 
 def main(runs):

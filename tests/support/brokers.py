@@ -98,7 +98,7 @@ def send(delivery, *rows, may_send=always):
     return list(left)
 
 
-def poll(delivery, count, seconds=20):
+def poll(delivery, count, seconds=60):
     """Poll until `count` records are reported, and once more to see that no more are."""
     reports = Reports()
 
@@ -108,7 +108,7 @@ def poll(delivery, count, seconds=20):
         reports.failed.extend(polled.failed)
         return len(reports.acknowledged) + len(reports.failed) >= count
 
-    eventually(enough, seconds, f"{count} reports")
+    eventually(enough, f"{count} reports", seconds=seconds)
     assert delivery.poll(0) == Reports()
     return reports
 
@@ -128,7 +128,7 @@ def deliver(delivery, *rows):
             delivery.begin(uuid.uuid4())
         return len(acknowledged) + len(refused) == len(rows)
 
-    eventually(done, 20, f"all {len(rows)} are acknowledged or refused")
+    eventually(done, f"all {len(rows)} are acknowledged or refused")
     assert delivery.poll(0) == Reports()
     assert not set(acknowledged) & {failure.row[0] for failure in refused}
     return refused

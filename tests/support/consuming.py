@@ -52,7 +52,7 @@ class Running:
     def end(self):
         """Stop it and return what it raised."""
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.error
 

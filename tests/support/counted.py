@@ -67,13 +67,13 @@ class Counted:
         producer = Producer(self.settings)
         for key in keys:
             producer.produce(self.topic, b"v", key=key)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
 
     def delete_before(self, offset):
         """Take away what retention would, up to an offset."""
         admin = AdminClient(self.settings)
         for deleted in admin.delete_records([TopicPartition(self.topic, 0, offset)]).values():
-            deleted.result(20)
+            deleted.result(60)
 
     def close(self):
         for publisher in self._publishers:

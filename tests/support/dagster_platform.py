@@ -47,8 +47,8 @@ class Platform:
         for process in self._known:  # frozen or not, whoever's child it became
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._daemon.wait(10)
-        psutil.wait_procs(list(self._known), timeout=10)
+        self._daemon.wait(60)
+        psutil.wait_procs(list(self._known), timeout=60)
         self.instance.dispose()
         self._log.close()
 
@@ -66,7 +66,7 @@ class Platform:
         """Kill Dagster's daemon process, and nothing else."""
         self._note()
         self._daemon.send_signal(signal.SIGKILL)
-        self._daemon.wait(10)
+        self._daemon.wait(60)
 
     def kill(self, pid):
         """Kill a process of ours, and no other that may have its number."""

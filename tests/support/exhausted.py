@@ -74,7 +74,7 @@ def full_segment(drill):
             harvest("segments", "drop", "-f", config)  # none is old enough, and what is full is closed
             return connection.execute(CLOSED_LONG_AGO).rowcount
 
-        eventually(is_closed, 60, "a segment is closed")
+        eventually(is_closed, "a segment is closed")
         limit = size_of(connection) - written // 2
     with limited(drill, limit):
         yield
@@ -118,7 +118,7 @@ def stuck_reader(drill):
 
     def write():
         producer.produce(READ, b"v", timestamp=int((time.time() - AGE_SECONDS) * 1000))
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
     write()
     create_tables(drill.system.dsn)
@@ -133,7 +133,7 @@ def stuck_reader(drill):
     )
     running = Running(consumer.run)
     try:
-        eventually(lambda: [each for each in consumer.owned() if each.position > 0], 30, "it has read")
+        eventually(lambda: [each for each in consumer.owned() if each.position > 0], "it has read")
         application.is_away = True
         write()
         with Listener(drill.reader, ConsumerTelemetry(consumer)):
@@ -173,6 +173,6 @@ def partitions_added(drill):
     create_topic({"bootstrap.servers": drill.system.kafka.bootstrap_servers}, GROWN, partitions=1, config={})
     with psycopg.connect(drill.system.dsn, autocommit=True) as connection:
         connection.execute(INSERT, (GROWN,))
-        eventually(lambda: connection.execute(KNOWN, (GROWN,)).fetchone(), 60, "the pool knows the topic")
+        eventually(lambda: connection.execute(KNOWN, (GROWN,)).fetchone(), "the pool knows the topic")
     admin.create_partitions([NewPartitions(GROWN, 3)], request_timeout=10)[GROWN].result()
     yield

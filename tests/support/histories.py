@@ -52,8 +52,8 @@ class History:
         patience = 5 if getattr(self.table, "kind", "") == "transaction_id" else 0
         eventually(
             lambda: self.read_to_end(self._source, self.delivered, self._pass) or not self._missing(),
-            patience,
             "every committed record",
+            seconds=patience,
         )
         self._source.close()
 

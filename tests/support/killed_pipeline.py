@@ -187,7 +187,7 @@ class Killed:
 
     def __exit__(self, *_):
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(60)
         self._process.stdout.close()
 
     def run(self, kill_at: int, folder: Path) -> bool:

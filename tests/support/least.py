@@ -58,22 +58,22 @@ class _Broker:
         self._granted |= acls
         made = bindings([acl.as_json() for acl in acls])
         for future in self._admin.create_acls(made).values():
-            future.result(20)
-        eventually(lambda: all(self._holds(each) for each in made), 20, "what was granted holds")
+            future.result(60)
+        eventually(lambda: all(self._holds(each) for each in made), "what was granted holds")
 
     def revoke(self):
         """Take away what was granted to a test."""
         if not self._granted:
             return
         for future in self._admin.delete_acls([filter_of(each) for each in self._made()]).values():
-            future.result(20)
+            future.result(60)
         self._granted.clear()
 
     def _made(self):
         return bindings([acl.as_json() for acl in self._granted])
 
     def _holds(self, binding):
-        return bool(self._admin.describe_acls(filter_of(binding)).result(20))
+        return bool(self._admin.describe_acls(filter_of(binding)).result(60))
 
 
 class _Session:

@@ -92,7 +92,7 @@ def harvest_config(dsn, bootstrap_servers, group, **settings):
     return HarvestConfig(**{**named, **changes}) if (changes := limited(config)) else config
 
 
-def _end(consumer, partition, patience_seconds=30):
+def _end(consumer, partition, patience_seconds=60):
     """The offset that the partition ends at; one that has no leader for a while, as after a crash, is waited for."""
 
     def answered():
@@ -100,7 +100,7 @@ def _end(consumer, partition, patience_seconds=30):
             return consumer.get_watermark_offsets(partition, 10)
         return None
 
-    _, end = eventually(answered, patience_seconds, f"{partition} has a leader")
+    _, end = eventually(answered, f"{partition} has a leader", seconds=patience_seconds)
     return end
 
 

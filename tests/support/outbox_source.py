@@ -46,7 +46,7 @@ class Followed:
         """Run until so many records came, and stop."""
         query = self.start()
         try:
-            eventually(lambda: len(self.ids()) >= records or query.exception(), 60)
+            eventually(lambda: len(self.ids()) >= records or query.exception())
         finally:
             query.stop()
         assert query.exception() is None

@@ -301,7 +301,7 @@ def through_json(position):
     return json.loads(json.dumps(position))
 
 
-def read_pages(source, records, limit=100, *, seconds=10):
+def read_pages(source, records, limit=100, *, seconds=60):
     """Return the next pages that have rows, until so many records have come.
 
     Waits for them: what else is open in the cluster, a vacuum for instance, may hold the transaction_id source up.
@@ -315,12 +315,12 @@ def read_pages(source, records, limit=100, *, seconds=10):
             pages.append(page)
         return found >= records
 
-    eventually(enough, seconds, f"{records} records")
+    eventually(enough, f"{records} records", seconds=seconds)
     assert found == records
     return pages
 
 
-def read_rows(source, records, limit=100, *, seconds=10):
+def read_rows(source, records, limit=100, *, seconds=60):
     """Return the next records."""
     return [row for page in read_pages(source, records, limit, seconds=seconds) for row in page.rows]
 

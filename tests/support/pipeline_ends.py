@@ -22,7 +22,7 @@ from harvest_lib.record import OutboxRecord
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
 
 
-def collect(reader, last=None, *, until, seconds=20):
+def collect(reader, last=None, *, until, seconds=60):
     """Read until `until(messages, last)` is true; return them without NOOPs, and the last of each namespace."""
     found, last = [], dict(last or {})
 
@@ -35,7 +35,7 @@ def collect(reader, last=None, *, until, seconds=20):
         return until(found, last)
 
     batches = reader.read(dict(last))
-    eventually(enough, seconds, f"{len(found)} messages")
+    eventually(enough, f"{len(found)} messages", seconds=seconds)
     return found, last
 
 
@@ -138,7 +138,7 @@ class KafkaSource:
         for each in ids:
             message = {"op": "insert", "timestamp": 1, "namespace": self.namespace, "data": {"id": each, "note": "n"}}
             self._producer.produce(self.namespace, json.dumps(message))
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
 
     def reader(self, **options):
         side = reading("kafka")
@@ -278,4 +278,4 @@ def drop_slots(connection):
             return True
         return False
 
-    eventually(dropped, 20, "the slots are dropped")
+    eventually(dropped, "the slots are dropped")

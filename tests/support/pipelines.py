@@ -69,7 +69,7 @@ class Taking:
         self.closed = 0
 
     def write(self, messages):
-        self.gate.wait(30)
+        self.gate.wait(60)
         if self.refuses(messages):
             raise self.failing
         self.writes.append(list(messages))

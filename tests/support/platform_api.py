@@ -23,7 +23,9 @@ class DagsterApi(Api):
     def run(self, job, seconds=300, **selection):
         """Run a job to its end and return its status."""
         mine = self.launch(job, **selection)
-        return eventually(lambda: (status := self.runs(job).get(mine)) in ENDED and status, seconds, f"{job} ends")
+        return eventually(
+            lambda: (status := self.runs(job).get(mine)) in ENDED and status, f"{job} ends", seconds=seconds
+        )
 
     def judge(self):
         """Have every check look again, as the button of the page does, and return those that fail."""

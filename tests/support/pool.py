@@ -158,7 +158,7 @@ class Pool:
 
     def await_started(self):
         """Wait until every living member has come as far as minding its signals."""
-        eventually(lambda: all(m.started for m in self.members if m.alive), 60, "every process has started")
+        eventually(lambda: all(m.started for m in self.members if m.alive), "every process has started")
 
     def leader(self):
         return next((member for member in self.members if member.leads), None)

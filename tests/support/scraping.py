@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.waiting import eventually
 
 
-def get(address, path="/metrics", seconds=10):
+def get(address, path="/metrics", seconds=60):
     """Return status and text of an answer."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=seconds) as answer:
@@ -36,11 +36,11 @@ def series(found, name):
     return {labels: value for (each, labels), value in found.items() if each == name}
 
 
-def scrape_until(address, condition, message, seconds=30):
+def scrape_until(address, condition, message, seconds=60):
     """Return the first scrape that meets a condition."""
 
     def met():
         found = scrape(address)
         return found if condition(found) else None
 
-    return eventually(met, seconds, message)
+    return eventually(met, message, seconds=seconds)

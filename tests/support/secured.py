@@ -56,7 +56,7 @@ class Secured:
     def close(self):
         if self._bindings:
             for future in self.admin.delete_acls([filter_of(each) for each in self._bindings]).values():
-                future.result(10)
+                future.result(60)
         self.owner.close()
         with psycopg.connect(self.stack.dsn, autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
@@ -105,7 +105,7 @@ class Secured:
 
     def make_topic(self, name=None, partitions=2):
         for future in self.admin.create_topics([NewTopic(name or self.topic, partitions)]).values():
-            future.result(30)
+            future.result(60)
 
     def permit(self, *topics, **way):
         """Put in what `harvest grants kafka` prints."""
@@ -116,18 +116,18 @@ class Secured:
         """Put in what a command printed as JSON."""
         made = bindings(json.loads(acls))
         for future in self.admin.create_acls(made).values():
-            future.result(10)
+            future.result(60)
         self._bindings += [each for each in made if each not in self._bindings]
         for each in made:
             if each.restype == ResourceType.TOPIC and each.operation == AclOperation.CREATE:
-                eventually(lambda each=each: self._may_create(each), 30, "the brokers know the permission to create")
+                eventually(lambda each=each: self._may_create(each), "the brokers know the permission to create")
 
     def _may_create(self, permission):
         """Tell whether a permission is known where topics are created, which lags behind its being stored."""
         admin = AdminClient(self.kafka(permission.principal.removeprefix("User:")))
         (future,) = admin.create_topics([NewTopic(permission.name, 1)], validate_only=True).values()
         try:
-            future.result(10)
+            future.result(60)
         except KafkaException as error:
             return error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
         return True
@@ -163,9 +163,9 @@ class Secured:
         gone = [each for each in self._bindings if found(each)]
         assert gone
         for future in self.admin.delete_acls([filter_of(each) for each in gone]).values():
-            future.result(10)
+            future.result(60)
         try:
             yield
         finally:
             for future in self.admin.create_acls(gone).values():
-                future.result(10)
+                future.result(60)

@@ -38,7 +38,7 @@ def await_replicated(primary, standby):
     with psycopg.connect(primary.dsn) as ours, psycopg.connect(standby.dsn, autocommit=True) as theirs:
         (lsn,) = ours.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         has_all = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        eventually(lambda: theirs.execute(has_all, (lsn,)).fetchone()[0], 30, "replicated")
+        eventually(lambda: theirs.execute(has_all, (lsn,)).fetchone()[0], "replicated")
 
 
 def either(*servers, **parameters):

@@ -6,11 +6,13 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
+PATIENCE_SECONDS = 60
+"""A deadline costs nothing where it is met: it is far above what a busy machine needs, and below a test's timeout."""
 _POLL_SECONDS = 0.02
 
 
-def eventually(condition: Callable[[], Value], seconds: float = 10, message: str = "") -> Value:
-    """Return what the condition says once that is true; fails after the given seconds."""
+def eventually(condition: Callable[[], Value], message: str = "", *, seconds: float = PATIENCE_SECONDS) -> Value:
+    """Return the condition's value once that is true; fails after the given seconds."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -118,7 +118,7 @@ class Walkthrough:
             process, log = self._running.pop(0)
             process.send_signal(signal.SIGTERM)
             try:
-                assert process.wait(30) == 0, log.read_text()
+                assert process.wait(60) == 0, log.read_text()
             finally:
                 process.kill()
                 process.wait()
@@ -149,7 +149,7 @@ class Walkthrough:
             assert process.poll() is None, log.read_text()
             return "leader_acquired" in log.read_text()
 
-        eventually(leads, 60, "it leads")
+        eventually(leads, "it leads")
 
     def _run(self, command):
         if not command[-1].strip():

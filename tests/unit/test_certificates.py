@@ -164,7 +164,7 @@ def test_what_expires_soon_or_has_is_logged_every_day(file, caplog, monkeypatch,
         return NOW
 
     Certificates({"ssl.certificate.location": file(pem(days))}).begin(stopping, clock)
-    eventually(lambda: len(asked) > 2, 10, "asked again")
+    eventually(lambda: len(asked) > 2, "asked again")
     stopping.set()
     found = said(caplog, "certificate_expires")
     assert bool(found) is is_soon
@@ -216,6 +216,6 @@ def test_a_consumer_measures_and_logs_its_own(file, caplog):
     (found,) = [found for metric, found in ConsumerTelemetry(consumer).readings() if metric is CERTIFICATE_EXPIRY]
     assert found["ssl.certificate.location",] == pytest.approx(time.time() + 3 * DAY, abs=60)
     running = Running(consumer.run)
-    eventually(lambda: said(caplog, "certificate_expires"), 20, "said at the start")
+    eventually(lambda: said(caplog, "certificate_expires"), "said at the start")
     assert running.end() is None
-    eventually(lambda: not [each for each in threading.enumerate() if each.name == "harvest-certificates"], 10, "over")
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == "harvest-certificates"], "over")

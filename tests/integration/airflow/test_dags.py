@@ -68,7 +68,7 @@ def ran(stack, admin, tmp_path_factory):
     names = [f"airflow_{uuid.uuid4().hex[:8]}", f"audited_{uuid.uuid4().hex[:8]}"]
     metadata, audited = (own_database(stack.dsn, name, password_file=home / name) for name in names)
     topic = f"smoke_{names[0]}"
-    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
     producer = Producer({"bootstrap.servers": stack.bootstrap_servers})
     producer.produce(topic, "not ours")
     producer.flush()
@@ -201,10 +201,10 @@ def test_a_dag_that_is_tried_out_ends_on_sigterm_while_dagster_does_not_answer(r
         run = ran.asked("run_dagster_job", {"job": "flights_job"}, DAGSTER_URL=url)
         log = tmp_path / "airflow.log"
         with airflow_started(ran.variables, [run], log) as process:
-            eventually(lambda: "running trigger in line" in log.read_text(), 120, "it waits for Dagster")
+            eventually(lambda: "running trigger in line" in log.read_text(), "it waits for Dagster", seconds=120)
             process.send_signal(signal.SIGTERM)
             try:
-                code = process.wait(20)
+                code = process.wait(60)
             except subprocess.TimeoutExpired:
                 pytest.fail(f"it outlives SIGTERM: {log.read_text()[-2000:]}")
     assert code == 128 + signal.SIGTERM

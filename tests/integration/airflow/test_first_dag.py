@@ -100,7 +100,7 @@ def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
         states = [run["state"] for run in airflow.runs(dag_id)] if dag_id in airflow.dags() else []
         return states if states and states[0] in {"success", "failed"} else None
 
-    assert eventually(lambda: ended("first"), 600, "the DAG runs") == ["success"], task_log(home, "first")
+    assert eventually(lambda: ended("first"), "the DAG runs", seconds=600) == ["success"], task_log(home, "first")
     assert airflow.dags() == {"first"}, "ours do not run"
 
     # A connection of one's own, with a secret, and the same DAG by it.
@@ -113,7 +113,7 @@ def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
     airflow.connect("secret_dagster", host="127.0.0.1", port=int(port), extra=json.dumps({"token": CANARY}))
     text = dag.text.replace("dagster_default", "secret_dagster").replace('dag_id="first"', 'dag_id="second"')
     (newcomer.folder / "dags" / "second.py").write_text(text)
-    assert eventually(lambda: ended("second"), 600, "the second runs") == ["success"], task_log(home, "second")
+    assert eventually(lambda: ended("second"), "the second runs", seconds=600) == ["success"], task_log(home, "second")
     assert tables_that_hold(dsn, "secret_dagster"), "it is found where it is"
     assert tables_that_hold(dsn, CANARY) == set()
     logs = [file for folder in (home / "airflow" / "logs", home / "logs") for file in folder.rglob("*.log")]

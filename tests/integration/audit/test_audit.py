@@ -129,7 +129,7 @@ def test_reading_begins_where_the_log_does_and_ends_where_it_ended(settings, adm
     producer = producers()
     send(producer, topic, range(2_000))
     producer.flush()
-    admin.delete_records([TopicPartition(topic, 0, 1_000)])[TopicPartition(topic, 0)].result(30)
+    admin.delete_records([TopicPartition(topic, 0, 1_000)])[TopicPartition(topic, 0)].result(60)
     batches = read_topics(settings, [topic, topic])
     read = list(next(batches))
     send(producer, topic, range(2_000, 4_000))
@@ -173,7 +173,7 @@ def test_a_topic_that_is_not_there_is_not_made(settings, admin, unique):
     topic = unique("none")
     with pytest.raises(TopicMissing, match=topic):
         next(read_topics(settings, [topic]))
-    assert topic not in admin.list_topics(timeout=10).topics
+    assert topic not in admin.list_topics(timeout=60).topics
 
 
 def test_kafka_that_does_not_answer():

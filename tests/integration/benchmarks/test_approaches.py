@@ -46,7 +46,7 @@ class Script:
         """Poll until the record expected has come, whatever other databases of the server hold open meanwhile."""
 
         def until(*wanted):
-            eventually(lambda: set(wanted) <= set(self._poll(reader)), 10, f"{wanted} is read")
+            eventually(lambda: set(wanted) <= set(self._poll(reader)), f"{wanted} is read")
 
         return until
 

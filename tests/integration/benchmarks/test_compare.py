@@ -72,14 +72,14 @@ def test_an_interrupted_comparison_leaves_no_process(state):
         return any("kafka.Kafka" in command_line(each) for each in started)
 
     try:
-        eventually(servers, 600, "the servers run")
+        eventually(servers, "the servers run", seconds=600)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGINT
     assert "everything that was started has been stopped" in output
-    eventually(lambda: not any(map(command_line, started)), 10, "all have ended")
+    eventually(lambda: not any(map(command_line, started)), "all have ended")
 
 
 def command_line(process):

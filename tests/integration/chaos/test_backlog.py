@@ -39,7 +39,7 @@ def read_all(table, records):
     source = table.source()
     positions, read = [source.open(None)], []
     while sum(map(len, read)) < records:
-        page = eventually(lambda: source.read(2), 10, "no transaction elsewhere is open")
+        page = eventually(lambda: source.read(2), "no transaction elsewhere is open")
         read.append({json.loads(row[3])["event"] for row in page.rows})
         positions.append(page.position)
     source.close()

@@ -56,7 +56,7 @@ def put(outbox, producer, value):
     producer.produce(
         checkpoint_topic(outbox), value, "default/0", 0, lambda _error, message: offsets.append(message.offset())
     )
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     return offsets[0]
 
 
@@ -151,7 +151,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
     for _ in range(3):  # these lead and die
         with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
-            harvest.await_stopped(30)
+            harvest.await_stopped(60)
     monkeypatch.undo()
     write(outbox, "3")
     drain(outbox)
@@ -176,7 +176,7 @@ def lead_and_die(outbox, monkeypatch, times=1):
         patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
         for _ in range(times):
             with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
-                harvest.await_stopped(30)
+                harvest.await_stopped(60)
 
 
 @pytest.mark.parametrize("is_of_an_older_version", [False, True])
@@ -254,9 +254,9 @@ def save_without_a_commit(outbox, **settings):
     """Have a leader with nothing to deliver save, as it is told where to stop."""
     before = row(outbox)["checkpoint"]["leader_id"]
     with outbox.running(**EXACTLY_ONCE, **settings) as harvest:
-        eventually(lambda: harvest._loops and harvest._loops[0].idle, 30, "it leads")
+        eventually(lambda: harvest._loops and harvest._loops[0].idle, "it leads")
         outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
-        eventually(lambda: row(outbox)["checkpoint"]["leader_id"] != before, 30, "it saves")
+        eventually(lambda: row(outbox)["checkpoint"]["leader_id"] != before, "it saves")
     outbox.connection.execute("UPDATE outbox_subscriptions SET until = NULL")
 
 
@@ -354,8 +354,8 @@ def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
     write(outbox, "1")
     drain(outbox)
     topic = checkpoint_topic(outbox)
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
     with pytest.raises(CheckpointError, match="behind its mirror") as error:
         drain(outbox)
     assert "deleted and recreated" in error.value.cause
@@ -397,12 +397,12 @@ def test_two_names_that_make_one_topic_do_not_fence_each_other(outbox):
     second = {"leader_group_id": f"{outbox.group}.y", "subscription": "z"}
     write(outbox, "1")
     with outbox.running(**EXACTLY_ONCE, **first) as harvest:
-        eventually(lambda: harvest.delivered_records == 1, 30, "the first delivers")
+        eventually(lambda: harvest.delivered_records == 1, "the first delivers")
         with pytest.raises(CheckpointError, match="two configurations share the checkpoint topic") as error:
             drain(outbox, **second)
         assert "`checkpointTopic`" in error.value.next_step
         write(outbox, "2")
-        eventually(lambda: harvest.delivered_records == 2, 30, "it was not fenced")
+        eventually(lambda: harvest.delivered_records == 2, "it was not fenced")
     drain(outbox, **second, checkpoint_topic=f"{outbox.group}.own")
     drain(outbox, **first)
 

@@ -113,10 +113,10 @@ def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
         write(a, "1")
         write(b, "1")
         failed = eventually(
-            lambda: [each for each in (first, other) if each.state is State.STOPPED], 60, "one gives up"
+            lambda: [each for each in (first, other) if each.state is State.STOPPED], "one gives up", seconds=60
         )
         with pytest.raises(CheckpointError, match="another outbox"):
-            failed[0].await_stopped(10)
+            failed[0].await_stopped(60)
         assert len(failed) == 1
 
 
@@ -126,7 +126,7 @@ def test_two_pools_of_one_group_each_lead_their_own_schema_by_the_lock(make):
     write(a, "1")
     write(b, "1", "2")
     with a.running(**settings), b.running(**settings):
-        eventually(lambda: (a.arrived(), b.arrived()) == ([1], [1, 2]), 40, "both lead")
+        eventually(lambda: (a.arrived(), b.arrived()) == ([1], [1, 2]), "both lead")
 
 
 def test_subscriptions_that_another_table_s_pool_keeps_are_not_its_own(make, dsn, bootstrap_servers):
@@ -159,7 +159,7 @@ def older_record(outbox, producer, topic, **changes):
     name = f"{outbox.connection.info.dbname}/{outbox.name}"
     record = {**saved(outbox), "outbox": name, **changes}
     producer.produce(topic, json.dumps(record), "default/0", 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_all_is_well(native, checked, make_topic, group_id, admin):
         "transactions",
         f"the topic {topic}",
     } <= checks
-    assert [name for name in admin.list_topics(timeout=10).topics if name.startswith(group_id)] == [], "made nothing"
+    assert [name for name in admin.list_topics(timeout=60).topics if name.startswith(group_id)] == [], "made nothing"
 
 
 def test_everything_that_is_wrong_is_said_at_once(native, checked, dsn, unique, make_topic):
@@ -276,8 +276,8 @@ def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not
         delivery="barrier",
     )
     with Harvest(other) as harvest:
-        eventually(lambda: harvest.is_leader, 30, "leads")
-        eventually(lambda: causes(inspected()), 10, "is found")
+        eventually(lambda: harvest.is_leader, "leads")
+        eventually(lambda: causes(inspected()), "is found")
         (said,) = causes(inspected())
         assert "another pool harvests the subscription" in said
         assert native.execute("SELECT leader ? 'rival' FROM outbox_subscriptions").fetchall() == [(False,)]
@@ -486,7 +486,7 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
     way = {**SNAPSHOT, "leadership": "neli"}
     secured.prepare(way)
     config = secured.config(**way)
-    eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], 30, "what was granted counts")
+    eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], "what was granted counts")
     ours = {"principal": "User:harvester", "name": secured.topic, "operation": AclOperation.WRITE}
     with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
         seen = AclBinding(
@@ -499,9 +499,9 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
             AclPermissionType.ALLOW,
         )
         for future in secured.admin.create_acls([seen]).values():
-            future.result(10)
+            future.result(60)
         said = f"we lack Write on the topic {secured.topic!r}"
-        eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], 30, "it is found")
+        eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], "it is found")
 
 
 # -- where it is shown
@@ -576,6 +576,6 @@ def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
     assert logged() == [(topic, "delete")]
     entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(20)
-    eventually(lambda: warned() == [], 20, "it is changed")
+    admin.incremental_alter_configs([resource])[resource].result(60)
+    eventually(lambda: warned() == [], "it is changed")
     assert logged() == []

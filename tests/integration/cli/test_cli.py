@@ -34,14 +34,14 @@ def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, boots
             env=allowed("run", "-f", reaper),
         )
     try:
-        eventually(lambda: outbox.count() == 0, 60, "delivered")
+        eventually(lambda: outbox.count() == 0, "delivered")
         status = json.loads(harvest("status", "-f", reaper, "--json").stdout)
         assert status["backlog_records"] == 0
         assert status["members"] == 1
         assert status["leader"].endswith("@127.0.0.1")
         assert str(process.pid) in status["leader"]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
@@ -130,9 +130,9 @@ def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, allowed):
         [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--drain"], env=allowed("run", "-f", reaper)
     )
     try:
-        eventually(lambda: outbox.count() < 199_000, 60, "busy")
+        eventually(lambda: outbox.count() < 199_000, "busy")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

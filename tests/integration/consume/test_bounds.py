@@ -90,8 +90,8 @@ def test_a_shard_holds_no_more_than_its_ring_while_others_messages_come(dsn, set
         limits=ShardLimits(ring=RING),
     )
     running = Running(shard.run)
-    eventually(lambda: counted(dsn) == {"other": PENDING // EVERY}, 60, "the others' are counted")
-    eventually(lambda: seen[0].offset >= PENDING, 60, "all was read")
+    eventually(lambda: counted(dsn) == {"other": PENDING // EVERY}, "the others' are counted")
+    eventually(lambda: seen[0].offset >= PENDING, "all was read")
     assert running.end() is None
     assert 0 < highest <= RING
     assert len(seen) == 1

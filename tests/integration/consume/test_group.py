@@ -65,21 +65,21 @@ def write(settings, topic, number, partition=None):
     producer = Producer({"bootstrap.servers": settings["bootstrap.servers"]})
     for each in range(number):
         producer.produce(topic, b"v", key=str(each), **({} if partition is None else {"partition": partition}))
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def test_members_share_the_partitions_and_hand_them_over(dsn, settings, topic, consumer):
     write(settings, topic, 1000)
     first = Running(consumer().run)
-    eventually(lambda: counted(dsn) == 1000, 30, "the first counts all")
+    eventually(lambda: counted(dsn) == 1000, "the first counts all")
     assert fences(dsn) == dict.fromkeys(range(PARTITIONS), 1)
     second = Running(consumer().run)
-    eventually(lambda: sorted(fences(dsn).values()) == [1, 1, 2, 2], 30, "the second has half of them")
+    eventually(lambda: sorted(fences(dsn).values()) == [1, 1, 2, 2], "the second has half of them")
     write(settings, topic, 1000)
-    eventually(lambda: counted(dsn) == 2000, 30, "both count")
+    eventually(lambda: counted(dsn) == 2000, "both count")
     assert first.end() is None
     write(settings, topic, 1000)
-    eventually(lambda: counted(dsn) == 3000, 30, "the second counts all")
+    eventually(lambda: counted(dsn) == 3000, "the second counts all")
     assert second.end() is None
 
 
@@ -88,7 +88,7 @@ def test_the_group_shows_how_far_it_is(dsn, settings, topic, name, consumer):
     running = Running(consumer().run)
     group = KafkaClient({**settings, "group.id": name})
     place = TopicPartition(topic, 1)
-    eventually(lambda: group.committed([place], 10)[0].offset == 7, 30, "the offset is told")
+    eventually(lambda: group.committed([place], 10)[0].offset == 7, "the offset is told")
     group.close()
     assert running.end() is None
 
@@ -105,9 +105,9 @@ def test_a_partition_that_fails_is_tried_again_and_the_others_go_on(dsn, setting
     for partition in range(PARTITIONS):
         write(settings, topic, 100, partition=partition)
     running = Running(consumer(Failing(), max_attempts=1_000_000).run)
-    eventually(lambda: counted(dsn) == 300, 30, "the others are counted")
+    eventually(lambda: counted(dsn) == 300, "the others are counted")
     mended.set()
-    eventually(lambda: counted(dsn) == 400, 30, "it is counted too")
+    eventually(lambda: counted(dsn) == 400, "it is counted too")
     assert running.end() is None
 
 
@@ -130,11 +130,11 @@ def test_an_owner_whose_function_does_not_return_is_left_and_fenced(dsn, setting
     stuck = consumer(Stuck())
     write(settings, topic, 1, partition=0)
     running = Running(stuck.run)
-    assert entered.wait(30)
+    assert entered.wait(60)
     assert running.end() is None
     successor = Running(consumer().run)
-    eventually(lambda: counted(dsn) == 1, 30, "the next owner counts it")
+    eventually(lambda: counted(dsn) == 1, "the next owner counts it")
     go_on.set()
-    eventually(lambda: stuck.fenced == 1, 30, "the old one is told")
+    eventually(lambda: stuck.fenced == 1, "the old one is told")
     assert successor.end() is None
     assert counted(dsn) == 1

@@ -38,7 +38,7 @@ def test_what_one_acknowledgement_commits_comes_by_one_call(counted, make_topic)
     application = AtOnce(derived)
     shard = counted.shard(application)
     running = Running(shard.run)
-    eventually(lambda: counted.counts() == dict.fromkeys("abcdefg", 1), 30, "counted")
+    eventually(lambda: counted.counts() == dict.fromkeys("abcdefg", 1), "counted")
     assert running.end() is None
     assert application.sizes == [3, 2], "what is alone comes alone"
     assert shard.committed == 7
@@ -49,7 +49,7 @@ def test_what_the_ring_does_not_hold_comes_one_by_one(counted):
     publish(counted, [str(number % 7) for number in range(100)])
     application = AtOnce()
     running = Running(counted.shard(application, ring=10).run)
-    eventually(lambda: sum(counted.counts().values()) == 100, 30, "counted")
+    eventually(lambda: sum(counted.counts().values()) == 100, "counted")
     assert running.end() is None
     assert application.sizes == []
 
@@ -58,7 +58,7 @@ def test_of_a_group_that_fails_only_the_bad_message_is_set_aside(counted):
     publish(counted, ["a", "b"], ["c", "bad", "d"], ["e", "f"])
     application = AtOnce(fails=("bad",))
     running = Running(counted.shard(application, max_attempts=3).run)
-    eventually(lambda: counted.counts() == dict.fromkeys("abcdef", 1), 60, "the others are counted")
+    eventually(lambda: counted.counts() == dict.fromkeys("abcdef", 1), "the others are counted")
     assert running.end() is None
     assert application.calls["bad"] == 1 + 3, "with its group, and three times alone"
     assert [(key, reason) for _, key, reason in counted.parked()] == [(b"bad", "ValueError: not bad")]
@@ -75,7 +75,7 @@ def test_a_group_that_ends_or_breaks_the_transaction_is_not_kept(counted, statem
 
     publish(counted, ["a", "bad", "b"])
     running = Running(counted.shard(Breaking(), max_attempts=2).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, 30, "the others are counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, "the others are counted")
     assert running.end() is None
     ((_, key, reason),) = counted.parked()
     assert key == b"bad"

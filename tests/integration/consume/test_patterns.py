@@ -86,7 +86,7 @@ def test_from_outbox_to_outbox_each_record_comes_once(
     outbox.fill(KEYS, keys=KEYS)
     harvest(delivery="transactional")
     consuming(example("consume_to_outbox").Invoicing(invoices), Failing)
-    eventually(lambda: query("SELECT count(*) FROM invoices") == KEYS, 60, "each order has its invoice")
+    eventually(lambda: query("SELECT count(*) FROM invoices") == KEYS, "each order has its invoice")
     failed = {str(record.exc_info[1]) for record in caplog.records if record.msg == "shard_failed"}
     assert failed == {"before it is kept", "after it was kept"}
     harvest(delivery="transactional")
@@ -107,7 +107,7 @@ def test_what_a_harvester_delivers_twice_is_taken_in_once(outbox, bootstrap_serv
     consuming(example("deduplicated").Deduplicated(Counting()))
     last = """SELECT coalesce(sum((checkpoint->>'offset')::bigint), 0) FROM consumers
               WHERE (checkpoint->>'offset')::bigint > 0"""
-    eventually(lambda: query(last) == 2 * KEYS, 60, "all was read")
+    eventually(lambda: query(last) == 2 * KEYS, "all was read")
     assert query("SELECT sum(n) FROM counts") == KEYS
     assert query("SELECT count(*) FROM counts WHERE n = 1") == KEYS
 

@@ -73,7 +73,7 @@ def write(secured, keys):
     producer = Producer(secured.stack.kafka.operator_settings)
     for key in keys:
         producer.produce(secured.topic, b"v", key=key)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def test_the_page_says_what_is_printed():
@@ -89,12 +89,12 @@ def test_what_is_printed_is_enough(granted):
     write(granted, ["a", "bad", "b"])
     running = Running(consumer(granted, Counting(f"{granted.name}.derived", fails=("bad",))).run)
     assert sorted(read_keys(granted.stack.kafka.operator_settings, f"{granted.name}.derived", 2)) == ["a", "b"]
-    eventually(lambda: query("SELECT key FROM consumers_parked").fetchall() == [(b"bad",)], 60, "the bad one is parked")
+    eventually(lambda: query("SELECT key FROM consumers_parked").fetchall() == [(b"bad",)], "the bad one is parked")
     assert running.end() is None
     assert query("SELECT key, n FROM counts ORDER BY key").fetchall() == [("a", 1), ("b", 1)]
     write(granted, ["c"])
     running = Running(consumer(granted, Folding(), KeyValueStore).run)
-    eventually(lambda: query("SELECT key FROM consumers_state").fetchall() == [("c",)], 60, "the value is kept")
+    eventually(lambda: query("SELECT key FROM consumers_state").fetchall() == [("c",)], "the value is kept")
     assert running.end() is None
 
 
@@ -135,7 +135,7 @@ def test_what_is_printed_is_enough_with_a_recovery_log(granted, tmp_path):
 def test_another_group_is_refused(granted):
     with pytest.raises(KafkaAccessDenied):
         running = Running(consumer(granted, Counting(), name=f"{granted.name}.other").run)
-        eventually(lambda: running.error is not None, 60, "it is told")
+        eventually(lambda: running.error is not None, "it is told")
         raise running.end()
 
 

@@ -52,7 +52,7 @@ def set_policy(admin):
     def set_to(topic, policy):
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        admin.incremental_alter_configs([resource])[resource].result(60)
 
     return set_to
 
@@ -60,7 +60,7 @@ def set_policy(admin):
 def write(settings, topic, key, value):
     producer = Producer(settings)
     producer.produce(topic, value, key)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def test_a_log_that_we_create_is_one_for_each_partition(settings, store, unique):
@@ -125,7 +125,7 @@ def test_a_page_that_is_gone_or_another_is_noticed(settings, store, make_topic, 
 def removed(admin, until):
     try:
         (answer,) = admin.delete_records([until]).values()
-        return answer.result(30)
+        return answer.result(60)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # until the broker has heard of the new policy
             raise
@@ -139,10 +139,8 @@ def test_a_log_whose_beginning_was_removed_is_never_an_empty_or_torn_database(
     recorded(log)
     set_policy(log, "delete")
     place = TopicPartition(log, 0)
-    end = admin.list_offsets({place: OffsetSpec.latest()})[place].result(30).offset
-    eventually(
-        partial(removed, admin, TopicPartition(log, 0, end - left)), 30, "the broker has the policy, and removes"
-    )
+    end = admin.list_offsets({place: OffsetSpec.latest()})[place].result(60).offset
+    eventually(partial(removed, admin, TopicPartition(log, 0, end - left)), "the broker has the policy, and removes")
     set_policy(log, "compact")
     with pytest.raises(CheckpointError, match=rf"lacks records[^\0]*offset {end - left}"):
         store(log).restore()
@@ -154,7 +152,7 @@ def test_a_log_that_nothing_was_ever_committed_to_is_a_new_one(settings, store, 
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(log, b"page", "1")
-    producer.flush(30)
+    producer.flush(60)
     producer.abort_transaction(30)
     producer.close()
     assert store(log).restore() == checkpoint()

@@ -30,7 +30,7 @@ def write(settings, topic, number, *, partition=0, age_seconds=AGE):
     at = int((time.time() - age_seconds) * 1_000)
     for each in range(number):
         producer.produce(topic, b"v", key=str(each), partition=partition, timestamp=at)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def delete_before(admin):
 
     def delete(topic, offset):
         for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-            deleted.result(20)
+            deleted.result(60)
 
     return delete
 
@@ -102,7 +102,7 @@ def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce(topic, b"v", timestamp=int((time.time() - AGE) * 1_000))
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     (found,) = retained(settings, {(topic, 0): 0})
     assert found.age_seconds == pytest.approx(AGE, abs=120)
     producer.abort_transaction(20)
@@ -111,18 +111,18 @@ def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic
 def test_a_topic_that_was_recreated_meanwhile(settings, make_topic, admin):
     topic = make_topic(**KEPT)
     write(settings, topic, 10)
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(60)
 
     def made():
         try:
-            admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+            admin.create_topics([NewTopic(topic, 1)])[topic].result(60)
         except KafkaException:  # it is being deleted yet
             return False
         return True
 
-    eventually(made, 20, "the topic is made again")
+    eventually(made, "the topic is made again")
     write(settings, topic, 3)
-    found = eventually(lambda: retained(settings, {(topic, 0): 7, (topic, 5): 1}), 20, "it has a leader")
+    found = eventually(lambda: retained(settings, {(topic, 0): 7, (topic, 5): 1}), "it has a leader")
     assert [(each.partition, each.unread, each.age_seconds) for each in found] == [(0, 0, None)]
 
 
@@ -158,7 +158,7 @@ def test_nobody_waits_for_brokers_that_do_not_answer(silent, monkeypatch, away):
     def over():
         return not any(each.name == "harvest-retention" for each in threading.enumerate())
 
-    eventually(over, 30, "it gives up")
+    eventually(over, "it gives up")
     assert not watch.seen()
     assert len(asked_for) == 1, "once a minute"
 
@@ -213,7 +213,7 @@ def test_a_consumer_that_is_behind_sees_its_time_run_out(dsn, settings, make_top
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
-        eventually(lambda: all(each.shard is None for each in consumer._owned.values()), 60, "it has no shard")
+        eventually(lambda: all(each.shard is None for each in consumer._owned.values()), "it has no shard")
         assert [each.position for each in consumer.owned()] == [10], "where it was is known all the same"
         application.is_away = False
         found = scrape_until(
@@ -236,7 +236,7 @@ def test_a_pipeline_that_is_behind_says_so_too(source, reader, settings, monkeyp
     assert not reading.retained(), "it has not begun"
     collect(reading, until=lambda found, _: len(found) == 10)
     write(settings, source.namespace, 4)
-    (found,) = eventually(lambda: [each for each in reading.retained() if each.unread], 20, "asked")
+    (found,) = eventually(lambda: [each for each in reading.retained() if each.unread], "asked")
     assert (found.topic, found.partition, found.unread, found.retained) == (source.namespace, 0, 4, 10)
     assert found.age_seconds == pytest.approx(AGE, abs=120)
 
@@ -251,5 +251,5 @@ def test_the_end_of_a_transaction_is_not_unread(source, reader, settings, unique
     producer.commit_transaction(20)
     reading = reader(content="record")
     collect(reading, until=lambda found, _: reading._positions() == {(source.namespace, 0): 2})
-    (found,) = eventually(reading.retained, 20, "asked")
+    (found,) = eventually(reading.retained, "asked")
     assert (found.unread, found.retained, found.age_seconds) == (0, 2, None)

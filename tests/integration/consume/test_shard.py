@@ -18,11 +18,11 @@ def test_each_message_counts_once_and_is_published_once(counted, make_topic):
     derived = make_topic(name=f"{counted.topic}-derived")
     counted.write(["a", "b", "a"])
     running = Running(counted.shard(Counting(derived)).run)
-    eventually(lambda: counted.counts() == {"a": 2, "b": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 2, "b": 1}, "counted")
     assert running.end() is None
     counted.write(["a"])
     running = Running(counted.shard(Counting(derived)).run)
-    eventually(lambda: counted.counts() == {"a": 3, "b": 1}, 30, "counted on")
+    eventually(lambda: counted.counts() == {"a": 3, "b": 1}, "counted on")
     assert running.end() is None
     assert read_keys(counted.settings, derived, 4) == ["a", "b", "a", "a"]
 
@@ -33,21 +33,21 @@ def test_who_was_fenced_off_commits_nothing(counted):
     class Frozen(PostgresStore):
         def commit(self, checkpoint):
             began.set()
-            go_on.wait(30)
+            go_on.wait(60)
             return super().commit(checkpoint)
 
     counted.write(["a"])
     old = Running(counted.shard(Counting(), Frozen(counted.dsn, counted.place)).run)
-    assert began.wait(30)
+    assert began.wait(60)
     new_store = counted.store()
     new_store.restore()
     new_store.close()
     go_on.set()
-    eventually(lambda: old.error is not None, 30, "it is told")
+    eventually(lambda: old.error is not None, "it is told")
     assert isinstance(old.end(), Fenced)
     assert counted.counts() == {}
     new = Running(counted.shard(Counting()).run)
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "counted by the new one")
+    eventually(lambda: counted.counts() == {"a": 1}, "counted by the new one")
     assert new.end() is None
 
 
@@ -61,7 +61,7 @@ def test_what_was_kept_but_not_acknowledged_is_acknowledged_by_the_next(counted,
 
     counted.write(["a"])
     crashed = Running(counted.shard(Counting(derived), Crashing(counted.dsn, counted.place)).run)
-    eventually(lambda: crashed.error is not None, 30, "it crashes")
+    eventually(lambda: crashed.error is not None, "it crashes")
     crashed.end()
     counted.write(["b"])
     running = Running(counted.shard(Counting(derived)).run)
@@ -74,7 +74,7 @@ def test_a_message_that_the_function_does_not_take_is_set_aside_and_the_others_c
     counted.write(["a", "bad", "b"])
     application = Counting(fails=("bad",))
     running = Running(counted.shard(application, max_attempts=3).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, 60, "the others are counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, "the others are counted")
     assert running.end() is None
     assert application.calls["bad"] == 3
     assert counted.parked() == [(1, b"bad", "ValueError: not bad")]
@@ -89,7 +89,7 @@ def test_a_message_keeps_its_attempts_where_others_before_it_are_kept(counted):
     publisher.flush()
     application = Counting(fails=("bad",))
     running = Running(counted.shard(application, max_attempts=3, max_txn_duration_seconds=0).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, 30, "the others are counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, "the others are counted")
     assert running.end() is None
     assert (application.calls["bad"], len(counted.parked())) == (3, 1)
 
@@ -103,11 +103,11 @@ def test_a_connection_that_fails_is_nothing_that_a_message_did(counted):
             transaction.state.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     running = Running(counted.shard(Cutting(), max_attempts=1).run)
-    eventually(lambda: running.error is not None, 30, "it says so")
+    eventually(lambda: running.error is not None, "it says so")
     assert isinstance(running.end(), DatabaseUnavailable)
     assert counted.parked() == []
     running = Running(counted.shard(Counting()).run)
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 1}, "counted")
     assert running.end() is None
 
 
@@ -125,7 +125,7 @@ def test_all_that_one_acknowledgement_commits_is_in_one_transaction(counted):
             super().finalize_txn(transaction)
 
     running = Running(counted.shard(Sizing(), max_txn_duration_seconds=0, ring=10).run)
-    eventually(lambda: sum(counted.counts().values()) == 500, 30, "counted")
+    eventually(lambda: sum(counted.counts().values()) == 500, "counted")
     assert running.end() is None
     assert sizes == [500]
 
@@ -145,7 +145,7 @@ def test_what_an_application_publishes_and_does_not_keep_is_never_read(counted, 
 
     running = Running(counted.shard(FailingOnce(derived)).run)
     assert read_keys(counted.settings, derived, 2) == ["a", "b"]
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, "counted")
     assert running.end() is None
     assert counted.parked() == []
 
@@ -167,11 +167,11 @@ def test_values_by_key_are_kept_with_the_checkpoint(counted):
 
     counted.write(["a", "b", "b"])
     running = Running(counted.shard(Folding(), KeyValueStore(counted.dsn, counted.place)).run)
-    eventually(lambda: kept() == {"a": {"n": 1}, "b": {"n": 2}}, 30, "kept")
+    eventually(lambda: kept() == {"a": {"n": 1}, "b": {"n": 2}}, "kept")
     assert running.end() is None
     counted.write(["b", "gone"])
     running = Running(counted.shard(Folding(), KeyValueStore(counted.dsn, counted.place)).run)
-    eventually(lambda: kept() == {"b": {"n": 3}, "gone": {"n": 1}}, 30, "kept on")
+    eventually(lambda: kept() == {"b": {"n": 3}, "gone": {"n": 1}}, "kept on")
     assert running.end() is None
 
 

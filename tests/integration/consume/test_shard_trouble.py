@@ -27,11 +27,11 @@ def test_a_fence_that_is_lost_within_a_transaction_undoes_all_of_it(counted, mak
 
     counted.write(["a", "b"])
     old = Running(counted.shard(Overtaken(derived)).run)
-    eventually(lambda: old.error is not None, 30, "it is told")
+    eventually(lambda: old.error is not None, "it is told")
     assert isinstance(old.end(), Fenced)
     assert "b" not in counted.counts()
     new = Running(counted.shard(Counting(derived)).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, 30, "counted by the new one")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, "counted by the new one")
     counted.write(["c"])
     assert read_keys(counted.settings, derived, 3) == ["a", "b", "c"]
     assert new.end() is None
@@ -45,9 +45,9 @@ def test_what_has_no_id_counts_each_time_it_was_written_and_what_has_one_once(co
         producer.produce(counted.topic, b"v", key="none")
         producer.produce(counted.topic, b"v", key="unreadable", headers=[("message-id", b"7")])
         producer.produce(counted.topic, b"v", key="id", headers=[("message-id", message_id)])
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     running = Running(counted.shard(Counting()).run)
-    eventually(lambda: sum(counted.counts().values()) == 5, 30, "counted")
+    eventually(lambda: sum(counted.counts().values()) == 5, "counted")
     assert running.end() is None
     assert counted.counts() == {"none": 2, "unreadable": 2, "id": 1}
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_another_is_refused(counted):
 def test_a_topic_that_was_made_anew_is_refused(counted):
     counted.write(["a"])
     running = Running(counted.shard(Counting(), topic_id="first").run)
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 1}, "counted")
     assert running.end() is None
     with pytest.raises(CheckpointError, match="recreated"):
         counted.shard(Counting(), topic_id="second").run(threading.Event())
@@ -73,7 +73,7 @@ def test_the_topic_s_id_is_kept_where_it_cannot_be_asked(counted):
     counted.write(["a"])
     for topic_id, key in (("first", "b"), ("", "c")):
         running = Running(counted.shard(Counting(), topic_id=topic_id).run)
-        eventually(lambda: sum(counted.counts().values()) == ord(key) - ord("a"), 30, "counted")  # noqa: B023
+        eventually(lambda: sum(counted.counts().values()) == ord(key) - ord("a"), "counted")  # noqa: B023
         assert running.end() is None
         counted.write([key])
     with pytest.raises(CheckpointError, match="recreated"):
@@ -97,7 +97,7 @@ def test_a_function_that_is_slow_keeps_its_transaction(counted, monkeypatch):
     publisher.flush()
     application = Slow()
     running = Running(counted.shard(application).run)
-    eventually(lambda: counted.counts() == {"a": 5}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 5}, "counted")
     assert running.end() is None
     assert application.calls["a"] == 5
 
@@ -105,12 +105,12 @@ def test_a_function_that_is_slow_keeps_its_transaction(counted, monkeypatch):
 def test_what_retention_took_away_unread_is_said(counted):
     counted.write(["a"])
     running = Running(counted.shard(Counting()).run)
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 1}, "counted")
     assert running.end() is None
     counted.write(["b", "c"])
     counted.delete_before(2)
     running = Running(counted.shard(Counting()).run)
-    eventually(lambda: running.error is not None, 30, "it says so")
+    eventually(lambda: running.error is not None, "it says so")
     error = running.end()
     assert isinstance(error, CheckpointError)
     assert "retention" in error.next_step
@@ -121,7 +121,7 @@ def test_a_shard_without_a_checkpoint_begins_where_the_log_begins(counted):
     counted.delete_before(1)
     assert counted.store().restore().offset == OFFSET_BEGINNING
     running = Running(counted.shard(Counting()).run)
-    eventually(lambda: counted.counts() == {"b": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"b": 1}, "counted")
     assert running.end() is None
 
 
@@ -136,7 +136,7 @@ def test_a_function_that_ends_or_breaks_the_transaction_is_that_message_s_alone(
 
     counted.write(["a", "bad", "b"])
     running = Running(counted.shard(Breaking(), max_attempts=2).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, 30, "the others are counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1}, "the others are counted")
     assert running.end() is None
     ((offset, key, reason),) = counted.parked()
     assert (offset, key) == (1, b"bad")
@@ -152,7 +152,7 @@ def test_what_fails_as_a_transaction_is_finalized_is_found_out_and_set_aside(cou
 
     counted.write(["a", "b", "bad", "c"])
     running = Running(counted.shard(LateToFind(), max_attempts=2).run)
-    eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, 30, "the others are counted")
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, "the others are counted")
     assert running.end() is None
     assert counted.parked() == [(2, b"bad", "ValueError: found late")]
 
@@ -161,9 +161,9 @@ def test_what_is_wrong_with_postgres_and_passes_is_put_down_to_no_message(counte
     application = Counting(fails=("a",), error=psycopg.errors.SerializationFailure)
     counted.write(["a"])
     running = Running(counted.shard(application, max_attempts=1).run)
-    eventually(lambda: application.calls["a"] > 3, 30, "it is tried again")
+    eventually(lambda: application.calls["a"] > 3, "it is tried again")
     application.fails = ()
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "it is counted")
+    eventually(lambda: counted.counts() == {"a": 1}, "it is counted")
     assert running.end() is None
     assert counted.parked() == []
 
@@ -178,10 +178,10 @@ def test_what_was_only_passed_over_moves_the_checkpoint(counted, monkeypatch):
     monkeypatch.setattr("harvest_lib.consume.shard._QUIET_SECONDS", 0.0)
     owner = counted.shard(Counting())
     running = Running(owner.run)
-    eventually(lambda: owner.offset == 2, 30, "both were read")
+    eventually(lambda: owner.offset == 2, "both were read")
     publisher.acknowledge(intents)
     publisher.flush()
-    eventually(lambda: owner.offset == 3, 30, "what is repeated was passed over")
+    eventually(lambda: owner.offset == 3, "what is repeated was passed over")
     assert running.end() is None
     assert counted.store().restore().offset == 3
 

@@ -212,7 +212,7 @@ def test_playing_back_does_not_depend_on_what_was_compacted(settings, make_topic
         change(first, "UPDATE t SET n = n + 1", offset=written)
         return keys(settings, log).count("head") < written / 2
 
-    eventually(is_compacted, 100, "Kafka has compacted the log")
+    eventually(is_compacted, "Kafka has compacted the log", seconds=100)
     second = store(log=log)
     assert second.restore() == checkpoint(written)
     assert asked(second, "SELECT n FROM t") == [(written,)]
@@ -284,7 +284,7 @@ def test_who_is_frozen_with_all_pages_in_the_log_commits_nothing_later(store):
     change(old, "CREATE TABLE t (a)", offset=1)
 
     def taken_over(producer):
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         assert new.restore() == checkpoint(1)
 
     told.before = taken_over
@@ -338,13 +338,13 @@ def test_an_error_amid_recording_leaves_no_transaction_open(settings, store, log
 
     def torn(found):
         yield 1, bytes(found.page_size)
-        first._recorder._producer.flush(30)
+        first._recorder._producer.flush(60)
         raise OSError("cannot read")
 
     monkeypatch.setattr(first, "_images", torn)
     first.begin().execute("CREATE TABLE t (a)")
     with pytest.raises(OSError, match="cannot read"):
         first.commit(checkpoint(1))
-    eventually(lambda: watermarks(settings, log) == watermarks(settings, log, "read_uncommitted"), 20, "it was aborted")
+    eventually(lambda: watermarks(settings, log) == watermarks(settings, log, "read_uncommitted"), "it was aborted")
     second = store()
     assert second.restore() == checkpoint()

@@ -60,22 +60,22 @@ def test_each_message_counts_once_whoever_owns_the_shard(settings, make_topic, m
         producer = Producer(settings)
         for key in keys:
             producer.produce(topic, b"v", key=key)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
         written.update(keys)
 
     try:
         write("abac")
         old, running = own()
-        eventually(lambda: old.committed == 4, 30, "the old owner has counted")
+        eventually(lambda: old.committed == 4, "the old owner has counted")
         new, _ = own()
 
         def is_told():
             write("ab")
             return running.error is not None
 
-        eventually(is_told, 60, "the old owner is told as it commits")
+        eventually(is_told, "the old owner is told as it commits")
         total = written.total()
-        eventually(lambda: old.committed + new.committed == total, 30, "the new owner has counted the rest")
+        eventually(lambda: old.committed + new.committed == total, "the new owner has counted the rest")
     finally:
         ended = [owner.end() for _, owner in owners]
     assert isinstance(ended[0], Fenced)

@@ -58,7 +58,7 @@ def write(servers, topic, number):
     producer = Producer({"bootstrap.servers": servers})
     for each in range(number):
         producer.produce(topic, b"v", key=str(each))
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def test_what_a_consumer_did_is_counted_over_all_its_shards(make, topic, bootstrap_servers):
@@ -69,7 +69,7 @@ def test_what_a_consumer_did_is_counted_over_all_its_shards(make, topic, bootstr
         address = listener.address
         assert get(address, "/livez")[0] == 503
         running = Running(consumer.run)
-        eventually(lambda: series(scrape(address), "harvest_consumer_messages_total") == {(topic,): 100}, 30, "counted")
+        eventually(lambda: series(scrape(address), "harvest_consumer_messages_total") == {(topic,): 100}, "counted")
         found = scrape(address)
         assert {name for name, _ in found if name.startswith("harvest_consumer_")} == {
             each.name for each in catalogue.OF_CONSUMERS
@@ -81,12 +81,12 @@ def test_what_a_consumer_did_is_counted_over_all_its_shards(make, topic, bootstr
             assert get(address, path)[0] == 200
         application.is_away = True
         write(bootstrap_servers, topic, 100)
-        eventually(lambda: "has kept nothing" in get(address, "/progress?seconds=0.5")[1], 30, "it is seen to fail")
+        eventually(lambda: "has kept nothing" in get(address, "/progress?seconds=0.5")[1], "it is seen to fail")
         assert get(address, "/livez")[0] == 200, "the process turns"
         assert scrape(address)["harvest_consumer_messages_total", (topic,)] == 100
         application.is_away = False
-        eventually(lambda: series(scrape(address), "harvest_consumer_messages_total") == {(topic,): 200}, 60, "goes on")
-        eventually(lambda: get(address, "/progress?seconds=0.5")[0] == 200, 30, "it has everything")
+        eventually(lambda: series(scrape(address), "harvest_consumer_messages_total") == {(topic,): 200}, "goes on")
+        eventually(lambda: get(address, "/progress?seconds=0.5")[0] == 200, "it has everything")
         assert running.end() is None
         found = scrape(address)
         assert found["harvest_consumer_messages_total", (topic,)] == 200, "what has ended stays counted"

@@ -44,7 +44,7 @@ def write(counted, keyed):
     for key, traceparent in keyed.items():
         headers = [("type", b"t"), ("traceparent", traceparent and traceparent.encode())]
         producer.produce(counted.topic, b"v", key=key, headers=headers)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def written(traces):
@@ -60,7 +60,7 @@ def test_a_transaction_leads_to_those_who_wrote_its_messages(counted, traces, ap
     )
     counted.write(["f"])
     running = Running(counted.shard(application()).run)
-    eventually(lambda: sum(counted.counts().values()) == 6, 30, "counted")
+    eventually(lambda: sum(counted.counts().values()) == 6, "counted")
     assert running.end() is None
     assert sum(each.attributes["messaging.batch.message_count"] for each in traces.ours) == 6
     assert traces.linked == {header(one), header(other)}
@@ -89,7 +89,7 @@ def test_messages_that_were_published_are_linked_too(counted, traces):
     publisher.acknowledge(publisher.intents())
     publisher.flush()
     running = Running(counted.shard(Counting(), ring=4).run)
-    eventually(lambda: sum(counted.counts().values()) == 20, 30, "counted")
+    eventually(lambda: sum(counted.counts().values()) == 20, "counted")
     assert running.end() is None
     assert traces.linked == {header(span)}
 
@@ -97,7 +97,7 @@ def test_messages_that_were_published_are_linked_too(counted, traces):
 def test_functions_run_in_the_span_of_their_transaction(counted, traces):
     counted.write(["a"])
     running = Running(counted.shard(Tracing(traces.tracer)).run)
-    eventually(lambda: counted.counts() == {"a": 1}, 30, "counted")
+    eventually(lambda: counted.counts() == {"a": 1}, "counted")
     assert running.end() is None
     (own,) = [each for each in traces.all if each.name == "of the function"]
     (ours,) = traces.ours
@@ -108,7 +108,7 @@ def test_functions_run_in_the_span_of_their_transaction(counted, traces):
 def test_a_transaction_that_is_not_kept_is_an_error(counted, traces):
     counted.write(["bad"])
     running = Running(counted.shard(Counting(fails=["bad"]), max_attempts=2).run)
-    eventually(counted.parked, 30, "parked")
+    eventually(counted.parked, "parked")
     assert running.end() is None
     assert {each.attributes["error.type"] for each in traces.ours if not each.status.is_ok} == {"refused"}
 
@@ -119,16 +119,16 @@ def test_a_span_says_that_another_owns_the_shard(counted, traces):
     class Frozen(PostgresStore):
         def commit(self, checkpoint):
             began.set()
-            go_on.wait(30)
+            go_on.wait(60)
             return super().commit(checkpoint)
 
     counted.write(["a"])
     old = Running(counted.shard(Counting(), Frozen(counted.dsn, counted.place)).run)
-    assert began.wait(30)
+    assert began.wait(60)
     new_store = counted.store()
     new_store.restore()
     new_store.close()
     go_on.set()
-    eventually(lambda: old.error is not None, 30, "it is told")
+    eventually(lambda: old.error is not None, "it is told")
     old.end()
     assert [each.attributes["error.type"] for each in traces.ours] == ["fenced"]

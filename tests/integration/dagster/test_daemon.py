@@ -66,7 +66,7 @@ def terminate_when(condition, instance):
 
     def wait():
         try:
-            eventually(condition, 60)
+            eventually(condition)
         finally:
             instance.report_run_canceling(only_run(instance))
             seen["at"] = time.monotonic()
@@ -219,7 +219,7 @@ def test_a_run_that_was_succeeded_ends(execute, outbox, heartbeats, instance, se
         heartbeats.claim(PLACE, run_id="the-next", generation=5, stale_after_seconds=3)
         return True
 
-    threading.Thread(target=lambda: eventually(succeed, 60), daemon=True).start()
+    threading.Thread(target=lambda: eventually(succeed), daemon=True).start()
     result = execute(**{GENERATION_TAG: "4"})
     failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
     assert "another run replaced this one" in failure.description
@@ -268,7 +268,7 @@ def test_beats_go_on_after_the_connection_was_cut(heartbeats, outbox, resource):
             "WHERE pid <> pg_backend_pid() AND datname = current_database()"
         )
         outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
-        eventually(lambda: heartbeats.read(PLACE).age_seconds < 2, 20, "it sends heartbeats again")
+        eventually(lambda: heartbeats.read(PLACE).age_seconds < 2, "it sends heartbeats again")
     finally:
         heartbeat_thread.close()
     assert heartbeats.read(PLACE).is_stopped

@@ -52,7 +52,7 @@ class Shop:
 
     def assert_all_delivered(self):
         self.stop_writing()
-        eventually(lambda: self.outbox.count() == 0, 60, "the backlog is empty")
+        eventually(lambda: self.outbox.count() == 0, "the backlog is empty")
         delivered = read_topic(self._servers, self.outbox.topic)
         assert {record.outbox_id for record in delivered} == set(range(1, self.written + 1))
         assert steps_back(delivered) == 0
@@ -67,7 +67,9 @@ def shop(tmp_path, outbox, reaper, bootstrap_servers, request):
         made = Shop(outbox, platform, bootstrap_servers)
         try:
             eventually(
-                lambda: all(made.lives(location=each) for each in locations), 240, "the daemon's run sends heartbeats"
+                lambda: all(made.lives(location=each) for each in locations),
+                "the daemon's run sends heartbeats",
+                seconds=240,
             )
             yield made
         except BaseException:
@@ -79,7 +81,7 @@ def shop(tmp_path, outbox, reaper, bootstrap_servers, request):
 
 def test_another_run_harvests_within_a_minute_of_a_kill(shop, record_property):
     first = shop.lives()
-    eventually(lambda: shop.outbox.count() < 200, 60, "it keeps up")
+    eventually(lambda: shop.outbox.count() < 200, "it keeps up")
     shop.platform.kill(first.pid)
     second, seconds = timed(lambda: shop.lives(after=first.generation))
     record_property("successor_seconds", round(seconds, 1))
@@ -110,9 +112,9 @@ def test_harvesting_goes_on_without_dagsters_daemon(shop):
     first = shop.lives()
     shop.platform.kill_daemon()
     before = shop.written
-    eventually(lambda: shop.written > before + 200, 60, "more is written")
+    eventually(lambda: shop.written > before + 200, "more is written")
     shop.stop_writing()
-    eventually(lambda: shop.outbox.count() == 0, 60, "and delivered")
+    eventually(lambda: shop.outbox.count() == 0, "and delivered")
     assert shop.lives().run_id == first.run_id
     shop.platform.start_daemon()
     shop.assert_all_delivered()
@@ -122,8 +124,8 @@ def test_a_terminated_run_stops_in_order_and_is_followed(shop):
     first = shop.lives()
     assert shop.platform.instance.run_launcher.terminate(first.run_id)
     run = shop.platform.instance.get_run_by_id
-    eventually(lambda: run(first.run_id).status is DagsterRunStatus.CANCELED, 30, "it is canceled")
-    eventually(lambda: shop.lives(after=first.generation), 60, "and followed")
+    eventually(lambda: run(first.run_id).status is DagsterRunStatus.CANCELED, "it is canceled")
+    eventually(lambda: shop.lives(after=first.generation), "and followed")
     shop.assert_all_delivered()
 
 
@@ -140,15 +142,15 @@ def test_of_two_code_locations_one_leads_and_the_other_takes_over(shop):
                 found.add(location)
         return found
 
-    eventually(lambda: shop.outbox.count() < 200, 60, "they keep up")
-    (leading,) = eventually(leaders, 60, "one leads")
+    eventually(lambda: shop.outbox.count() < 200, "they keep up")
+    (leading,) = eventually(leaders, "one leads")
     (standing_by,) = {"first", "second"} - {leading}
     shop.platform.kill(heartbeats[leading].pid)
-    eventually(lambda: standing_by in leaders(), 60, "the other leads")
+    eventually(lambda: standing_by in leaders(), "the other leads")
     shop.assert_all_delivered()
 
 
 def timed(condition):
     began = time.monotonic()
-    value = eventually(condition, 240, "a successor sends heartbeats")
+    value = eventually(condition, "a successor sends heartbeats", seconds=240)
     return value, time.monotonic() - began

@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_is_resumed_by_the_next(materialize, settings, inst
     # The same command, with transactions of few records and pauses between.
     thread = threading.Thread(target=lambda: ended.append(materialize("v2", "support.slow_replay")))
     thread.start()
-    eventually(lambda: len(read_topic(bootstrap_servers, target)) > 0, 200)
+    eventually(lambda: len(read_topic(bootstrap_servers, target)) > 0, seconds=200)
     (process,) = [
         each
         for each in psutil.Process().children()

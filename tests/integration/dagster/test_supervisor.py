@@ -165,7 +165,7 @@ def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tic
 def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, bootstrap_servers, group_id):
     external = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "external"})})
     with Harvest(harvest_config(dsn, bootstrap_servers, group_id, name="elsewhere")) as harvest:
-        eventually(lambda: harvest.is_leader, 30, "leads")
+        eventually(lambda: harvest.is_leader, "leads")
         result = tick(external)
     assert not result.run_requests
     (seen,) = [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]

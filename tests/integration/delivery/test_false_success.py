@@ -68,7 +68,7 @@ def test_the_client_calls_delivered_what_is_in_no_log(broker, way, topic):
     for number in range(RECORDS):
         told = partial(lambda number, error, message: reported.update({number: (error, message.offset())}), number)
         producer.produce(topic, str(number), on_delivery=told)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     assert way.overtaken == 1
     assert [error for error, _ in reported.values()] == [None] * RECORDS
     there = {int(each.value) for each in read_topic(broker.bootstrap_servers, topic)}

@@ -80,7 +80,7 @@ def test_the_other_settings_are_the_users(kafka):
     delivery = begun(
         kafka.delivery(**{"client.id": "mine", "acks": "1", "statistics.interval.ms": 50, "stats_cb": said.append})
     )
-    eventually(lambda: delivery.poll(0.05) == Reports() and said, 10, "statistics")
+    eventually(lambda: delivery.poll(0.05) == Reports() and said, "statistics")
     assert '"client_id":"mine"' in said[-1].replace(" ", "")
     assert '"idemp_state"' in said[-1], "it is idempotent, which librdkafka refuses to be with less than acks=all"
 
@@ -102,7 +102,7 @@ def connected(kafka):
         kafka.delivery(timeout_seconds=1.0, **{"max.in.flight": 1, "batch.num.messages": 1, "linger.ms": 0})
     )
     # A broker just started may take longer than that to take the first one.
-    eventually(lambda: send(delivery, kafka.row(1)) or poll(delivery, 1).acknowledged == [1], 30, "connected")
+    eventually(lambda: send(delivery, kafka.row(1)) or poll(delivery, 1).acknowledged == [1], "connected")
     return delivery
 
 

@@ -113,12 +113,12 @@ def test_a_topic_that_is_made_later_takes_the_records_of_other_keys(outbox, inse
     topic = unique("later")
     first = insert("a", topic=topic)
     with Harvest(config()) as harvest:
-        eventually(lambda: parked(outbox) == {first: "the topic does not exist"}, 20, "the first is parked")
+        eventually(lambda: parked(outbox) == {first: "the topic does not exist"}, "the first is parked")
         make_topic(name=topic)
         others = (f"b{number}" for number in count())
-        eventually(lambda: insert(next(others), topic=topic) and harvest.delivered_records, 30, "others get through")
+        eventually(lambda: insert(next(others), topic=topic) and harvest.delivered_records, "others get through")
         second = insert("a", topic=topic)
-        eventually(lambda: parked(outbox).get(second) == "held", 20, "what follows is held")
+        eventually(lambda: parked(outbox).get(second) == "held", "what follows is held")
 
 
 @both_deliveries
@@ -128,12 +128,12 @@ def test_a_topic_that_is_removed_while_records_come(outbox, insert, config, admi
     soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
     insert("a", topic=doomed)
     with Harvest(config(producer_kafka_config=soon)) as harvest:
-        eventually(lambda: harvest.delivered_records == 1, 20, "the first is delivered")
-        admin.delete_topics([doomed])[doomed].result(20)
+        eventually(lambda: harvest.delivered_records == 1, "the first is delivered")
+        admin.delete_topics([doomed])[doomed].result(60)
         lost = insert("a", topic=doomed)
         insert("b")
-        eventually(lambda: set(parked(outbox)) == {lost}, 40, "it is parked")
-        eventually(lambda: harvest.delivered_records == 2, 20, "the other is delivered")
+        eventually(lambda: set(parked(outbox)) == {lost}, "it is parked")
+        eventually(lambda: harvest.delivered_records == 2, "the other is delivered")
 
 
 def test_under_stop_the_harvester_ends(outbox, insert, config):
@@ -142,7 +142,7 @@ def test_under_stop_the_harvester_ends(outbox, insert, config):
     harvest = Harvest(config(parking="stop"))
     harvest.start()
     with pytest.raises(RecordError, match=f"record {bad} "):
-        harvest.await_stopped(20)
+        harvest.await_stopped(60)
     assert outbox.leaders() == set(), "I9"
     assert bad in [row[0] for row in outbox.connection.execute("SELECT id FROM outbox")]
 
@@ -170,7 +170,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
     records = ParkedRecords(outbox.name)
     with Harvest(config()):
         ids = [insert("a", topic=topic), insert("a", topic=topic)]
-        eventually(lambda: set(parked(outbox)) == set(ids), 20, "both are parked")
+        eventually(lambda: set(parked(outbox)) == set(ids), "both are parked")
         make_topic(name=topic)
 
         def arrived():
@@ -178,8 +178,8 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
             ids.append(insert("a", topic=topic))
             return delivered(bootstrap_servers, topic)
 
-        eventually(arrived, 30, "the first arrives")
-        eventually(lambda: len(delivered(bootstrap_servers, topic)) == len(ids), 30, "all arrive")
+        eventually(arrived, "the first arrives")
+        eventually(lambda: len(delivered(bootstrap_servers, topic)) == len(ids), "all arrive")
     assert [record.outbox_id for record in read_topic(bootstrap_servers, topic)] == ids
     assert parked(outbox) == {}
 

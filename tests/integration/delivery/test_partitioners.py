@@ -22,7 +22,7 @@ def test_a_key_goes_where_the_client_puts_it(bootstrap_servers, make_topic, part
     producer = Producer({"bootstrap.servers": bootstrap_servers, "partitioner": partitioner})
     for key in KEYS:
         producer.produce(topic, b"v", key=key, on_delivery=lambda _, sent: went.update({sent.key(): sent.partition()}))
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     assert went == {key: partition_of(key, PARTITIONS, partitioner) for key in KEYS}
     assert set(went.values()) == set(range(PARTITIONS))
 

@@ -45,8 +45,8 @@ def harvest(outbox, way, bootstrap_servers, group_id):
 
 def delete(admin, topic):
     """Delete a topic, and wait until nobody knows it."""
-    admin.delete_topics([topic])[topic].result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
 
 
 def retried(outbox, way):
@@ -73,13 +73,13 @@ def test_nothing_is_skipped_when_a_topic_is_made_again(
 ):
     outbox.fill(RECORDS, keys=KEYS)
     with harvest:
-        eventually(lambda: harvest.delivered_records > 0, 30, "busy")
+        eventually(lambda: harvest.delivered_records > 0, "busy")
         delete(admin, outbox.topic)
         first = RECORDS + 1  # of those that nobody can have sent to the old one
         outbox.fill(200, keys=KEYS)
         if absent:
             kind = ParkedRecords if way["source"] == "mark" else ParkedIdTable
-            eventually(lambda: kind(outbox.name).counts(outbox.connection).parked, 60, "its absence is noticed")
+            eventually(lambda: kind(outbox.name).counts(outbox.connection).parked, "its absence is noticed")
         make_topic(name=outbox.topic, partitions=4)
         outbox.fill(200, keys=KEYS)
         last = set(range(RECORDS + 201, RECORDS + 401))
@@ -89,7 +89,7 @@ def test_nothing_is_skipped_when_a_topic_is_made_again(
             records = read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")
             return records if none_left and last <= {record.outbox_id for record in records} else None
 
-        records = eventually(arrived, 90, "all that came since")
+        records = eventually(arrived, "all that came since", seconds=90)
         assert harvest.state is State.RUNNING
     everything = by_key((f"key-{number % KEYS}", number) for number in range(1, RECORDS + 401))
     found = by_key((record.key, record.outbox_id) for record in records)

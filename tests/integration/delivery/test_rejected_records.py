@@ -84,7 +84,7 @@ def internal_topics(bootstrap_servers):
     """Have Kafka make the topic of its groups; that of transactions it makes for the first of these."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "makes-it"})
     consumer.subscribe(["^no-such-topic.*"])
-    eventually(lambda: consumer.poll(0.1) or "__consumer_offsets" in consumer.list_topics(timeout=10).topics, 30)
+    eventually(lambda: consumer.poll(0.1) or "__consumer_offsets" in consumer.list_topics(timeout=60).topics)
     consumer.close()
 
 
@@ -268,15 +268,15 @@ def test_a_topic_that_refuses_our_clock_holds_up_others_only_for_a_while(
     provider = partial(BehindTheTimes, late)
     only = outbox.insert(late, "bad")
     with Harvest(config(), kafka_producer_provider=provider) as harvest:
-        eventually(lambda: harvest.is_leader, 20)
+        eventually(lambda: harvest.is_leader)
         waited_until = time.monotonic() + 5.0
-        eventually(lambda: time.monotonic() > waited_until or outbox.parked(), 10)
+        eventually(lambda: time.monotonic() > waited_until or outbox.parked())
         assert outbox.parked() == {}, "nothing else waits: it is waited for"
         with outbox.connection.transaction():
             good = [outbox.insert(topic, f"good-{number % 50}") for number in range(500)]
             held = outbox.insert(late, "bad")
-        eventually(lambda: harvest.delivered_records == len(good), 40, "the others are delivered")
-        found = eventually(lambda: len(outbox.parked()) > 1 and outbox.parked(), 40, "those are parked")
+        eventually(lambda: harvest.delivered_records == len(good), "the others are delivered")
+        found = eventually(lambda: len(outbox.parked()) > 1 and outbox.parked(), "those are parked")
     assert "timestamp" in found[only].lower()
     assert found[held] == "held" or "timestamp" in found[held].lower(), "the one behind it may have been sent with it"
     assert sorted(delivered(bootstrap_servers, topic)) == good

@@ -86,7 +86,7 @@ def test_batches_are_no_larger_than_the_topic_takes(small, bootstrap_servers):
         acknowledged.extend(reports.acknowledged)
         return len(acknowledged) == 100
 
-    eventually(landed, 20, "all are acknowledged")
+    eventually(landed, "all are acknowledged")
 
 
 def test_a_record_that_makes_its_batch_too_large_when_compressed_little_is_sent(kafka):
@@ -116,7 +116,7 @@ def test_topics_are_known_before_anything_is_sent_to_them(kafka, bootstrap_serve
     many = [kafka.row(1), *(row(n, "k", topic=f"{missing}{n}") for n in range(10, 40))]
     assert set(Topics({"bootstrap.servers": bootstrap_servers}).refused(many)) == set(range(10, 40))
     make_topic(name=missing)
-    eventually(lambda: topics.refused([rows[1]]) == {}, 20, "the topic is found once it is there")
+    eventually(lambda: topics.refused([rows[1]]) == {}, "the topic is found once it is there")
 
 
 def test_while_nobody_answers_no_record_is_refused():

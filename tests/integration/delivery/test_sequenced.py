@@ -230,10 +230,10 @@ def test_nor_does_one_that_was_a_standby_when_the_subscription_came(outbox, conf
     engine = Harvest(config(source="mark", delivery=delivery))
     engine.start()
     try:
-        eventually(lambda: engine.is_leader, 20, "leads")
+        eventually(lambda: engine.is_leader, "leads")
     finally:
         engine.stop()
-        engine.await_stopped(20)
+        engine.await_stopped(60)
     outbox.connection.execute(
         "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('search', 0, 1, 'snapshot')"
     )
@@ -263,7 +263,7 @@ def test_a_batch_that_failed_is_never_read(leader, read):
     for _ in range(2):  # the first time there is nothing to write again, which would give up what is pending
         first = only.at.number * 10
         only.send(*range(first, first + 20))
-        only.delivery._producer.flush(10)
+        only.delivery._producer.flush(60)
         only.delivery.abandon()
         only.begin()
         only.batch(*range(first, first + 10))
@@ -274,7 +274,7 @@ def test_a_batch_that_failed_is_never_read(leader, read):
 def test_a_header_of_the_same_name_that_a_record_has_of_its_own_does_not_count(leader, read):
     only = leader().lead()
     only.send(*range(10), names=["message-id"], contents=["own"])
-    only.delivery._producer.flush(10)
+    only.delivery._producer.flush(60)
     assert read() == []
     assert only.commit() == BatchCommitted()
     settled(only)
@@ -338,7 +338,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     only = leader().lead()
     only.batch(*range(10))
     settled(only)
-    admin.delete_topics([outbox.topic])[outbox.topic].result(10)
+    admin.delete_topics([outbox.topic])[outbox.topic].result(60)
     only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
     assert isinstance(only.guarantee.settle(always), BatchFailed)
 
@@ -349,7 +349,7 @@ def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers,
     only = leader().lead()
     only.batch(*range(1, 500))
     only.send(*range(500, 600))
-    only.delivery._producer.flush(10)
+    only.delivery._producer.flush(60)
     only.delivery.abandon()
     only.begin()
     only.batch(*range(500, 700))
@@ -388,7 +388,7 @@ def test_what_was_kept_stays_so_when_the_subscription_is_moved(config, leader, r
 
 def test_what_was_kept_stays_so_when_the_subscription_is_divided(config, leader, read, subscriptions):
     crashed_once_kept(config, leader)
-    eventually(lambda: not subscriptions.get("default")[0].is_led, 10, "the server has noticed that it is gone")
+    eventually(lambda: not subscriptions.get("default")[0].is_led, "the server has noticed that it is gone")
     assert Resharding(subscriptions, "default", 2).run(20).after == 2
     Harvest(config(shards=2)).drain(60)
     assert read() == list(range(20))
@@ -477,11 +477,11 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
     compacted, topic = make_topic(1, **{"cleanup.policy": "compact"}), outbox.topic
     outbox.fill(10)
     with Harvest(config()) as harvest:
-        eventually(lambda: harvest.delivered_records == 10, 30)
+        eventually(lambda: harvest.delivered_records == 10)
         outbox.topic = compacted
         outbox.fill(1, keys=1)
         entries = "SELECT id, held, reason FROM outbox_set_aside ORDER BY id"
-        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), 30, "it was parked")
+        found = eventually(lambda: outbox.connection.execute(entries).fetchall(), "it was parked")
     assert [each[:2] for each in found] == [(11, False)]
     assert "the topic is compacted (cleanup.policy=compact)" in found[0][2]
     outbox.fill(1, keys=1)
@@ -504,7 +504,7 @@ def alter(admin, topic, **settings):
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(20)
+        future.result(60)
 
 
 def append(outbox, key, topic):
@@ -528,23 +528,23 @@ def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
     with Harvest(config()) as harvest:
         append(outbox, "a", other)
         append(outbox, "b", outbox.topic)
-        eventually(lambda: harvest.delivered_records == 2, 30, "both topics are known")
+        eventually(lambda: harvest.delivered_records == 2, "both topics are known")
         alter(admin, other, **bad)
 
         def is_parked():
             append(outbox, "a", other)
             return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] > 1
 
-        eventually(is_parked, 40, "what comes is parked")
+        eventually(is_parked, "what comes is parked")
         before = harvest.delivered_records
         append(outbox, "b", outbox.topic)
-        eventually(lambda: harvest.delivered_records == before + 1, 20, "the other topic goes on")
+        eventually(lambda: harvest.delivered_records == before + 1, "the other topic goes on")
         alter(admin, other, **good)
 
         def is_caught_up():
             outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
             return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] == 0
 
-        eventually(is_caught_up, 60, "all is sent again")
+        eventually(is_caught_up, "all is sent again")
     written = [each for (each,) in outbox.connection.execute("SELECT id FROM outbox WHERE kafka_topic = %s", (other,))]
     assert [each.outbox_id for each in read_acknowledged(bootstrap_servers, other)] == sorted(written)

@@ -46,11 +46,11 @@ class Example:
             assert self.process.poll() is None, self.log
             return all(word in self.text for word in words)
 
-        eventually(said, seconds, f"{words} in what it says")
+        eventually(said, f"{words} in what it says", seconds=seconds)
 
     def end(self, number):
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def run(dsn, bootstrap_servers, tmp_path):
 
 def arrives(bootstrap_servers, outbox, records):
     """Wait until so many records of an outbox are in Kafka, and out of the table."""
-    eventually(lambda: outbox.count() == 0, 60, "the outbox is empty")
+    eventually(lambda: outbox.count() == 0, "the outbox is empty")
     found = read_topic(bootstrap_servers, outbox.topic)
     assert len(found) == records
     return found
@@ -82,12 +82,12 @@ def arrives(bootstrap_servers, outbox, records):
 def test_basic(run, dsn, bootstrap_servers, make_topic):
     topic = make_topic()
     example = run("basic.py", topic)
-    eventually(lambda: read_topic(bootstrap_servers, topic), 60, "the record arrives")
+    eventually(lambda: read_topic(bootstrap_servers, topic), "the record arrives")
     (record,) = read_topic(bootstrap_servers, topic)
     assert (record.key, record.value, record.headers) == ("o-1", '{"state": "placed"}', [("event", b"placed")])
     with psycopg.connect(dsn, autocommit=True) as connection:
         waiting = connection.execute
-        eventually(lambda: waiting("SELECT count(*) FROM outbox").fetchone() == (0,), 20, "it is purged")
+        eventually(lambda: waiting("SELECT count(*) FROM outbox").fetchone() == (0,), "it is purged")
         assert connection.execute("SELECT id, state FROM orders").fetchall() == [("o-1", "placed")]
     assert example.end(signal.SIGTERM) == 0
     assert example.text.splitlines() == ["harvesting", "stopped, 1 delivered"]
@@ -99,7 +99,7 @@ def test_consumer(run, dsn, bootstrap_servers, make_topic):
     for number in range(30):
         producer.produce(topic, b'{"state": "placed"}' if number % 3 else b'{"state": "paid"}', key=str(number))
     producer.produce(topic, b"not JSON", key="bad")
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     example = run("consumer.py", topic)
     example.says("consuming")
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -107,9 +107,9 @@ def test_consumer(run, dsn, bootstrap_servers, make_topic):
         def counted():
             return dict(connection.execute("SELECT state, orders FROM states").fetchall()) == {"placed": 20, "paid": 10}
 
-        eventually(counted, 60, "the orders are counted")
+        eventually(counted, "the orders are counted")
         parked = "SELECT key FROM consumers_parked"
-        eventually(lambda: connection.execute(parked).fetchall() == [(b"bad",)], 30, "the bad one is parked")
+        eventually(lambda: connection.execute(parked).fetchall() == [(b"bad",)], "the bad one is parked")
     assert example.end(signal.SIGTERM) == 0
     assert example.text.splitlines() == ["consuming", "stopped"]
 
@@ -146,7 +146,7 @@ def test_every_event_is_shown(run, outbox, bootstrap_servers):
         example.process.wait(2.0)  # longer than the heartbeat timeout, and shorter than the session timeout
     example.process.send_signal(signal.SIGCONT)
     example.says("leader fenced")
-    eventually(lambda: example.text.count("leader acquired") == 2, 30, "it leads again")
+    eventually(lambda: example.text.count("leader acquired") == 2, "it leads again")
     outbox.connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"

@@ -65,9 +65,9 @@ def newcomer(servers, bin_folder, tmp_path):
         typed.close()
     finally:
         admin = AdminClient({"bootstrap.servers": servers.kafka.bootstrap_servers})
-        made = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+        made = [name for name in admin.list_topics(timeout=60).topics if not name.startswith("__")]
         for future in admin.delete_topics(made).values() if made else ():
-            future.result(10)
+            future.result(60)
         with psycopg.connect(servers.dsn, autocommit=True) as connection:
             connection.execute("DROP DATABASE IF EXISTS shop WITH (FORCE)")
             for role in ROLES:
@@ -113,7 +113,7 @@ def test_the_quickstart_of_the_readme(servers, newcomer):
             newcomer.type(block)
         if block.language in {"python", "sql"}:
             count = 1 + (block.language == "sql")
-            eventually(lambda count=count: len(arrived(servers, "orders")) == count, 60, "delivered")
+            eventually(lambda count=count: len(arrived(servers, "orders")) == count, "delivered")
     assert [record.value for record in arrived(servers, "orders")] == ['{"state":"placed"}', '{"state": "paid"}']
 
 
@@ -125,7 +125,7 @@ def test_the_quickstart_with_separate_roles(servers, newcomer):
     shop_with_roles(servers, newcomer)
     for block in blocks("docs/quickstart.md")[2:]:
         if "harvest audit" in block.text:
-            eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
+            eventually(lambda: len(arrived(servers, "orders")) == 1, "delivered")
         newcomer.type(block)
     assert "0 errors" in "".join(newcomer.said), "of `harvest check`"
     assert "lost" in newcomer.said[-2]
@@ -154,8 +154,8 @@ def traces(servers, newcomer):
     with psycopg.connect(owner) as connection:
         found = {row[0] for row in connection.execute(OBJECTS)}
     admin = AdminClient({"bootstrap.servers": servers.kafka.bootstrap_servers})
-    found |= {f"topic {name}" for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
-    return found | {f"group {each.group_id}" for each in admin.list_consumer_groups().result(10).valid}
+    found |= {f"topic {name}" for name in admin.list_topics(timeout=60).topics if not name.startswith("__")}
+    return found | {f"group {each.group_id}" for each in admin.list_consumer_groups().result(60).valid}
 
 
 @pytest.mark.timeout(400)  # about 60 s, most of them for Kafka's own commands
@@ -174,7 +174,7 @@ def test_uninstalling_leaves_nothing(servers, newcomer):
         file.write("  leadership: neli\n")
     for block in rest:
         if "harvest audit" in block.text:
-            eventually(lambda: len(arrived(servers, "orders")) == 1, 60, "delivered")
+            eventually(lambda: len(arrived(servers, "orders")) == 1, "delivered")
         newcomer.type(block)
     newcomer.close()
     (write,) = (block for block in rest if "COMMIT" in block.text)
@@ -189,7 +189,7 @@ def test_uninstalling_leaves_nothing(servers, newcomer):
         if "acls.sh" not in block.text:
             newcomer.type(block)
     assert len(arrived(servers, "orders")) == 2
-    eventually(lambda: traces(servers, newcomer) <= clean, 30, "topics are deleted in the background")
+    eventually(lambda: traces(servers, newcomer) <= clean, "topics are deleted in the background")
     assert traces(servers, newcomer) == clean
 
 
@@ -210,7 +210,7 @@ def test_uninstalling_removes_the_permissions(secure_stack, bin_folder, tmp_path
         everything = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
-        return {str(each) for each in admin.describe_acls(everything).result(10)}
+        return {str(each) for each in admin.describe_acls(everything).result(60)}
 
     before = permissions()
     operator = Walkthrough(tmp_path, {"--topic orders": "--topic 'shop-*'"}, bin_folder)  # some are denied, then
@@ -224,7 +224,7 @@ def test_uninstalling_removes_the_permissions(secure_stack, bin_folder, tmp_path
     operator.type(replace(block, text=f"{printed}\nsh -eu acls.sh"))
     assert len(permissions() - before) > 10
     operator.type(replace(block, text=f"{printed}\n{removed}"))
-    eventually(lambda: permissions() == before, 30, "they are removed")
+    eventually(lambda: permissions() == before, "they are removed")
 
 
 def test_every_way_to_write(servers, newcomer):

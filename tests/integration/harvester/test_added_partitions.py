@@ -37,7 +37,7 @@ def often(monkeypatch):
 
 def add(admin, topic, number):
     for future in admin.create_partitions([NewPartitions(topic, number)]).values():
-        future.result(10)
+        future.result(60)
 
 
 def records(caplog):
@@ -72,12 +72,12 @@ def test_partitions_that_are_added_while_it_runs(native, admin, caplog):
     config = harvest_config(native.dsn, native.servers, native.group, leadership="solo")
     native.fill(3)
     with Harvest(config) as harvest:
-        eventually(lambda: harvest.delivered_records == 3, 20, "delivered")
-        eventually(lambda: noted(native).get("partitions") == 2, 10, "known")
+        eventually(lambda: harvest.delivered_records == 3, "delivered")
+        eventually(lambda: noted(native).get("partitions") == 2, "known")
         assert notes(native, config) == []
         add(admin, native.topic, 5)
-        eventually(lambda: said(caplog) == [(native.topic, 2, 5)], 20, "said")
-        eventually(lambda: noted(native).get("noticed_at"), 10, "written down")
+        eventually(lambda: said(caplog) == [(native.topic, 2, 5)], "said")
+        eventually(lambda: noted(native).get("noticed_at"), "written down")
     (note,) = notes(native, config)
     (record,) = records(caplog)
     assert native.topic in note
@@ -94,13 +94,13 @@ def test_the_metric_is_there_for_whoever_did_not_notice(native, admin, harvest):
     config = harvest_config(native.dsn, native.servers, native.group, leadership="solo")
     native.fill(3)
     with Harvest(config):
-        eventually(lambda: noted(native).get("partitions") == 2, 20, "known")
+        eventually(lambda: noted(native).get("partitions") == 2, "known")
         with HarvestTelemetry(Harvest(config)) as telemetry:
             assert measured(telemetry) == {}
         add(admin, native.topic, 5)
-        noticed_at = eventually(lambda: noted(native).get("noticed_at"), 20, "written down")
+        noticed_at = eventually(lambda: noted(native).get("noticed_at"), "written down")
     with HarvestTelemetry(Harvest(config)) as telemetry:
-        found = eventually(lambda: measured(telemetry), 20, "asked")
+        found = eventually(lambda: measured(telemetry), "asked")
     assert found == {native.topic: datetime.fromisoformat(noticed_at).timestamp()}
     servers = {"HARVEST_DSN": native.dsn, "HARVEST_BOOTSTRAP_SERVERS": native.servers}
     done = harvest("partition", native.topic, *KEYS, **servers, HARVEST_LEADER_GROUP_ID=native.group)
@@ -118,13 +118,13 @@ def test_partitions_that_were_added_while_nobody_ran(native, admin, caplog):
     config = harvest_config(native.dsn, native.servers, native.group, leadership="solo")
     native.fill(3)
     with Harvest(config):
-        eventually(lambda: noted(native).get("partitions") == 2, 20, "known")
+        eventually(lambda: noted(native).get("partitions") == 2, "known")
     add(admin, native.topic, 4)
     native.fill(3)
     with Harvest(config):
-        eventually(lambda: said(caplog) == [(native.topic, 2, 4)], 20, "said")
+        eventually(lambda: said(caplog) == [(native.topic, 2, 4)], "said")
     with Harvest(config):
-        eventually(lambda: noted(native).get("noticed_at"), 20, "kept by the next leader")
+        eventually(lambda: noted(native).get("noticed_at"), "kept by the next leader")
     assert said(caplog) == [(native.topic, 2, 4)], "once"
 
 
@@ -132,11 +132,11 @@ def test_under_mark_they_are_noticed_while_it_runs(outbox, bootstrap_servers, gr
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo")
     outbox.fill(3)
     with Harvest(config) as harvest, HarvestTelemetry(harvest) as telemetry:
-        eventually(lambda: harvest.delivered_records == 3, 20, "delivered")
+        eventually(lambda: harvest.delivered_records == 3, "delivered")
         watch = harvest._engine._watch
-        eventually(lambda: (watch._known or {}).get(outbox.topic), 10, "known")
+        eventually(lambda: (watch._known or {}).get(outbox.topic), "known")
         add(admin, outbox.topic, 6)
-        eventually(lambda: said(caplog) == [(outbox.topic, 4, 6)], 20, "said")
+        eventually(lambda: said(caplog) == [(outbox.topic, 4, 6)], "said")
         noticed_at = datetime.fromisoformat(records(caplog)[0].noticed_at).timestamp()
         assert measured(telemetry) == {outbox.topic: noticed_at}
 

@@ -26,13 +26,13 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
         lambda event: acquired.append(boot_seconds()) if isinstance(event, LeaderAcquired) else None
     )
     with harvest:
-        eventually(lambda: delivery._in_flight if abandons else not table.rows, 10, "the first term is at work")
+        eventually(lambda: delivery._in_flight if abandons else not table.rows, "the first term is at work")
         leadership.fence()
         fenced = boot_seconds()
-        eventually(lambda: delivery.abandoned == int(abandons), 10, "the end of the term")
+        eventually(lambda: delivery.abandoned == int(abandons), "the end of the term")
         delivery.hold = False
         leadership.appoint()
-        eventually(lambda: len(acquired) == 2, 10, "it leads again")
+        eventually(lambda: len(acquired) == 2, "it leads again")
     assert delivery.abandoned == int(abandons)
     assert (acquired[1] - fenced >= 1.9) is abandons
 

@@ -78,8 +78,8 @@ def test_every_metric_is_reported_and_none_that_is_not_described(native, config,
     harvest = Harvest(config)
     address = serve(harvest)
     with harvest:
-        eventually(lambda: harvest.delivered_records == 500, 60, "delivered")
-        eventually(lambda: series(scrape(address), "harvest_delivery_latency_seconds_count").get(("0",)), 20, "sampled")
+        eventually(lambda: harvest.delivered_records == 500, "delivered")
+        eventually(lambda: series(scrape(address), "harvest_delivery_latency_seconds_count").get(("0",)), "sampled")
         write(native.connection, topic, 1)
         found = scrape_until(
             address,
@@ -114,8 +114,8 @@ def test_a_marking_harvester_is_counted_too(outbox, config, serve):
     address = serve(harvest)
     assert scrape(address)["harvest_backlog_records", ()] == 300
     with harvest:
-        eventually(lambda: harvest.delivered_records == 300, 60, "delivered")
-        eventually(lambda: scrape(address)["harvest_backlog_records", ()] == 0, 20, "seen")
+        eventually(lambda: harvest.delivered_records == 300, "delivered")
+        eventually(lambda: scrape(address)["harvest_backlog_records", ()] == 0, "seen")
     found = scrape(address)
     assert found["harvest_delivered_records_total", ("0",)] == 300
     assert found["harvest_terms_ended_total", ("revoked", "0")] == 1
@@ -210,10 +210,10 @@ def test_the_age_is_by_the_clock_of_the_database(dsn, config, serve, layout):
     address = serve(Harvest(config))
     assert scrape(address)["harvest_backlog_age_seconds", ()] == 0
     write(table.connection, "orders", 1, age=7_200)
-    assert 7_200 <= eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()], 20, "asked") < 7_300
+    assert 7_200 <= eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()], "asked") < 7_300
     table.connection.execute("DELETE FROM outbox")
     write(table.connection, "orders", 1, age=-3_600)  # a writer whose clock is ahead
-    eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()] == 0, 20, "not negative")
+    eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()] == 0, "not negative")
     assert scrape(address)["harvest_backlog_records", ()] == 1
 
 
@@ -229,12 +229,12 @@ def test_a_backlog_that_nobody_reduces_is_unhealthy(native, config, serve, make_
         status, text = get(address, "/progress?seconds=2")
         return text if status == 503 else None
 
-    assert "3 records wait, and none was delivered" in eventually(stands, 20, "seen")
+    assert "3 records wait, and none was delivered" in eventually(stands, "seen")
     assert get(address, "/progress?seconds=600")[0] == 200
     assert scrape(address)["harvest_stalled_seconds", ()] >= 2
     with harvest:
-        eventually(lambda: get(address, "/progress?seconds=2")[0] == 200, 30, "somebody reduces it")
-        eventually(lambda: scrape(address)["harvest_stalled_seconds", ()] == 0, 30, "nothing waits")
+        eventually(lambda: get(address, "/progress?seconds=2")[0] == 200, "somebody reduces it")
+        eventually(lambda: scrape(address)["harvest_stalled_seconds", ()] == 0, "nothing waits")
 
 
 def test_after_a_long_silence_the_first_answer_knows_that_it_stalled(native, config, serve):
@@ -256,7 +256,7 @@ def test_while_postgres_is_away_it_is_said(native, config, serve, dsn, elsewhere
     address = serve(harvest)
     name = native.connection.info.dbname
     with harvest:
-        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, 20, "there")
+        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "there")
         native.connection.close()
         elsewhere.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
         try:
@@ -265,14 +265,14 @@ def test_while_postgres_is_away_it_is_said(native, config, serve, dsn, elsewhere
             assert series(found, "harvest_backlog_records") == {}, "what is not known is not told"
             assert found["harvest_terms_total", ("0",)] == 1
             refused = "not currently accepting connections"
-            eventually(lambda: refused in get(address, "/progress?seconds=1")[1], 20, "why is said")
+            eventually(lambda: refused in get(address, "/progress?seconds=1")[1], "why is said")
             assert get(address, "/progress?seconds=1")[0] == 503
             assert get(address, "/progress?seconds=600")[0] == 200, "not yet"
             assert get(address, "/livez")[0] == 200
             assert found["harvest_postgres_connections_total", ("failed",)] > 0
         finally:
             elsewhere.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
-        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, 30, "back")
+        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "back")
         assert get(address, "/progress?seconds=1")[0] == 200
 
 
@@ -291,12 +291,12 @@ def test_what_changes_slowly_takes_nothing_else_away(native, config, serve, monk
 
 def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve):
     address = serve(Harvest(config))
-    eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, 20, "there")
+    eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "there")
     find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'harvest telemetry'"
     backend = native.connection.execute(f"{find} AND datname = current_database()").fetchone()[0]
     os.kill(backend, signal.SIGSTOP)
     try:
-        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 0, 20, "silent")
+        eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 0, "silent")
         began = time.monotonic()
         for _ in range(10):  # only the first has waited
             assert "does not answer in time" in get(address, "/progress?seconds=0.1")[1]
@@ -304,7 +304,7 @@ def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve):
         assert time.monotonic() - began < 10, "a second each would be twenty"
     finally:
         os.kill(backend, signal.SIGCONT)
-    eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, 20, "it answers")
+    eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "it answers")
 
 
 def test_labels_hold_legal_topics_of_a_few(native, config, serve):
@@ -339,7 +339,7 @@ def test_who_holds_segments_back_is_said_to_whom_was_granted_what_a_harvester_ne
         native.write(10)
     native.subscribe(native.snapshot(), name="default")
     native.subscribe("1:1:", name="forgotten")
-    assert len(eventually(native.closed, 20, "closed")) == 3
+    assert len(eventually(native.closed, "closed")) == 3
     native.connection.execute("UPDATE outbox_segments SET closed_at = now() - interval '2 days'")
     monkeypatch.setattr(sampler_module, "_RARE_EVERY_SECONDS", 0.2)
     address = serve(Harvest(config))
@@ -356,7 +356,7 @@ def test_who_holds_segments_back_is_said_to_whom_was_granted_what_a_harvester_ne
         }
     native.write(10)
     native.subscribe(native.snapshot(), name="default")
-    eventually(lambda: len(native.closed()) == 4, 20, "one more is closed")
+    eventually(lambda: len(native.closed()) == 4, "one more is closed")
     native.connection.execute("UPDATE outbox_segments SET closed_at = now() - interval '2 days'")
     more = scrape_until(address, lambda found: found["harvest_held_segments", ("forgotten",)] == 4, "it grows")
     assert more["harvest_held_segments_bytes", ("forgotten",)] > held
@@ -414,7 +414,7 @@ def test_a_certificate_that_expires_soon_is_measured_and_logged(
 
     assert said() == []
     with harvest:
-        eventually(said, 20, "said at the start")
+        eventually(said, "said at the start")
     (record,) = said()
     assert (record.setting, record.expires_at) == ("ssl.certificate.location", end.isoformat())
 
@@ -426,7 +426,7 @@ def test_what_status_says_of_segments_reads_none_of_them(dsn, config):
     native.connection.execute("ANALYZE outbox")
     write(native.connection, "orders", 45_000)
     native.subscribe(native.snapshot(), name="default")
-    assert len(eventually(native.closed, 20, "closed")) == 2
+    assert len(eventually(native.closed, "closed")) == 2
     native.connection.execute("UPDATE outbox_segments SET closed_at = now() - interval '2 days'")
     read = "SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_user_tables WHERE relname ~ '^outbox_from_'"
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -55,7 +55,7 @@ def test_postgres_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers,
     records = 8_000
     outbox.fill(records, keys=200)
     with harvest:
-        eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+        eventually(lambda: harvest.delivered_records > 300, "busy")
         if how == "killed":
             stack.postgres.kill()
             stack.postgres.start()
@@ -66,12 +66,12 @@ def test_postgres_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers,
             ).fetchone()[0]
             os.kill(backend, signal.SIGSTOP)
             try:
-                eventually(lambda: harvest.in_flight_records == frozen_at_rest(harvest), 10, "it waits for the answer")
+                eventually(lambda: harvest.in_flight_records == frozen_at_rest(harvest), "it waits for the answer")
                 assert harvest.state is State.RUNNING
             finally:
                 os.kill(backend, signal.SIGCONT)
         reconnect(outbox)
-        eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+        eventually(lambda: outbox.count() == 0, "the backlog is empty")
         assert harvest.state is State.RUNNING
     check_delivered(outbox, bootstrap_servers, records)
 
@@ -83,12 +83,12 @@ def test_a_connection_is_cut_again_and_again(outbox, harvest, bootstrap_servers)
     with harvest:
         for _ in range(8):
             before = harvest.delivered_records
-            eventually(lambda before=before: harvest.delivered_records > before or outbox.count() == 0, 30, "progress")
+            eventually(lambda before=before: harvest.delivered_records > before or outbox.count() == 0, "progress")
             outbox.connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
-        eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+        eventually(lambda: outbox.count() == 0, "the backlog is empty")
     check_delivered(outbox, bootstrap_servers, records)
 
 
@@ -97,16 +97,16 @@ def test_kafka_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers, ho
     records = 8_000
     outbox.fill(records, keys=200)
     with harvest:
-        eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+        eventually(lambda: harvest.delivered_records > 300, "busy")
         first = harvest.leader_id
         if how == "killed":
             stack.kafka.kill()
             stack.kafka.start()
         else:
             stack.kafka.suspend()
-            eventually(lambda: not harvest.is_leader, 10, "fenced: it can prove nothing any more")
+            eventually(lambda: not harvest.is_leader, "fenced: it can prove nothing any more")
             stack.kafka.resume()
-        eventually(lambda: outbox.count() == 0, 90, "the backlog is empty")
+        eventually(lambda: outbox.count() == 0, "the backlog is empty", seconds=90)
         assert harvest.state is State.RUNNING
         assert harvest.leader_id != first
     check_delivered(outbox, bootstrap_servers, records)
@@ -117,7 +117,7 @@ def test_a_stop_while_kafka_is_away_ends_in_time_and_loses_nothing(outbox, harve
     records = 8_000
     outbox.fill(records, keys=200)
     harvest.start()
-    eventually(lambda: harvest.delivered_records > 300, 30, "busy")
+    eventually(lambda: harvest.delivered_records > 300, "busy")
     stack.kafka.suspend()
     try:
         harvest.stop()

@@ -66,7 +66,7 @@ def pooled(dsn):
     yield start
     for process in running:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
     folder.cleanup()
 
 

@@ -90,16 +90,16 @@ def waits(secured, caplog, way, revoked, reason):
     secured.prepare(way)
     secured.write(300)
     with Harvest(secured.config(**way)) as harvest:
-        eventually(lambda: harvest.delivered_records > 0, 30, "busy")
+        eventually(lambda: harvest.delivered_records > 0, "busy")
         with revoked(secured, way):
-            eventually(lambda: denials(caplog) or harvest.state is not State.RUNNING, 30, "it says so")
+            eventually(lambda: denials(caplog) or harvest.state is not State.RUNNING, "it says so")
             assert reason in denials(caplog)[-1]
             secured.write(10)
             assert harvest.state is State.RUNNING
             assert harvest.delivered_records <= 300
-        eventually(lambda: harvest.delivered_records == 310, 60, "all is delivered")
+        eventually(lambda: harvest.delivered_records == 310, "all is delivered")
         assert harvest.state is State.RUNNING
-    arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(310), 10, "committed")]
+    arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(310), "committed")]
     assert sorted(set(arrived)) == list(range(1, 311))
     assert way is MARK or len(arrived) == 310
 
@@ -108,9 +108,9 @@ def waits(secured, caplog, way, revoked, reason):
 def test_a_table_that_is_gone_is_not_waited_for(secured, way):
     secured.prepare(way)
     with pytest.raises(OutboxTableError, match="not there"), Harvest(secured.config(**way)) as harvest:
-        eventually(lambda: harvest.is_leader, 30, "it leads")
+        eventually(lambda: harvest.is_leader, "it leads")
         secured.owner.execute("DROP TABLE outbox CASCADE")
-        harvest.await_stopped(30)
+        harvest.await_stopped(60)
 
 
 def test_a_schema_that_may_not_be_used_is_said_at_the_start(secured):
@@ -128,18 +128,18 @@ def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
     secured.prepare(SNAPSHOT)
     with Harvest(secured.config(**SNAPSHOT)) as harvest:
         secured.write(20)
-        eventually(lambda: harvest.delivered_records == 20, 30, "delivered")
+        eventually(lambda: harvest.delivered_records == 20, "delivered")
         with secured.without(lambda acl: acl.name.endswith(".checkpoint") and acl.operation.name in lost):
             secured.owner.execute(END_SESSIONS)
             secured.write(10)
             eventually(
-                lambda: denials(caplog, "kafka_access_denied") or harvest.state is not State.RUNNING, 30, "it says so"
+                lambda: denials(caplog, "kafka_access_denied") or harvest.state is not State.RUNNING, "it says so"
             )
             assert harvest.state is State.RUNNING
             assert "authorization failed" in denials(caplog, "kafka_access_denied")[-1].lower()
             assert harvest.delivered_records == 20
-        eventually(lambda: harvest.delivered_records == 30, 60, "all is delivered")
-    arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(30), 10, "committed")]
+        eventually(lambda: harvest.delivered_records == 30, "all is delivered")
+    arrived = [record.outbox_id for record in eventually(lambda: secured.arrived(30), "committed")]
     assert sorted(arrived) == list(range(1, 31))
 
 
@@ -150,17 +150,17 @@ def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
     secured.prepare(way)
     secured.write(5)
     with Harvest(secured.config(**way)) as leader:
-        eventually(lambda: leader.delivered_records == 5, 30, "it leads")
+        eventually(lambda: leader.delivered_records == 5, "it leads")
         with Harvest(secured.config(**way)) as waiting:
             asked = []
             monkeypatch.setattr(waiting._engine, "_refuse_rivals", counted(waiting._engine._refuse_rivals, asked))
-            eventually(lambda: None in asked, 30, "it asks")
+            eventually(lambda: None in asked, "it asks")
             with without_schema(secured, way):
-                eventually(lambda: any(asked), 30, "it is told that there is no such table")
+                eventually(lambda: any(asked), "it is told that there is no such table")
                 told = len(asked)
-                eventually(lambda: len(asked) > told + 1 or waiting.state is not State.RUNNING, 30, "it asks again")
+                eventually(lambda: len(asked) > told + 1 or waiting.state is not State.RUNNING, "it asks again")
                 assert waiting.state is State.RUNNING
-            eventually(lambda: asked[-1] is None, 30, "it asks and is answered")
+            eventually(lambda: asked[-1] is None, "it asks and is answered")
 
 
 def counted(ask, results):

@@ -108,11 +108,11 @@ def test_the_image_harvests_as_another_user_on_a_read_only_file_system(
         outbox.fill(50)
         output = Path("/run/log")
         with process([*AS_USER, *listed("CMD")], output, env=environment, cwd="/") as harvester:
-            eventually(lambda: outbox.count() == 0 or harvester.poll() is not None, 60, "delivered")
+            eventually(lambda: outbox.count() == 0 or harvester.poll() is not None, "delivered")
             assert harvester.poll() is None, output.read_text()
             assert healthy(environment)
             harvester.send_signal(signal.SIGTERM)
-            assert harvester.wait(20) == 0, output.read_text()
+            assert harvester.wait(60) == 0, output.read_text()
         assert not healthy(environment)
         said = [json.loads(line)["event"] for line in output.read_text().splitlines()]
     assert said[-1] == "harvester_stopped"

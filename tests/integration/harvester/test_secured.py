@@ -47,7 +47,7 @@ def test_what_is_printed_is_enough(secured, way, certificate):
         secured.write(count)
         assert Harvest(secured.config(certificate=certificate, **way)).drain(60).records == count
     # A commit is answered before the last of its markers is written.
-    arrived = eventually(lambda: secured.arrived(sum(counts)), 10, "committed")
+    arrived = eventually(lambda: secured.arrived(sum(counts)), "committed")
     assert sorted(record.value for record in arrived) == sorted(f"v{n}" for count in counts for n in range(count))
 
 
@@ -59,7 +59,7 @@ def test_a_reader_looks_and_audits_and_no_more(secured):
     variables["HARVEST_BASE_KAFKA_CONFIG"] = secured.kafka_json("reader")
     assert '"backlog_records": 0' in printed("status", "--json", **variables)
     query = "SELECT id, kafka_key FROM outbox"
-    eventually(lambda: secured.arrived(5), 10, "committed")
+    eventually(lambda: secured.arrived(5), "committed")
     assert '"lost": 0' in printed(
         "audit", "--topic", secured.topic, "--committed", query, "--isolation", "read_committed", "--json", **variables
     )
@@ -77,7 +77,7 @@ def test_a_reader_sees_who_leads_and_what_is_parked(secured):
     variables = {**secured.variables(**MARK), "HARVEST_DSN": secured.dsn("reader")}
     variables["HARVEST_BASE_KAFKA_CONFIG"] = secured.kafka_json("reader")
     with Harvest(secured.config(**MARK)) as harvest:
-        eventually(lambda: harvest.is_leader, 30, "it leads")
+        eventually(lambda: harvest.is_leader, "it leads")
         status = json.loads(printed("status", "--json", **variables))
     assert (status["members"], status["kafka_trouble"], status["parked_records"]) == (1, None, 0)
     assert status["leader"].endswith("@127.0.0.1")

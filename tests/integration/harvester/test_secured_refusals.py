@@ -133,14 +133,14 @@ def test_transactions_that_are_not_permitted_are_refused_at_the_start(secured, e
     secured.prepare(AUTO)
     config = secured.config(**AUTO)
     with secured.without(lambda acl: acl.name.endswith(ending) and acl.operation.name in operations):
-        said = eventually(lambda: refusal(config, error), 30, "it is refused")
+        said = eventually(lambda: refusal(config, error), "it is refused")
         assert words in said
         assert "kafka-acls.sh" in said or "harvest grants kafka" in said
         assert "or deliver without transactions: `delivery: barrier`" in said
         found = preflight.inspect(config, [secured.topic]).errors
         assert any("`delivery: barrier`" in each.next_step for each in found)
     secured.write(1)
-    assert eventually(lambda: drained(config), 30, "it is permitted again") == 1
+    assert eventually(lambda: drained(config), "it is permitted again") == 1
 
 
 def refusal(config, error):
@@ -172,13 +172,13 @@ def test_an_acl_that_goes_missing_while_it_runs(secured, caplog, ending, operati
     secured.prepare(SNAPSHOT)
     with Harvest(secured.config(**SNAPSHOT)) as harvest:
         secured.write(2)
-        eventually(lambda: harvest.delivered_records == 2, 20, "delivered")
+        eventually(lambda: harvest.delivered_records == 2, "delivered")
         with secured.without(lambda acl: acl.name.endswith(ending) and acl.operation.name in (operation, "DESCRIBE")):
             secured.write(3)
-            eventually(lambda: said(caplog, event, reason) or harvest.state.value != "running", 30, "said")
+            eventually(lambda: said(caplog, event, reason) or harvest.state.value != "running", "said")
             assert harvest.delivered_records == 2
-        eventually(lambda: harvest.delivered_records == 5, 30, "delivered once it may")
-    eventually(lambda: secured.arrived(5), 10, "committed")
+        eventually(lambda: harvest.delivered_records == 5, "delivered once it may")
+    eventually(lambda: secured.arrived(5), "committed")
 
 
 @pytest.mark.parametrize(("ending", "operation"), [(".neli", "WRITE"), ("", "READ")], ids=["heartbeat", "group"])
@@ -190,10 +190,10 @@ def test_an_election_that_may_not_be_held_says_so(secured, caplog, ending, opera
         secured.without(lambda acl: acl.name == lacks and acl.operation.name == operation),
         Harvest(secured.config(**MARK)) as harvest,
     ):
-        eventually(lambda: said(caplog, "election_troubled", "authorization failed"), 30, "said")
+        eventually(lambda: said(caplog, "election_troubled", "authorization failed"), "said")
         assert not harvest.is_leader
         if ending:  # who may not join has no way to say so
-            notes = eventually(lambda: troubles(secured.config(**MARK)), 20, "shown by `harvest status`")
+            notes = eventually(lambda: troubles(secured.config(**MARK)), "shown by `harvest status`")
             assert "Topic authorization failed (TOPIC_AUTHORIZATION_FAILED)" in notes[0]
             assert harvest._config.name in notes[0]
     repeated = [each for each in caplog.records if each.getMessage() == "election_troubled"]
@@ -328,7 +328,7 @@ def test_a_hostile_name_is_a_name(secured, name):
             connection.execute(insert)  # past `append`, which refuses such a topic
         config = secured.config(**SNAPSHOT, outbox_table=name, parking="skip")
         assert Harvest(config).drain(60).records == 1
-        (found,) = eventually(lambda: secured.arrived(1), 10, "committed")
+        (found,) = eventually(lambda: secured.arrived(1), "committed")
         assert (found.key, found.value, found.headers) == (name, name, [(name, name.encode())])
         reasons = secured.owner.execute(sql.SQL("SELECT reason FROM {}").format(table.parked_ids.identifier)).fetchall()
         assert reasons == [("the topic's name is not legal in Kafka",)]
@@ -392,11 +392,10 @@ def test_a_topic_that_we_may_not_write_to_costs_its_own_records_only(secured, wa
         with secured.connect("writer") as connection:
             append(connection, [OutboxRecord(topic=f"{secured.name}.none", key="none", value="v")])
             append(connection, [OutboxRecord(topic=secured.topic, key=f"good-{n}", value="v") for n in range(5)])
-        eventually(lambda: harvest.delivered_records == 5, 20, "the others are delivered")
+        eventually(lambda: harvest.delivered_records == 5, "the others are delivered")
         aside = "outbox_parked" if way["source"] == "mark" else "outbox_set_aside"
         found = eventually(
             lambda: len(rows := secured.owner.execute(f"SELECT reason FROM {aside}").fetchall()) == 2 and rows,  # noqa: S608 - ours
-            20,
             "those are parked",
         )
     assert all("may not write to the topic" in reason for (reason,) in found)

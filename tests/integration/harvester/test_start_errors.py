@@ -132,7 +132,7 @@ def test_the_leader_topic_is_missing_and_may_not_be_made(refused, group_id):
 
 def test_the_leader_topic_is_made_with_one_partition(outbox, admin, bootstrap_servers, group_id):
     Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id)).drain(60)
-    assert len(admin.list_topics(timeout=10).topics[f"{group_id}.neli"].partitions) == 1
+    assert len(admin.list_topics(timeout=60).topics[f"{group_id}.neli"].partitions) == 1
 
 
 def test_no_password_is_shown_anywhere(outbox, bootstrap_servers, group_id, caplog):

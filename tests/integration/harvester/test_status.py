@@ -69,18 +69,17 @@ def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_server
 def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id)
     with Harvest(config) as harvest:
-        eventually(lambda: harvest.is_leader, 20, "leads")
+        eventually(lambda: harvest.is_leader, "leads")
         assert notes(outbox, config) == []
         for future in admin.delete_topics([config.leader_topic]).values():
-            future.result(10)
-        eventually(lambda: not harvest.is_leader, 30, "fenced")
+            future.result(60)
+        eventually(lambda: not harvest.is_leader, "fenced")
         eventually(
             lambda: [
                 each
                 for each in caplog.records
                 if each.getMessage() == "election_troubled" and "does not exist" in each.reason
             ],
-            30,
             "said",
         )
         assert any(f"the leader topic '{config.leader_topic}' does not exist" in each for each in notes(outbox, config))
@@ -91,7 +90,7 @@ def test_what_is_on_disk_and_who_holds_it_there(dsn, bootstrap_servers, group_id
     native = Native(dsn, size=10)
     native.write(30)
     native.subscribe("1:1:", name="forgotten")
-    assert len(eventually(native.closed, 20, "closed")) == 3
+    assert len(eventually(native.closed, "closed")) == 3
     native.connection.execute("UPDATE outbox_segments SET closed_at = now() - interval '2 days'")
     servers = {
         "HARVEST_DSN": dsn,

@@ -44,20 +44,20 @@ def refused(harvest):
 
 def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, caplog):
     with member(outbox, name="first-process") as first:
-        eventually(lambda: outbox.subscriptions.shards() and outbox.shard().is_led, 20, "leads")
+        eventually(lambda: outbox.subscriptions.shards() and outbox.shard().is_led, "leads")
         leader = first.leader_id
         said = refused(
             member(outbox, group=f"{outbox.group}.other", name="second-process", leader_topic=f"{outbox.group}.neli")
         )
         for word in (repr(outbox.group), "first-process", "public.outbox", outbox.connection.info.dbname, ".neli"):
             assert word in said
-        (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+        (told,) = eventually(lambda: conflicts(caplog), "told")
         assert told.levelname == "ERROR"
         assert (told.their_group, told.their_process) == (f"{outbox.group}.other", "second-process")
         assert told.their_table == "public.outbox"
         refused(member(outbox, group=f"{outbox.group}.other", name="second-process"))
         outbox.fill(5)
-        eventually(lambda: first.delivered_records == 5, 20, "delivered")
+        eventually(lambda: first.delivered_records == 5, "delivered")
         assert first.leader_id == leader, "it was not fenced"
         assert len(conflicts(caplog)) == 1, "said once"
 
@@ -72,11 +72,11 @@ def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, m
         for each in pools:
             each.start()
     try:
-        ended = eventually(lambda: [each for each in pools if each.state is State.STOPPED], 20, "one of them ends")
+        ended = eventually(lambda: [each for each in pools if each.state is State.STOPPED], "one of them ends")
         assert len(ended) == 1
         (other,) = (each for each in pools if each not in ended)
-        eventually(lambda: other.delivered_records == 5, 20, "the other delivers")
-        eventually(lambda: conflicts(caplog), 10, "told")
+        eventually(lambda: other.delivered_records == 5, "the other delivers")
+        eventually(lambda: conflicts(caplog), "told")
     finally:
         for each in pools:
             each.stop()
@@ -93,20 +93,20 @@ def test_a_pool_that_changes_its_election_process_by_process_is_named_and_goes_o
     first = member(outbox, name="first-process", leadership=ways[0], **settings)
     first.start()
     outbox.fill(3)
-    eventually(lambda: first.delivered_records == 3, 30, "delivered")
+    eventually(lambda: first.delivered_records == 3, "delivered")
     leader = first.leader_id
     said = refused(member(outbox, name="second-process", leadership=ways[1], **settings))
     assert all(word in said for word in ("first-process", f"({ways[0]}", f"({ways[1]}", "`leadership`"))
-    (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+    (told,) = eventually(lambda: conflicts(caplog), "told")
     assert told.their_process == "second-process"
     outbox.fill(2)
-    eventually(lambda: first.delivered_records == 5, 20, "it goes on")
+    eventually(lambda: first.delivered_records == 5, "it goes on")
     assert first.leader_id == leader, "it was not fenced"
     first.stop()
-    assert first.await_stopped(20)
+    assert first.await_stopped(60)
     outbox.fill(2)
     with member(outbox, name="second-process", leadership=ways[1], **settings) as second:
-        eventually(lambda: second.delivered_records == 2, 30, "delivered by the second, and nothing twice")
+        eventually(lambda: second.delivered_records == 2, "delivered by the second, and nothing twice")
     assert len(outbox.arrived(isolation="read_committed")) == 7
 
 
@@ -125,19 +125,19 @@ def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share
                 harvest.start()
         outbox.fill(5)
         other.fill(7)
-        (ended,) = eventually(lambda: [each for _, each in pools if each.state is State.STOPPED], 30, "one ends")
+        (ended,) = eventually(lambda: [each for _, each in pools if each.state is State.STOPPED], "one ends")
         with pytest.raises(CheckpointError, match="another outbox") as raised:
             ended.await_stopped(1)
         assert all(f"{each}/" in raised.value.evidence for each in (name, outbox.connection.info.dbname))
         assert "leaderGroupID" in raised.value.next_step
         ((records, survivor),) = ((table.count(), each) for table, each in pools if each is not ended)
-        eventually(lambda: survivor.delivered_records == records, 30, "the other goes on")
+        eventually(lambda: survivor.delivered_records == records, "the other goes on")
         assert len(outbox.arrived(isolation="read_committed")) == records
     finally:
         for _, harvest in pools:
             harvest.stop()
             with suppress(CheckpointError):
-                harvest.await_stopped(20)
+                harvest.await_stopped(60)
         other.close()
         outbox.connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
@@ -145,16 +145,16 @@ def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share
 def test_another_pool_may_follow_one_that_is_gone(outbox):
     outbox.fill(1)
     with member(outbox) as first:
-        eventually(lambda: first.delivered_records == 1, 20, "delivered")
+        eventually(lambda: first.delivered_records == 1, "delivered")
     outbox.fill(1)
     with member(outbox, group=f"{outbox.group}.other") as other:
-        eventually(lambda: other.delivered_records == 1, 20, "delivered")
+        eventually(lambda: other.delivered_records == 1, "delivered")
 
 
 def test_another_subscription_is_no_conflict(outbox, caplog):
     with member(outbox) as first, member(outbox, group=f"{outbox.group}.other", subscription="other") as other:
         outbox.fill(3)
-        eventually(lambda: first.delivered_records == other.delivered_records == 3, 20, "each delivers all")
+        eventually(lambda: first.delivered_records == other.delivered_records == 3, "each delivers all")
     assert not conflicts(caplog)
 
 
@@ -164,13 +164,13 @@ def test_processes_of_one_pool_are_no_conflict(outbox, caplog, settings):
     outbox.fill(1)
     first = member(outbox, **settings)
     first.start()
-    eventually(lambda: first.delivered_records == 1, 30, "delivered")
+    eventually(lambda: first.delivered_records == 1, "delivered")
     again = make_conninfo(outbox.dsn, host="localhost")
     with member(outbox, dsn=again, name="another", **settings) as second:
         first.stop()
-        assert first.await_stopped(20)
+        assert first.await_stopped(60)
         outbox.fill(1)
-        eventually(lambda: second.delivered_records == 1, 30, "delivered by the second")
+        eventually(lambda: second.delivered_records == 1, "delivered by the second")
     assert not conflicts(caplog)
 
 
@@ -179,17 +179,17 @@ def test_processes_of_one_pool_that_deliver_otherwise_are_told_on_both_sides(out
     """They work on: whichever leads waits until the other is over."""
     first = member(outbox, name="first-process", leadership=leadership)
     first.start()
-    eventually(lambda: first.is_leader, 20, "leads")
+    eventually(lambda: first.is_leader, "leads")
     with member(outbox, name="second-process", delivery="transactional", leadership=leadership) as second:
-        told = eventually(lambda: (found := conflicts(caplog)) and len(found) == 2 and found, 10, "both say it")
+        told = eventually(lambda: (found := conflicts(caplog)) and len(found) == 2 and found, "both say it")
         assert {each.their_process for each in told} == {"first-process", "second-process"}
         assert all(word in told[0].reason for word in ("'barrier'", "'transactional'"))
         outbox.fill(3)
-        eventually(lambda: first.delivered_records == 3, 20, "delivered")
+        eventually(lambda: first.delivered_records == 3, "delivered")
         first.stop()
-        assert first.await_stopped(20)
+        assert first.await_stopped(60)
         outbox.fill(2)
-        eventually(lambda: second.delivered_records == 2, 20, "delivered by the second")
+        eventually(lambda: second.delivered_records == 2, "delivered by the second")
     assert len(conflicts(caplog)) == 2, "said once by each"
 
 
@@ -197,15 +197,15 @@ def test_a_second_outbox_in_one_group_is_refused_and_the_first_one_told(outbox, 
     other = OutboxTable.parse("billing")
     NativeTable(outbox=other).create(outbox.connection)
     with member(outbox, name="first-process") as first:
-        eventually(lambda: first.is_leader, 20, "leads")
-        eventually(lambda: "first-process" in _said(outbox), 10, "says who it is")
+        eventually(lambda: first.is_leader, "leads")
+        eventually(lambda: "first-process" in _said(outbox), "says who it is")
         said = refused(member(outbox, outbox_table="billing", name="second-process"))
         for word in (repr(outbox.group), "first-process", "public.outbox", f"{outbox.group}.neli"):
             assert word in said
-        (told,) = eventually(lambda: conflicts(caplog), 10, "told")
+        (told,) = eventually(lambda: conflicts(caplog), "told")
         assert (told.their_process, told.their_table) == ("second-process", "public.billing")
         outbox.fill(2)
-        eventually(lambda: first.delivered_records == 2, 20, "goes on")
+        eventually(lambda: first.delivered_records == 2, "goes on")
 
 
 def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, monkeypatch):
@@ -213,15 +213,15 @@ def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, 
     other = OutboxTable.parse("billing")
     NativeTable(outbox=other).create(outbox.connection)
     with member(outbox, name="first-process") as first:
-        eventually(lambda: first.is_leader, 20, "leads")
+        eventually(lambda: first.is_leader, "leads")
         with monkeypatch.context() as patched:
             patched.setattr("harvest_lib.leadership.neli.other_pool", lambda *_: None)
             second = member(outbox, outbox_table="billing", name="second-process")
             second.start()
         with pytest.raises(PoolConflict, match=r"first-process|second-process"):
-            second.await_stopped(40)
+            second.await_stopped(60)
             first.await_stopped(1)
-        eventually(lambda: conflicts(caplog), 10, "told")
+        eventually(lambda: conflicts(caplog), "told")
         second.stop()
 
 
@@ -235,7 +235,7 @@ def test_a_table_of_before_names_nobody_and_works(outbox):
     with psycopg.connect(outbox.dsn, autocommit=True) as blocker, blocker.transaction():
         blocker.execute("LOCK outbox_subscriptions IN ROW SHARE MODE")  # so that it cannot be added
         with member(outbox) as harvest:
-            eventually(lambda: harvest.delivered_records == 2, 20, "delivered")
+            eventually(lambda: harvest.delivered_records == 2, "delivered")
 
 
 def _said(outbox):

@@ -62,7 +62,7 @@ def test_what_was_chosen_and_why_is_in_the_log(outbox, caplog):
     caplog.set_level(logging.INFO)
     outbox.fill(3)
     with member(outbox, **AUTO, checkpoint_topic=f"{outbox.group}.made") as harvest:
-        eventually(lambda: harvest.delivered_records == 3, 30, "delivered")
+        eventually(lambda: harvest.delivered_records == 3, "delivered")
         (said,) = started(caplog)
         assert (said.source, said.delivery, said.leadership) == ("snapshot", "transactional", "postgres")
         assert said.source_reason == "the table is native"
@@ -76,7 +76,7 @@ def test_on_goharvests_table_all_is_as_goharvest_does(plain, caplog):
     caplog.set_level(logging.INFO)
     plain.fill(3)
     with member(plain, **AUTO) as harvest:
-        eventually(lambda: harvest.delivered_records == 3, 30, "delivered")
+        eventually(lambda: harvest.delivered_records == 3, "delivered")
     (said,) = started(caplog)
     assert (said.source, said.delivery, said.leadership) == ("mark", "barrier", "neli")
     assert plain.count() == 0
@@ -85,20 +85,20 @@ def test_on_goharvests_table_all_is_as_goharvest_does(plain, caplog):
 def test_a_rolling_restart_is_refused_while_the_pool_of_before_leads_and_goes_on_from_there(outbox):
     outbox.fill(50, keys=3)
     with member(outbox, **BEFORE, name="before") as before:
-        eventually(lambda: before.delivered_records == 50, 30, "delivered")
+        eventually(lambda: before.delivered_records == 50, "delivered")
         conflict = refused(member(outbox, **AUTO))
         assert "before" in conflict.cause
         assert "`leadership: neli` and `delivery: barrier`" in conflict.next_step
         outbox.fill(50, keys=3)
-        eventually(lambda: before.delivered_records == 100, 30, "it was not disturbed")
+        eventually(lambda: before.delivered_records == 100, "it was not disturbed")
     outbox.fill(50, keys=3)
     with member(outbox, **AUTO) as after:
-        eventually(lambda: after.delivered_records == 50, 30, "it goes on from there")
+        eventually(lambda: after.delivered_records == 50, "it goes on from there")
         assert outbox.shard().checkpoint.kept_in == "kafka"
         assert "another pool" in str(refused(member(outbox, **BEFORE)))
     outbox.fill(50, keys=3)
     with member(outbox, **BEFORE) as back:
-        eventually(lambda: back.delivered_records == 50, 30, "and back")
+        eventually(lambda: back.delivered_records == 50, "and back")
     arrived = committed(outbox)
     assert sorted(each.outbox_id for each in arrived) == list(range(1, 201))
     assert steps_back(arrived) == 0
@@ -108,7 +108,7 @@ def test_a_pool_that_elects_through_kafka_is_found_by_its_group_where_it_has_no_
     """It marks the native table; or it is goharvest."""
     outbox.fill(20)
     with member(outbox, **BEFORE, source="mark", name="marking") as before:
-        eventually(lambda: before.delivered_records == 20, 30, "delivered")
+        eventually(lambda: before.delivered_records == 20, "delivered")
         assert not outbox.subscriptions.shards()
         conflict = refused(member(outbox, **AUTO))
         assert "marking" in conflict.cause
@@ -117,10 +117,10 @@ def test_a_pool_that_elects_through_kafka_is_found_by_its_group_where_it_has_no_
         report = preflight.inspect(member(outbox, **AUTO).config)
         assert [each.cause for each in report.errors] == [conflict.cause]
         outbox.fill(20)
-        eventually(lambda: before.delivered_records == 40, 30, "it was not disturbed")
+        eventually(lambda: before.delivered_records == 40, "it was not disturbed")
     outbox.fill(20)
     with member(outbox, **AUTO) as after:
-        eventually(lambda: after.delivered_records == 20, 30, "the rest is read")
+        eventually(lambda: after.delivered_records == 20, "the rest is read")
         with pytest.raises(CheckpointError):
             member(outbox, **BEFORE, source="mark").start()
     assert sorted(each.outbox_id for each in committed(outbox)) == list(range(1, 61))
@@ -133,7 +133,7 @@ def test_where_the_group_may_not_be_seen_that_is_logged_and_nothing_else_changes
     monkeypatch.setattr(former_election, "members", denied)
     outbox.fill(3)
     with member(outbox, **AUTO) as harvest:
-        eventually(lambda: harvest.delivered_records == 3, 30, "delivered")
+        eventually(lambda: harvest.delivered_records == 3, "delivered")
     (said,) = [each for each in caplog.records if each.getMessage() == "former_election_unknown"]
     assert said.group == outbox.group
     assert "Describe" in said.next_step
@@ -154,16 +154,16 @@ def test_who_chose_to_mark_ends_once_the_table_is_native_and_chooses_anew_at_its
     harvest, standby = member(plain, **AUTO), member(plain, **AUTO)
     harvest.start()
     standby.start()
-    eventually(lambda: harvest.delivered_records + standby.delivered_records == 20, 30, "delivered")
+    eventually(lambda: harvest.delivered_records + standby.delivered_records == 20, "delivered")
     with psycopg.connect(plain.dsn, autocommit=True) as connection:
         Migration(outbox=plain.name).run(connection)
     plain.fill(20)
     for each in (harvest, standby):
         with pytest.raises(OutboxTableError, match="restart all processes of the pool"):
-            each.await_stopped(30)
+            each.await_stopped(60)
     with member(plain, **AUTO) as again:
         assert (again.config.source, again.config.leadership) == ("snapshot", "postgres")
-        eventually(lambda: not again.in_flight_records and len(committed(plain)) >= 40, 30, "the rest is delivered")
+        eventually(lambda: not again.in_flight_records and len(committed(plain)) >= 40, "the rest is delivered")
     assert len({each.outbox_id for each in committed(plain)}) == 40
 
 
@@ -173,5 +173,5 @@ def test_a_process_that_names_its_source_marks_on(plain, monkeypatch):
         with psycopg.connect(plain.dsn, autocommit=True) as connection:
             Migration(outbox=plain.name).run(connection)
         plain.fill(20)
-        eventually(lambda: harvest.delivered_records == 20, 30, "delivered")
+        eventually(lambda: harvest.delivered_records == 20, "delivered")
         assert not harvest.await_stopped(1)

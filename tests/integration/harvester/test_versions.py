@@ -15,7 +15,7 @@ from harvest_lib.local_stack import Stack
 def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
     with Stack(tmp_path, postgres="16", kafka="3.9.1", parts=parts, acls=LIMITED) as stack, limiting(stack):
         admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
-        admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
+        admin.create_topics([NewTopic("orders", 4)])["orders"].result(60)
         outbox = Outbox(stack.dsn, "orders")
         assert outbox.connection.info.server_version // 10_000 == 16
         outbox.fill(2_000, keys=50)
@@ -37,5 +37,5 @@ def test_what_is_printed_is_enough_for_the_older_servers_too(tmp_path, parts):
             secured.prepare(way)
             secured.write(30)
             assert Harvest(secured.config(**way)).drain(60).records == 30
-            eventually(lambda made=secured: made.arrived(30), 10, "committed")
+            eventually(lambda made=secured: made.arrived(30), "committed")
             secured.close()

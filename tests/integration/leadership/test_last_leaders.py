@@ -123,7 +123,7 @@ def test_one_that_marks_the_table_is_waited_for(outbox, rows, dsn, is_added):
         )
     with psycopg.connect(dsn, application_name=MARKS):
         assert not read(outbox, rows).are_fenced
-    eventually(lambda: read(outbox, rows).are_fenced, 10, "it is gone")
+    eventually(lambda: read(outbox, rows).are_fenced, "it is gone")
 
 
 _MARK_ONE = "UPDATE outbox SET leader_id = %s WHERE id = (SELECT min(id) + 3 FROM outbox)"

@@ -93,14 +93,14 @@ class Pair:
 
     def join(self, **settings):
         self.far, self.near = (self._member(name, settings) for name in self._ways)
-        eventually(lambda: self.size == 2 and self.far.term(0), 20, "both are members, and the far one leads")
+        eventually(lambda: self.size == 2 and self.far.term(0), "both are members, and the far one leads")
         return self.far, self.near
 
     @property
     def size(self):
         """How many members the group has, once it has settled."""
         try:
-            group = self._admin.describe_consumer_groups([self._group_id])[self._group_id].result(10)
+            group = self._admin.describe_consumer_groups([self._group_id])[self._group_id].result(60)
         except KafkaException:  # a broker that has just started does not coordinate yet
             return 0
         return len(group.members) if group.state is ConsumerGroupState.STABLE else 0
@@ -136,7 +136,7 @@ def pair(network, broker, group_id):
 def fenced(term):
     """Wait for the end of a term whose leader was cut off a moment ago."""
     cut_at = boot_seconds()
-    eventually(lambda: term.ended, HEARTBEAT_TIMEOUT + 5, "its leader hears nothing any more")
+    eventually(lambda: term.ended, "its leader hears nothing any more")
     assert term.ended is TermEnd.FENCED
     assert boot_seconds() - cut_at < HEARTBEAT_TIMEOUT + SLACK
 
@@ -165,10 +165,10 @@ def test_a_leader_cut_off_for_longer_than_its_session_is_followed_and_may_come_b
         assert following is not None
         assert far.term(0) is None
         network.heal()
-        eventually(lambda: pair.size == 2, 20, "it is a member again")
+        eventually(lambda: pair.size == 2, "it is a member again")
         assert first.ended is TermEnd.FENCED
         near.stop(5)
-        again = eventually(lambda: far.term(0), 10, "the one that is left leads")
+        again = eventually(lambda: far.term(0), "the one that is left leads")
     assert again.leader_id not in {first.leader_id, *watch.led[near]}
 
 
@@ -177,7 +177,7 @@ def test_a_leader_that_lost_its_membership_does_not_wait_for_its_lease_to_run_ou
     far, near = pair.join(session_timeout_seconds=2.0, heartbeat_timeout_seconds=60.0)
     first = far.term(0)
     network.cut()
-    eventually(lambda: first.ended, 10, "its session is over")
+    eventually(lambda: first.ended, "its session is over")
     assert first.ended is TermEnd.FENCED
     assert far.term(0) is None
     assert near.term(10) is not None
@@ -201,7 +201,7 @@ def locked_pair(outbox, dsn, network, broker, group_id):
         for name, way in zip(("far", "near"), ways, strict=True)
     ]
     with Harvest(configs[0]) as far:
-        eventually(lambda: far.is_leader, 20, "the first one leads")
+        eventually(lambda: far.is_leader, "the first one leads")
         with Harvest(configs[1]) as near:
             yield far, near
             network.heal()
@@ -210,24 +210,24 @@ def locked_pair(outbox, dsn, network, broker, group_id):
 def test_a_leader_by_lock_that_does_not_reach_kafka_lets_another_lead(outbox, locked_pair, network, broker):
     far, near = locked_pair
     outbox.fill(1, keys=1)
-    eventually(lambda: far.delivered_records == 1, 20, "it delivers")
+    eventually(lambda: far.delivered_records == 1, "it delivers")
     network.cut()
     outbox.fill(1, keys=1)
-    eventually(lambda: near.delivered_records == 1, 30, "the other one delivers")
+    eventually(lambda: near.delivered_records == 1, "the other one delivers")
     assert not far.is_leader
     assert "Kafka has not answered" in far.election_trouble
     network.heal()
-    eventually(lambda: not far.election_trouble, 20, "it stands by again")
+    eventually(lambda: not far.election_trouble, "it stands by again")
     health = HarvestHealth(far, sampler=None)  # which `ready` does not ask
-    eventually(lambda: health.ready() == Verdict(is_healthy=True, reason="it stands by"), 20, "it could be elected")
+    eventually(lambda: health.ready() == Verdict(is_healthy=True, reason="it stands by"), "it could be elected")
     network.cut()
-    eventually(lambda: "Kafka does not answer" in health.ready().reason, 20, "it could deliver nothing")
+    eventually(lambda: "Kafka does not answer" in health.ready().reason, "it could deliver nothing")
     assert not health.ready().is_healthy
     network.heal()
-    eventually(lambda: health.ready().is_healthy, 20, "it could be elected again")
+    eventually(lambda: health.ready().is_healthy, "it could be elected again")
     near.stop()
     outbox.fill(1, keys=1)
-    eventually(lambda: far.delivered_records == 2, 20, "it leads again")
+    eventually(lambda: far.delivered_records == 2, "it leads again")
     read = read_topic(broker.bootstrap_servers, outbox.topic, isolation="read_committed")
     assert [record.outbox_id for record in read] == [1, 2, 3]
 
@@ -292,20 +292,20 @@ def test_proofs_that_come_late_prove_nothing(pair, network, late, fresh, monkeyp
     first = far.term(0)
     ear = Ear(far, monkeypatch)
     with Watch(far, near) as watch:
-        eventually(lambda: ear.sent[late], 10, "there is something to hold")
+        eventually(lambda: ear.sent[late], "there is something to hold")
         network.hold()
         fenced(first)
-        eventually(lambda: ear.sent["heartbeats"][-1][0] != first.leader_id, 10, "it stands again, under a new id")
+        eventually(lambda: ear.sent["heartbeats"][-1][0] != first.leader_id, "it stands again, under a new id")
         candidate = far._candidacies[0].leader_id
         ear.muted = late
         held = ear.sent[late][-1]
-        eventually(lambda: boot_seconds() > held[1] + HEARTBEAT_TIMEOUT, 5, "what was sent has become too old")
+        eventually(lambda: boot_seconds() > held[1] + HEARTBEAT_TIMEOUT, "what was sent has become too old")
         healed_at = boot_seconds()
         network.heal()
-        eventually(lambda: held[1] in {at for _, at in ear.came[late]}, 10, "all that was held has arrived")
-        eventually(lambda: ear.came[fresh] and ear.came[fresh][-1][1] > healed_at, 10, "the other proof is renewed")
+        eventually(lambda: held[1] in {at for _, at in ear.came[late]}, "all that was held has arrived")
+        eventually(lambda: ear.came[fresh] and ear.came[fresh][-1][1] > healed_at, "the other proof is renewed")
         rounds = len(ear.sent[fresh])
-        eventually(lambda: len(ear.sent[fresh]) > rounds + 2, 10, "all that was judged")
+        eventually(lambda: len(ear.sent[fresh]) > rounds + 2, "all that was judged")
         assert far.term(0) is None
         assert ear.began == []
         ear.muted = ""

@@ -92,22 +92,22 @@ def test_a_pool_shares_the_shards_evenly_and_again_when_one_joins_or_leaves(
     make_topic(partitions=partitions, name=f"{group_id}.neli")
     first, second = join(shards), join(shards)
     with Watch(first, second) as watch:
-        eventually(lambda: shared([first, second], shards), 20, "two share")
+        eventually(lambda: shared([first, second], shards), "two share")
         third = join(shards)
         watch.members.append(third)
-        eventually(lambda: shared([first, second, third], shards), 20, "three share")
+        eventually(lambda: shared([first, second, third], shards), "three share")
         third.stop(5)
-        eventually(lambda: shared([first, second], shards), 20, "two share again")
+        eventually(lambda: shared([first, second], shards), "two share again")
 
 
 def test_whoever_leaves_is_followed_within_a_second(join):
     """A clean hand-over waits for no session; 0.7 s was the longest of 48 on a machine with other work."""
     first, second = join(2), join(2)
-    eventually(lambda: shared([first, second], 2), 20, "two share")
+    eventually(lambda: shared([first, second], 2), "two share")
     with Watch(first, second):
         left = boot_seconds()
         first.stop(5)
-        eventually(lambda: shards_of(second) == [0, 1], 10, "the one that is left leads both")
+        eventually(lambda: shards_of(second) == [0, 1], "the one that is left leads both")
         took = boot_seconds() - left
     assert took <= 1.0
 
@@ -115,12 +115,12 @@ def test_whoever_leaves_is_followed_within_a_second(join):
 def test_a_shard_that_stays_where_it_is_pauses_no_longer_than_the_rebalance(join):
     """All are revoked, and what they had proved is void; but nobody waits for a heartbeat timeout, let alone longer."""
     one = join(3)
-    before = eventually(lambda: len(terms := one.terms(1)) == 3 and terms, 20, "it leads all")
+    before = eventually(lambda: len(terms := one.terms(1)) == 3 and terms, "it leads all")
     other = join(3)
-    eventually(lambda: any(term.ended for term in before), 20, "a rebalance begins")
+    eventually(lambda: any(term.ended for term in before), "a rebalance begins")
     began = boot_seconds()
     assert {term.ended for term in before} == {TermEnd.REVOKED}, "together"
-    eventually(lambda: shared([one, other], 3), 10, "two share")
+    eventually(lambda: shared([one, other], 3), "two share")
     assert boot_seconds() - began <= 1.0
     now = {term.leader_id for member in (one, other) for term in member.terms(0)}
     assert now.isdisjoint(term.leader_id for term in before), "an id is never used again"
@@ -128,15 +128,15 @@ def test_a_shard_that_stays_where_it_is_pauses_no_longer_than_the_rebalance(join
 
 def test_a_rebalance_waits_until_every_term_is_quiet(join):
     first = join(2, quiesce_timeout_seconds=30.0)
-    terms = eventually(lambda: len(terms := first.terms(1)) == 2 and terms, 20, "it leads both")
+    terms = eventually(lambda: len(terms := first.terms(1)) == 2 and terms, "it leads both")
     for term in terms:
         term.quiesced.clear()  # as the harvester does when it begins to act
     second = join(2)
-    eventually(lambda: all(term.ended is TermEnd.REVOKED for term in terms), 10, "told in time")
+    eventually(lambda: all(term.ended is TermEnd.REVOKED for term in terms), "told in time")
     terms[0].quiesced.set()
     assert second.terms(1.0) == ()
     terms[1].quiesced.set()
-    eventually(lambda: shared([first, second], 2), 10, "two share")
+    eventually(lambda: shared([first, second], 2), "two share")
 
 
 def test_after_a_kill_the_others_lead_all_within_the_session_and_a_second(join, bootstrap_servers, group_id):
@@ -148,37 +148,37 @@ def test_after_a_kill_the_others_lead_all_within_the_session_and_a_second(join, 
     try:
         said = (json.loads(line) for line in process.stdout)
         assert len(next(share for share in said if share)) == 2
-        eventually(lambda: len(shards_of(member)) == 2, 20, "two share")
+        eventually(lambda: len(shards_of(member)) == 2, "two share")
     finally:
         process.kill()
         killed = boot_seconds()
         process.wait()
         process.stdout.close()
-    eventually(lambda: shards_of(member) == [0, 1, 2, 3], 20, "the one that is left leads all")
+    eventually(lambda: shards_of(member) == [0, 1, 2, 3], "the one that is left leads all")
     assert boot_seconds() - killed <= SESSION + 1.0
 
 
 def test_a_shard_whose_heartbeat_is_not_heard_is_fenced_alone(join, monkeypatch):
     member = join(2)
-    deaf, well = eventually(lambda: len(terms := member.terms(1)) == 2 and terms, 20, "it leads both")
+    deaf, well = eventually(lambda: len(terms := member.terms(1)) == 2 and terms, "it leads both")
     send = member._send_heartbeat
     monkeypatch.setattr(
         member, "_send_heartbeat", lambda producer, candidacy, now: candidacy.shard and send(producer, candidacy, now)
     )
-    eventually(lambda: deaf.ended, HEARTBEAT + 3, "its heartbeat is not heard")
+    eventually(lambda: deaf.ended, "its heartbeat is not heard")
     assert deaf.ended is TermEnd.FENCED
     fenced = boot_seconds()
-    eventually(lambda: boot_seconds() - fenced > HEARTBEAT, 5)
+    eventually(lambda: boot_seconds() - fenced > HEARTBEAT)
     assert member.terms(0) == (well,)
     monkeypatch.undo()
-    again = eventually(lambda: len(terms := member.terms(1)) == 2 and terms, 10, "it leads both again")
+    again = eventually(lambda: len(terms := member.terms(1)) == 2 and terms, "it leads both again")
     assert again[0].leader_id != deaf.leader_id
     assert again[1] is well
 
 
 def test_the_leader_topic_is_made_with_a_partition_for_each_shard(join, admin, group_id):
     join(3)
-    found = eventually(lambda: admin.list_topics(timeout=10).topics.get(f"{group_id}.neli"), 10, "brokers know it")
+    found = eventually(lambda: admin.list_topics(timeout=60).topics.get(f"{group_id}.neli"), "brokers know it")
     assert len(found.partitions) == 3
 
 

@@ -85,7 +85,7 @@ class Watch:
 
     def in_turn(self, first, second):
         """Tell whether the second term was seen to begin, and not before the first was over."""
-        began = eventually(lambda: self.began.get(second.leader_id), 10, "it was seen")
+        began = eventually(lambda: self.began.get(second.leader_id), "it was seen")
         return self.over[first.leader_id] <= began
 
 
@@ -113,12 +113,12 @@ def leaders(members):
 
 
 def one_that_leads(members):
-    return eventually(lambda: next(iter(leaders(members)), None), SESSION + 10, "one leads")
+    return eventually(lambda: next(iter(leaders(members)), None), "one leads")
 
 
 def holder(asking):
     """Return the process id of the backend whose session has the lock."""
-    return eventually(lambda: asking.execute(_LOCK_HOLDER).fetchone(), 10, "one has the lock")[0]
+    return eventually(lambda: asking.execute(_LOCK_HOLDER).fetchone(), "one has the lock")[0]
 
 
 def test_one_of_several_leads_and_keeps_on_leading(pool):
@@ -127,7 +127,7 @@ def test_one_of_several_leads_and_keeps_on_leading(pool):
     with watched(*members) as watch:
         term = one_that_leads(members).term(0)
         assert boot_seconds() - started >= SESSION, "it cannot know that nobody was there"
-        eventually(lambda: boot_seconds() - watch.began.get(term.leader_id, boot_seconds()) > 1.5 * HEARTBEAT, 20)
+        eventually(lambda: boot_seconds() - watch.began.get(term.leader_id, boot_seconds()) > 1.5 * HEARTBEAT)
         assert term.is_live()
     assert len(watch.began) == 1
 
@@ -156,7 +156,7 @@ def test_a_stop_waits_for_what_is_in_flight(pool):
     second = pool()
     stopper = threading.Thread(target=first.stop, args=(20,))
     stopper.start()
-    eventually(lambda: term.ended is TermEnd.REVOKED, 10, "told in time")
+    eventually(lambda: term.ended is TermEnd.REVOKED, "told in time")
     assert second.term(HEARTBEAT + 0.5) is None, "the server does not take a session for frozen that waits"
     assert stopper.is_alive()
     term.quiesced.set()
@@ -171,7 +171,7 @@ def test_a_lost_session_fences_and_nobody_leads_before_its_lease_is_over(pool, a
         first = one_that_leads(members).term(0)
         lost = boot_seconds()
         asking.execute("SELECT pg_terminate_backend(%s)", [holder(asking)])
-        eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+        eventually(lambda: first.ended is TermEnd.FENCED, "fenced")
         assert boot_seconds() - lost < HEARTBEAT + SLACK
         second = one_that_leads(members).term(0)
         began = boot_seconds()
@@ -199,7 +199,7 @@ def test_a_frozen_postgres_fences_its_leader_and_one_leads_when_it_thaws(pool, a
             for pid in backends:
                 os.kill(pid, signal.SIGSTOP)
             frozen = boot_seconds()
-            eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+            eventually(lambda: first.ended is TermEnd.FENCED, "fenced")
             assert boot_seconds() - frozen < HEARTBEAT + SLACK
             assert not leaders(members)
         finally:
@@ -217,7 +217,7 @@ def test_a_postgres_that_crashed_and_came_back_has_one_leader_again(pool, stack)
         first = one_that_leads(members).term(0)
         stack.postgres.kill()
         killed = boot_seconds()
-        eventually(lambda: first.ended is TermEnd.FENCED, 10, "fenced")
+        eventually(lambda: first.ended is TermEnd.FENCED, "fenced")
         assert boot_seconds() - killed < HEARTBEAT + SLACK
         stack.postgres.start()
         second = one_that_leads(members).term(0)
@@ -244,7 +244,7 @@ def test_a_session_that_says_nothing_is_ended_by_the_server(dsn, group_id):
         said = boot_seconds()
         assert silent.try_lock()
         assert not other.try_lock()
-        eventually(other.try_lock, 10, "the lock is free")
+        eventually(other.try_lock, "the lock is free")
         assert boot_seconds() - said >= HEARTBEAT
         with pytest.raises(DatabaseUnavailable):
             silent.look()
@@ -262,7 +262,7 @@ def test_the_word_of_who_leaves_is_seen_by_all_and_ends_by_itself(dsn, stack, gr
     speaker = threading.Thread(target=leaver.leave, args=(2.0,))
     speaker.start()
     try:
-        eventually(other.try_lock, 10, "the lock is free while the word stands")
+        eventually(other.try_lock, "the lock is free while the word stands")
         sight = other.look()
         assert sight.held
         assert sight.left_in_order
@@ -287,7 +287,7 @@ def test_who_cannot_connect_hears_of_it_at_the_start(pool, dsn, change):
 def test_each_group_and_each_database_has_a_leader_of_its_own(pool, dsn, stack, group_id):
     """Advisory locks are a database's own: a pool has to use one, and several pools may share it."""
     members = [pool(), pool(group=f"{group_id}-2"), pool(stack.dsn)]
-    eventually(lambda: len(leaders(members)) == 3, 20, "each leads")
+    eventually(lambda: len(leaders(members)) == 3, "each leads")
 
 
 def test_a_role_without_any_privilege_can_lead(pool, dsn, asking, unique):
@@ -298,7 +298,7 @@ def test_a_role_without_any_privilege_can_lead(pool, dsn, asking, unique):
         assert member.term(20) is not None
         member.stop(5)
     finally:
-        eventually(lambda: not asking.execute(_LOCK_HOLDER).fetchone(), 10)
+        eventually(lambda: not asking.execute(_LOCK_HOLDER).fetchone())
         asking.execute(f"DROP ROLE {role}")
 
 
@@ -327,9 +327,9 @@ def test_a_standby_and_a_leader_ask_little(pool, monkeypatch):
     assert leader.term(20) is not None
     standby = pool(heartbeat_timeout_seconds=5.0)
     threads = {"leader": leader._thread.ident, "standby": standby._thread.ident}
-    eventually(lambda: asked[threads["standby"]] >= 2, 10, "it stands by")
+    eventually(lambda: asked[threads["standby"]] >= 2, "it stands by")
     before, began = asked.copy(), boot_seconds()
-    eventually(lambda: asked[threads["standby"]] >= before[threads["standby"]] + 20, 20, "two seconds or more")
+    eventually(lambda: asked[threads["standby"]] >= before[threads["standby"]] + 20, "two seconds or more")
     seconds = boot_seconds() - began
     assert asked[threads["standby"]] - before[threads["standby"]] <= 10 * seconds + 1
     assert asked[threads["leader"]] - before[threads["leader"]] <= 2 * seconds + 1
@@ -354,19 +354,19 @@ def test_harvesters_elect_by_the_lock_and_hand_over_without_a_loss_or_a_repeat(o
         )
 
     with member() as first:
-        eventually(lambda: first.is_leader, 20, "the first leads")
+        eventually(lambda: first.is_leader, "the first leads")
         with member() as second:
-            eventually(lambda: first.delivered_records > 200, 20, "busy")
+            eventually(lambda: first.delivered_records > 200, "busy")
             assert not second.is_leader
             assert lock_holder(outbox.connection, group_id, "outbox").startswith("backend "), (
                 "which `harvest status` shows"
             )
             first.stop()
-            assert first.await_stopped(15)
+            assert first.await_stopped(60)
             stopped = boot_seconds()
-            eventually(lambda: second.is_leader, 20, "the second leads")
+            eventually(lambda: second.is_leader, "the second leads")
             assert boot_seconds() - stopped < 1.0 + SLACK
-            eventually(lambda: outbox.count() == 0, 60, "the backlog is empty")
+            eventually(lambda: outbox.count() == 0, "the backlog is empty")
             assert second.delivered_records > 0, "the first left it something"
     assert lock_holder(outbox.connection, group_id, "outbox") is None
     delivered = read_topic(bootstrap_servers, outbox.topic)

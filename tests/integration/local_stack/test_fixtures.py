@@ -37,7 +37,7 @@ def test_topics_take_records_and_are_not_made_by_mention(make_topic, unique, boo
     )
     for topic in (make_topic(partitions=3), unique("missing")):
         producer.produce(topic, b"value", on_delivery=lambda error, _: reports.append(error))
-    producer.flush(10)
+    producer.flush(60)
     assert [report is None for report in reports] == [True, False]
 
 
@@ -52,7 +52,7 @@ def test_sasl_takes_the_right_password_only(stack: Stack, make_topic):
             error_cb=errors.append,
         )
         producer.produce(topic, b"value")
-        outcome[password] = (producer.flush(5) == 0, any("uthentication" in error.str() for error in errors))
+        outcome[password] = (producer.flush(60) == 0, any("uthentication" in error.str() for error in errors))
         producer.purge()
     assert list(outcome.values()) == [(True, False), (True, True)]
 

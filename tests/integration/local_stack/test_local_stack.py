@@ -94,7 +94,7 @@ def test_a_stack_in_the_background_from_first_start_to_crash_to_end(home):
     family = [process.pid for process in psutil.Process(found.pid).children(recursive=True)]
     assert len(family) > 2
     os.kill(found.pid, signal.SIGKILL)
-    eventually(lambda: not alive([found.pid, *family]), 10, "all servers end with the supervisor")
+    eventually(lambda: not alive([found.pid, *family]), "all servers end with the supervisor")
     assert quickly("ps").exit_code == 1
 
     assert harvest("up").returncode == 0
@@ -125,7 +125,7 @@ def test_fresh_removes_data_and_an_ended_server_comes_back(home):
         now = running(home)
         return now is not None and not {server.pid for server in now.servers} & {s.pid for s in found.servers}
 
-    eventually(revived, 40, "the supervisor starts its servers again")
+    eventually(revived, "the supervisor starts its servers again")
     with psycopg.connect(found.dsn) as connection:
         assert connection.execute("SELECT to_regclass('kept') IS NOT NULL").fetchone() == (True,)
     assert harvest("up", "--fresh").returncode == 7
@@ -141,9 +141,9 @@ def test_fresh_removes_data_and_an_ended_server_comes_back(home):
 @pytest.mark.long
 def test_in_the_foreground_it_ends_at_an_interrupt(home):
     with subprocess.Popen([HARVEST, "up", "--foreground"], stdout=subprocess.PIPE, text=True) as command:
-        found = eventually(lambda: running(home), 60)
+        found = eventually(lambda: running(home))
         command.send_signal(signal.SIGINT)
-        assert command.wait(30) == 0
+        assert command.wait(60) == 0
     assert alive([server.pid for server in found.servers]) == []
 
 
@@ -252,9 +252,9 @@ def test_three_brokers_survive_the_loss_of_one(version, tmp_path, parts):
     try:
         cluster.start()
         cluster.brokers[0].kill()
-        eventually(lambda: not cluster.answers(), 20, "the cluster notices")
+        eventually(lambda: not cluster.answers(), "the cluster notices")
         cluster.start_broker(1)
-        eventually(cluster.answers, 60, "the broker is back")
+        eventually(cluster.answers, "the broker is back")
         cluster.stop()
         cluster.start()
     finally:

@@ -105,11 +105,11 @@ def test_everything_starts_serves_works_together_and_ends(home):
     assert (home / "airflow" / "passwords.json").stat().st_mode & 0o077 == 0
 
     airflow = AirflowApi(url["airflow-api-server"], password)
-    eventually(lambda: "harvest_run_dagster_job" in airflow.dags(), 120, "the DAGs are there")
+    eventually(lambda: "harvest_run_dagster_job" in airflow.dags(), "the DAGs are there", seconds=120)
     written = home / "written"
     conf = {"job": "small_job", "run_config": {"ops": {"write": {"config": {"file": str(written)}}}}}
     run = airflow.start("harvest_run_dagster_job", conf)
-    eventually(lambda: airflow.state("harvest_run_dagster_job", run) == "success", 300, "the DAG run succeeds")
+    eventually(lambda: airflow.state("harvest_run_dagster_job", run) == "success", "the DAG run succeeds", seconds=300)
     assert written.read_text() == found.bootstrap_servers
 
     # A run goes on without the webserver, which comes back.
@@ -119,11 +119,11 @@ def test_everything_starts_serves_works_together_and_ends(home):
         answer = ask(f"{url['dagster-webserver']}/graphql", {"query": STARTED})
         return answer and [run["status"] for run in answer["data"]["runsOrError"]["results"]]
 
-    eventually(lambda: status() == ["STARTED"], 90, "the long run goes on")
+    eventually(lambda: status() == ["STARTED"], "the long run goes on", seconds=90)
     before = next(server.pid for server in found.servers if server.name == "dagster-webserver")
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: before not in {server.pid for server in running(home).servers}, 30, "it is started again")
-    eventually(lambda: status() == ["STARTED"], 90, "it answers, and the run still goes on")
+    eventually(lambda: before not in {server.pid for server in running(home).servers}, "it is started again")
+    eventually(lambda: status() == ["STARTED"], "it answers, and the run still goes on", seconds=90)
 
     family = everything(running(home))
     assert len(family) > 12
@@ -137,7 +137,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed_and_what_was_kept_is_there
     found = running(home)
     family = everything(found)
     os.kill(found.pid, signal.SIGKILL)
-    eventually(lambda: not alive(family), 40, "everything ends with the supervisor")
+    eventually(lambda: not alive(family), "everything ends with the supervisor")
 
     again = harvest("up", "--all", "--definitions", "small_definitions")
     assert again.returncode == 0, again.stderr

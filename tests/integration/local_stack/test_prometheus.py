@@ -43,14 +43,14 @@ def prometheus(tmp_path):
 
 
 def test_it_has_our_rules_and_scrapes_where_a_harvester_listens(prometheus):
-    rules = eventually(lambda: ask(f"{prometheus.url}/api/v1/rules"), 60, "Prometheus answers")["data"]["groups"]
+    rules = eventually(lambda: ask(f"{prometheus.url}/api/v1/rules"), "Prometheus answers")["data"]["groups"]
     named = [rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert [rule["name"] for group in rules for rule in group["rules"]] == named
     host, _, port = prometheus.listen.partition(":")
     with http.server.ThreadingHTTPServer((host, int(port)), Page) as page:
         threading.Thread(target=page.serve_forever, daemon=True).start()
         found = eventually(
-            lambda: ask(f"{prometheus.url}/api/v1/query?query=harvest_leader")["data"]["result"], 60, "a scrape"
+            lambda: ask(f"{prometheus.url}/api/v1/query?query=harvest_leader")["data"]["result"], "a scrape", seconds=60
         )
         page.shutdown()
     assert (

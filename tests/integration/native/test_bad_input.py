@@ -223,12 +223,12 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
     link.delay(_DELAY_SECONDS)  # so that it takes seconds, and is cut in the middle
     try:
         with Harvest(config):
-            eventually(lambda: ends(servers, topic)[0] > _QUEUE, 60)
+            eventually(lambda: ends(servers, topic)[0] > _QUEUE)
             link.cut()
-            eventually(lambda: [each.message for each in caplog.records].count("batch_failed") >= 2, 60)
+            eventually(lambda: [each.message for each in caplog.records].count("batch_failed") >= 2)
             assert ends(servers, topic)[0] < count
             link.heal()
-            eventually(lambda: read()[-1:] == [count - 1], 60)
+            eventually(lambda: read()[-1:] == [count - 1])
     finally:
         link.heal()
     found = read()

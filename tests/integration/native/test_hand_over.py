@@ -51,7 +51,7 @@ def test_what_fails_after_it_was_handed_over_is_heard_once_of_each_kind(bootstra
         rows = rows_of(connection.cursor(binary=True).execute(ALL))
         assert sender.send(rows, stamp=None) == (20, 0)
         producer.produce(topic, "y" * 3_000)
-        producer.flush(20)
+        producer.flush(60)
     assert [(error.code(), where) for error, where in sender.take_failures()] == [
         (KafkaError.MSG_SIZE_TOO_LARGE, topic)
     ]
@@ -68,7 +68,7 @@ def test_where_records_arrived_is_told_once(bootstrap_servers, make_topic, dsn):
     with psycopg.connect(dsn) as connection:
         rows = rows_of(connection.cursor(binary=True).execute(ALL))
         sender.send(rows, stamp=None)
-        producer.flush(20)
+        producer.flush(60)
     places = {(topics[0], 0), (topics[0], 1), (topics[0], 2), (topics[1], 0)}
     found = sender.take_places()
     assert set(found) == places

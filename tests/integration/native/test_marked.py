@@ -182,7 +182,7 @@ def polled(delivery, count):
         failed.extend(reports.failed)
         return len(acknowledged) + len(failed) >= count
 
-    eventually(enough, 20)
+    eventually(enough)
     return acknowledged, failed
 
 
@@ -243,7 +243,7 @@ def test_a_round_of_which_one_fails_fails_and_then_each_goes_alone(bootstrap_ser
             delivery.begin(uuid.uuid4())
         return not left and not delivery.is_busy
 
-    eventually(done, 30)
+    eventually(done)
     assert refused == [rows.ids[50]]
     assert {each.outbox_id for each in read_topic(bootstrap_servers, topic)} == {*rows.ids} - {*refused}
 
@@ -271,7 +271,7 @@ def test_a_row_that_the_client_refuses_is_refused_and_its_neighbours_are_not(mak
             delivery.begin(uuid.uuid4())
         return not left and not delivery.is_busy
 
-    eventually(done, 30)
+    eventually(done)
     assert refused == [rows.ids[5]]
 
 
@@ -300,7 +300,7 @@ def test_a_failure_that_is_told_as_the_last_record_ends_is_not_taken_for_success
         if outstanding:
             return take(sender)
         outstanding.append(len(producer))
-        eventually(gone, 20, "it has failed")
+        eventually(gone, "it has failed")
         return []
 
     monkeypatch.setattr(NativeSender, "take_failures", just_too_early)

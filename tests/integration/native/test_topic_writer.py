@@ -98,7 +98,7 @@ def make(bootstrap_servers, impl):
 
 def create(servers, topic):
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
 
 
 def read(servers, topic):
@@ -114,7 +114,7 @@ def read(servers, topic):
         return len(found) == sum(ends.values())
 
     try:
-        eventually(all_there, 20)
+        eventually(all_there)
     finally:
         consumer.close()
     found.sort(key=lambda each: (each.partition(), each.offset()))
@@ -250,7 +250,7 @@ def test_a_topic_that_was_deleted_is_told(make, make_topic, bootstrap_servers):
     writer = make(topic, soon, delivery_timeout="20s")
     writer.write(bulk("there"))
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(60)
     with pytest.raises(TopicMissing, match=topic):
         for _ in range(100):  # until the client has heard of it
             writer.write(bulk("gone"))

@@ -159,7 +159,7 @@ class Load:
 
     def wait_for_more(self, records=50):
         enough = len(self.waits) + records
-        eventually(lambda: self.errors or len(self.waits) >= enough, 30, "they write on")
+        eventually(lambda: self.errors or len(self.waits) >= enough, "they write on")
 
 
 @pytest.mark.parametrize("kill", [False, True])

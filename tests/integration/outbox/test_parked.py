@@ -319,10 +319,10 @@ def test_a_retry_waits_for_whoever_holds_more_of_the_key(place, dsn):
         with ThreadPoolExecutor() as threads:
             retrying = threads.submit(place.parked.retry, operator, ParkedSelection(ids=[1]))
             waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s"
-            eventually(lambda: place.connection.execute(waits, (operator.info.backend_pid,)).fetchone(), 10, "it waits")
+            eventually(lambda: place.connection.execute(waits, (operator.info.backend_pid,)).fetchone(), "it waits")
             holding.move(3, held=1)
             harvester.commit()
-            assert retrying.result(10).held == 2
+            assert retrying.result(60).held == 2
     assert place.ids == ([1, 2, 3], [], [])
 
 
@@ -404,7 +404,7 @@ def test_operators_a_writer_and_a_harvester_at_once_lose_nothing_and_keep_the_or
         finally:
             over.set()
         for each in running:
-            each.result(30)
+            each.result(60)
     place.retry()
     while harvester.look(refuse=0):
         pass

@@ -125,7 +125,7 @@ def test_under_stop_the_harvester_ends(connection, insert, config):
     harvest = Harvest(config(parking="stop"))
     harvest.start()
     with pytest.raises(RecordError, match=f"record {bad} "):
-        harvest.await_stopped(20)
+        harvest.await_stopped(60)
     assert parked_ids(connection) == {}
 
 
@@ -159,12 +159,12 @@ def test_a_topic_that_is_removed_while_records_come(connection, insert, config, 
     soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
     insert("a", to=doomed)
     with Harvest(config(producer_kafka_config=soon)) as harvest:
-        eventually(lambda: harvest.delivered_records == 1, 20, "the first is delivered")
-        admin.delete_topics([doomed])[doomed].result(20)
+        eventually(lambda: harvest.delivered_records == 1, "the first is delivered")
+        admin.delete_topics([doomed])[doomed].result(60)
         lost = insert("a", to=doomed)
         insert("b")
-        eventually(lambda: set(parked_ids(connection)) == {lost}, 40, "it is parked")
-        eventually(lambda: harvest.delivered_records == 2, 20, "the other is delivered")
+        eventually(lambda: set(parked_ids(connection)) == {lost}, "it is parked")
+        eventually(lambda: harvest.delivered_records == 2, "the other is delivered")
 
 
 RETRY = "UPDATE outbox_set_aside SET retry = true WHERE NOT held"
@@ -177,7 +177,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
     topic = unique("later")
     with Harvest(config()):
         ids = [insert("a", to=topic), insert("a", to=topic)]
-        eventually(lambda: set(parked_ids(connection)) == set(ids), 20, "both are parked")
+        eventually(lambda: set(parked_ids(connection)) == set(ids), "both are parked")
         make_topic(name=topic)
 
         def arrived():
@@ -185,10 +185,10 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
             connection.execute(RETRY)
             return delivered(bootstrap_servers, topic)
 
-        eventually(arrived, 30, "the first arrives")
+        eventually(arrived, "the first arrives")
         ids.append(insert("a", to=topic))
-        eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), 30, "all arrive")
-        eventually(lambda: parked_ids(connection) == {}, 10, "nothing is left")
+        eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), "all arrive")
+        eventually(lambda: parked_ids(connection) == {}, "nothing is left")
     assert delivered(bootstrap_servers, topic) == ids
     assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] is None
 
@@ -196,11 +196,11 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
 def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, bootstrap_servers):
     bad, *held = insert("a", names=["n"]), insert("a"), insert("a")
     with Harvest(config()):
-        eventually(lambda: set(parked_ids(connection)) == {bad, *held}, 20, "all are parked")
+        eventually(lambda: set(parked_ids(connection)) == {bad, *held}, "all are parked")
         connection.execute("DELETE FROM outbox_set_aside WHERE id = %s", (bad,))
-        eventually(lambda: delivered(bootstrap_servers, topic) == held, 20, "those behind it arrive")
+        eventually(lambda: delivered(bootstrap_servers, topic) == held, "those behind it arrive")
         held.append(insert("a"))
-        eventually(lambda: delivered(bootstrap_servers, topic) == held, 20, "and what comes later")
+        eventually(lambda: delivered(bootstrap_servers, topic) == held, "and what comes later")
 
 
 def test_a_retry_waits_for_the_next_leader_and_is_part_of_a_drain(
@@ -229,9 +229,7 @@ def test_what_was_held_behind_another_topic_is_sent(connection, insert, config, 
     assert later == held + 1
     following = insert("a")
     with Harvest(config()):
-        eventually(
-            lambda: delivered(bootstrap_servers, topic) == [held, later, following], 30, "all are sent, in order"
-        )
+        eventually(lambda: delivered(bootstrap_servers, topic) == [held, later, following], "all are sent, in order")
     assert set(parked_ids(connection)) == {bad}
 
 
@@ -252,7 +250,7 @@ def limit(admin, topic, number):
     entry = ConfigEntry("max.message.bytes", str(number), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(20)
+        future.result(60)
 
 
 def random_text(number):
@@ -277,7 +275,7 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
     topic = make_topic(partitions=1)
     good = [insert("first", to=topic)]
     with Harvest(config()) as harvest:
-        eventually(lambda: harvest.delivered_records == 1, 20, "the topic is known")
+        eventually(lambda: harvest.delivered_records == 1, "the topic is known")
         limit(admin, topic, 3_000)
         with connection.transaction():
             bad = []
@@ -285,15 +283,15 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
                 if number in {130, 270}:
                     bad.append(insert(f"bad-{number}", random_text(9_000), to=topic))
                 good.append(insert(f"k{number % 20}", to=topic))
-        eventually(lambda: set(parked_ids(connection)) == set(bad), 60, "both are parked")
-        eventually(lambda: set(delivered(bootstrap_servers, topic)) == set(good), 60, "the others arrive")
+        eventually(lambda: set(parked_ids(connection)) == set(bad), "both are parked")
+        eventually(lambda: set(delivered(bootstrap_servers, topic)) == set(good), "the others arrive")
         limit(admin, topic, 1_000_000)
 
         def arrived():
             connection.execute(RETRY)
             return set(delivered(bootstrap_servers, topic)) == {*good, *bad}
 
-        eventually(arrived, 30, "they arrive too")
+        eventually(arrived, "they arrive too")
     assert all(each == sorted(each) for each in keys_in_order(bootstrap_servers, topic).values())
     if config().exactly_once:
         assert len(delivered(bootstrap_servers, topic)) == len(good) + len(bad)
@@ -377,11 +375,11 @@ def test_a_new_row_with_a_parked_id_is_sent(connection, insert, config, topic, b
 
     expected = sorted([bad, held, held + 1, *([held] if policy == "skip" else [])])
     with Harvest(settings):
-        eventually(is_settled, 30, "it is parked")
+        eventually(is_settled, "it is parked")
         if running:
             restart(connection)
             assert [insert("a"), insert("a"), insert("b")] == [bad, held, 3]
-            eventually(lambda: sorted(delivered(bootstrap_servers, topic)) == expected, 30, "the new rows arrive")
+            eventually(lambda: sorted(delivered(bootstrap_servers, topic)) == expected, "the new rows arrive")
     if not running:
         restart(connection)
         assert [insert("a"), insert("a"), insert("b")] == [bad, held, 3]

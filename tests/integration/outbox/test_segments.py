@@ -187,7 +187,7 @@ def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(nati
             cuts += ensure_segments(native.connection, native.table, ahead=3).cut_tail
             native.push(native.segments.next_id(native.connection) + 100)
             enough = len(waits) + 50
-            eventually(lambda enough=enough: len(waits) > enough, 20, "they write on")
+            eventually(lambda enough=enough: len(waits) > enough, "they write on")
     finally:
         stop.set()
         for writer in writers:
@@ -230,7 +230,7 @@ def test_a_writer_that_has_drawn_an_id_and_written_nothing_yet_keeps_it_open(nat
         statement = "INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'slow')"
         writing = threading.Thread(target=writer.execute, args=(statement,))
         writing.start()
-        eventually(lambda: native.segments.next_id(native.connection) == 2, 10, "it has its id")
+        eventually(lambda: native.segments.next_id(native.connection) == 2, "it has its id")
         native.push(25)
         assert native.closed() == []
         guard.execute("SELECT pg_advisory_unlock(1)")

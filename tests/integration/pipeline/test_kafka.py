@@ -170,7 +170,7 @@ def test_records_of_others_are_taken_as_they_are(source, reader):
     producer = Producer({"bootstrap.servers": source.servers})
     producer.produce(source.namespace, b"\xff", key="k", headers=[("h", b"v"), ("n", None)])
     producer.produce(source.namespace, None, key=None)
-    producer.flush(20)
+    producer.flush(60)
     found, _ = collect(reader(content="record"), until=lambda found, _: len(found) == 2)
     assert found[0].data == {
         "key": "k",
@@ -186,7 +186,7 @@ def test_rows_and_tombstones(source, reader):
     producer = Producer({"bootstrap.servers": source.servers})
     producer.produce(source.namespace, '{"id":1}', key='{"id":1}')
     producer.produce(source.namespace, None, key='{"id":1}')
-    producer.flush(20)
+    producer.flush(60)
     found, _ = collect(reader(content="data"), until=lambda found, _: len(found) == 2)
     assert [(each.op, each.data) for each in found] == [(Op.INSERT, {"id": 1}), (Op.DELETE, {"id": 1})]
 
@@ -195,7 +195,7 @@ def test_a_record_that_is_no_message_is_named_by_its_offset(source, reader):
     source.put(1)
     producer = Producer({"bootstrap.servers": source.servers})
     producer.produce(source.namespace, "secret")
-    producer.flush(20)
+    producer.flush(60)
     with pytest.raises(MessageRefused, match="partition 0, offset 1") as refused:
         collect(reader(), until=lambda found, _: len(found) == 2)
     assert "secret" not in str(refused.value)
@@ -215,12 +215,12 @@ def test_partitions_that_are_added_are_read_from_their_beginning(source, reader,
     source.put(1)
     batches = reader(start="end").read({})
     next(batches)
-    admin.create_partitions([NewPartitions(source.namespace, 2)])[source.namespace].result(30)
+    admin.create_partitions([NewPartitions(source.namespace, 2)])[source.namespace].result(60)
     envelope = json.dumps({"op": "insert", "timestamp": 1, "namespace": "t", "data": {"id": 9}})
     producer = Producer({"bootstrap.servers": source.servers})
     producer.list_topics(source.namespace, 10)
     producer.produce(source.namespace, envelope, partition=1)
-    producer.flush(20)
+    producer.flush(60)
     deadline = time.monotonic() + 20
     found = next(
         batch for batch in batches if any(each.op is Op.INSERT for each in batch) or time.monotonic() > deadline
@@ -231,7 +231,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(source, reader,
 @pytest.mark.parametrize(("offset", "says"), [(1, "no longer has"), (9, "was recreated")])
 def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, admin, offset, says):
     source.put(1, 2, 3)
-    admin.delete_records([TopicPartition(source.namespace, 0, 2)])[TopicPartition(source.namespace, 0)].result(30)
+    admin.delete_records([TopicPartition(source.namespace, 0, 2)])[TopicPartition(source.namespace, 0)].result(60)
     place = Message(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
     with pytest.raises(PositionLost, match=says):
         next(reader().read({place.namespace: place}))
@@ -240,16 +240,16 @@ def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, adm
 def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(source, reader, admin):
     source.put(1)
     _, last = collect(reader(), until=lambda found, _: bool(found))
-    admin.delete_topics([source.namespace])[source.namespace].result(30)
+    admin.delete_topics([source.namespace])[source.namespace].result(60)
 
     def made():
         try:
-            admin.create_topics([NewTopic(source.namespace, 1, 1)])[source.namespace].result(30)
+            admin.create_topics([NewTopic(source.namespace, 1, 1)])[source.namespace].result(60)
         except KafkaException:  # it is being deleted yet
             return False
         return True
 
-    eventually(made, 20, "the topic is made again")
+    eventually(made, "the topic is made again")
     KafkaSource(source.servers, source.namespace).put(7, 8, 9)
     with pytest.raises(PositionLost, match="was recreated"):
         next(reader().read(last))

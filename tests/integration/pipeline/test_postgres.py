@@ -233,13 +233,13 @@ def test_the_slot_is_confirmed_by_kept_and_never_before(source, reader):
     assert [next(batches) for _ in range(3)] == [[], [], []]
     assert confirmed(source) == before
     made.kept(last)
-    eventually(lambda: confirmed(source) == last[f"postgres/{source.slot}"].data["lsn"], 10, "the first is confirmed")
+    eventually(lambda: confirmed(source) == last[f"postgres/{source.slot}"].data["lsn"], "the first is confirmed")
     made.close()
     again = reader()
     again.kept(later)  # before it reads: nobody listens yet
     batches = again.read(last | later)
     next(batch for batch in batches if not batch)  # it follows
-    eventually(lambda: confirmed(source) == later[f"postgres/{source.slot}"].data["lsn"], 10, "the second is confirmed")
+    eventually(lambda: confirmed(source) == later[f"postgres/{source.slot}"].data["lsn"], "the second is confirmed")
 
 
 def test_while_nothing_changes_in_the_tables_the_slot_moves_on_nevertheless(source):

@@ -33,7 +33,7 @@ def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
             return False
         return True
 
-    eventually(moved, 10, "the slot is free")
+    eventually(moved, "the slot is free")
     error = refused(reader(), last)
     assert isinstance(error, PositionLost)
     assert "moved the slot" in error.cause
@@ -140,7 +140,7 @@ def test_a_slot_that_is_moved_while_the_connection_is_lost_is_noticed(source, re
         return True
 
     source.put(2)
-    eventually(moved, 10, "the slot is moved")
+    eventually(moved, "the slot is moved")
     with pytest.raises(PositionLost, match="moved the slot"):
         for _, _batch in zip(range(100), batches, strict=False):
             pass

@@ -198,10 +198,10 @@ def test_a_state_of_a_topic_that_was_recreated_is_refused_until_it_is_forgotten(
     outbox.fill(RECORDS, keys=KEYS)
     outbox.harvest(delivery="pipelined").drain(60)
     since.audit()
-    admin.delete_topics([outbox.topic])[outbox.topic].result(30)
-    eventually(lambda: partitions(admin, outbox.topic) == 0, 30, "the topic is gone")
-    admin.create_topics([NewTopic(outbox.topic, 4)])[outbox.topic].result(30)
-    eventually(lambda: partitions(admin, outbox.topic) == 4, 30, "it is there again")
+    admin.delete_topics([outbox.topic])[outbox.topic].result(60)
+    eventually(lambda: partitions(admin, outbox.topic) == 0, "the topic is gone")
+    admin.create_topics([NewTopic(outbox.topic, 4)])[outbox.topic].result(60)
+    eventually(lambda: partitions(admin, outbox.topic) == 4, "it is there again")
     with pytest.raises(AuditStateError, match=r"was recreated[\s\S]*--full"):
         since.audit()
     assert since.audit(full=True).lost == RECORDS
@@ -268,5 +268,5 @@ def send(native, like, own_id, *, header=None):
 
 
 def partitions(admin, topic):
-    found = admin.list_topics(timeout=10).topics.get(topic)
+    found = admin.list_topics(timeout=60).topics.get(topic)
     return len(found.partitions) if found else 0

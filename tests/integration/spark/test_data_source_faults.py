@@ -128,7 +128,7 @@ def kill(process):
 @pytest.mark.timeout(400)
 def test_a_driver_that_is_killed_while_it_promotes_is_made_good(stream, database, tmp_path, moment):
     with held(database, moment), driver(stream.spark, database, tmp_path) as process:
-        eventually(lambda: waiting(database) or process.poll() is not None, DEADLINE_SECONDS)
+        eventually(lambda: waiting(database) or process.poll() is not None, seconds=DEADLINE_SECONDS)
         assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3_000:]
         kill(process)
         assert stream.numbers() == list(range(10))
@@ -148,7 +148,7 @@ def test_a_driver_that_is_killed_at_any_moment_is_made_good(stream, database, tm
         for more in range(4):
             stream.add(2 + 4 * number + more)
         with driver(stream.spark, database, tmp_path) as process:
-            eventually(partial(promoted, database, 3 + 4 * number), DEADLINE_SECONDS)
+            eventually(partial(promoted, database, 3 + 4 * number), seconds=DEADLINE_SECONDS)
             time.sleep(dice.uniform(0, 2))  # of a run of several seconds
             kill(process)
     stream.run()
@@ -165,11 +165,11 @@ def test_a_connection_that_is_lost_while_the_driver_promotes_is_made_anew(stream
         run = InBackground(stream.spark, lambda: stream.run(dsn=dsn))
         with held(database, moment):
             run.start()
-            eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+            eventually(lambda: run.failed or waiting(database), seconds=DEADLINE_SECONDS)
             assert not run.failed
             link.cut()
             link.heal()
-            eventually(lambda: len(waiting(database)) > 1, DEADLINE_SECONDS)  # it has come again
+            eventually(lambda: len(waiting(database)) > 1, seconds=DEADLINE_SECONDS)  # it has come again
         run.join(DEADLINE_SECONDS)
         assert not run.failed
     assert stream.numbers() == list(range(20))
@@ -183,7 +183,7 @@ def test_sessions_of_tasks_that_are_ended_leave_nothing_and_the_query_goes_on(st
         run.start()
         copying = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
             WHERE query LIKE 'COPY%' AND datname = current_database()"""
-        eventually(lambda: database.ask(copying), DEADLINE_SECONDS)
+        eventually(lambda: database.ask(copying), seconds=DEADLINE_SECONDS)
         run.join(DEADLINE_SECONDS)
     if "connect" in type(stream.spark).__module__:  # whose tasks are tried again
         assert not run.failed
@@ -205,7 +205,7 @@ def test_staged_rows_that_postgres_lost_in_a_crash_are_missed(spark, database):
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         run = InBackground(spark, lambda: write(frame, database.dsn, "b"))
         run.start()
-        eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+        eventually(lambda: run.failed or waiting(database), seconds=DEADLINE_SECONDS)
         assert not run.failed
         database.connection.execute(f'DELETE FROM "{table}"')  # noqa: S608
     run.join(DEADLINE_SECONDS)
@@ -225,7 +225,7 @@ def test_a_postgres_that_crashes_while_the_driver_promotes_has_all_or_nothing(sp
     run = InBackground(spark, stream.run)
     with pytest.raises(psycopg.OperationalError), held(database, moment):  # the holder's connection is lost too
         run.start()
-        eventually(lambda: run.failed or waiting(database), DEADLINE_SECONDS)
+        eventually(lambda: run.failed or waiting(database), seconds=DEADLINE_SECONDS)
         assert not run.failed
         crash(server)
     run.join(DEADLINE_SECONDS)
@@ -248,7 +248,7 @@ def test_a_postgres_that_crashes_at_any_moment_has_each_row_once(spark, server, 
         before = promotions(database)
         run = InBackground(spark, stream.run)
         run.start()
-        eventually(lambda run=run, there=before, on=database: not run.is_alive() or promotions(on) > there, 150)
+        eventually(lambda run=run, there=before, on=database: not run.is_alive() or promotions(on) > there, seconds=150)
         time.sleep(dice.uniform(0, 1.5))  # of three micro-batches that are left
         met += run.is_alive()
         crash(server)

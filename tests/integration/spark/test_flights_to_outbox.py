@@ -271,9 +271,9 @@ def test_two_drivers_at_once_promote_a_batch_once(job: Job, batches: dict[int, B
     with connect(job.dsn) as holder, ThreadPoolExecutor(2) as pool, holder.transaction():
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         first = pool.submit(job.load, batches[1])
-        eventually(lambda: somebody_waits_for_a_lock(job.look), DEADLINE_SECONDS)
+        eventually(lambda: somebody_waits_for_a_lock(job.look), seconds=DEADLINE_SECONDS)
         second = pool.submit(job.load, batches[1])
-        eventually(somebody_waits_for_the_batch, DEADLINE_SECONDS)
+        eventually(somebody_waits_for_the_batch, seconds=DEADLINE_SECONDS)
         assert job.counts() == nothing_but(staging=1_000), "the second may not touch what the first has staged"
         holder.execute("ROLLBACK")
         assert (first.result().status, second.result().status) == ("promoted", "already-promoted")
@@ -286,7 +286,7 @@ def test_promotions_of_two_runs_that_both_staged_are_one(job: Job, batches: dict
     with connect(job.dsn) as holder, ThreadPoolExecutor(2) as pool, holder.transaction():
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         promotions = [pool.submit(job.promote, batches[1], run) for run in ("one", "two")]
-        eventually(lambda: somebody_waits_for_a_lock(job.look), DEADLINE_SECONDS)
+        eventually(lambda: somebody_waits_for_a_lock(job.look), seconds=DEADLINE_SECONDS)
         assert job.counts() == nothing_but(staging=2_000), "promotion must wait for the one before it"
         holder.execute("ROLLBACK")
         assert sorted(promotion.result() for promotion in promotions) == [False, True]
@@ -311,7 +311,9 @@ def test_a_driver_killed_before_promotion_is_made_good_by_the_next(
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as driver:
             try:
-                eventually(lambda: somebody_waits_for_a_lock(job.look) or driver.poll() is not None, DEADLINE_SECONDS)
+                eventually(
+                    lambda: somebody_waits_for_a_lock(job.look) or driver.poll() is not None, seconds=DEADLINE_SECONDS
+                )
             finally:
                 driver.kill()
         assert driver.returncode == -signal.SIGKILL

@@ -45,7 +45,7 @@ class Sender:
         self.producer.produce(self.topic, value=None, partition=0, headers=[(message_id.HEADER_NAME, message)])
 
     def flush(self):
-        assert self.producer.flush(20) == 0
+        assert self.producer.flush(60) == 0
 
 
 def ids(spark, servers, topic):
@@ -90,7 +90,7 @@ def test_what_kafka_aborted_or_has_open_does_not_come(spark, make_topic, bootstr
         sender.producer.commit_transaction(30) if is_committed else sender.producer.abort_transaction(30)
     sender.producer.begin_transaction()
     sender.send(6)
-    sender.producer.flush(20)
+    sender.producer.flush(60)
     assert ids(spark, bootstrap_servers, topic) == [1, 2, 5]
     sender.producer.abort_transaction(30)
 

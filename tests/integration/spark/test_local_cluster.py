@@ -119,7 +119,7 @@ def test_executors_that_are_killed_cost_and_repeat_nothing(what, dsn, home, tmp_
             return True
 
         for _ in range(KILLS):
-            eventually(kill, DEADLINE_SECONDS)
+            eventually(kill, seconds=DEADLINE_SECONDS)
         assert process.wait(DEADLINE_SECONDS) == 0, (tmp_path / "driver.log").read_text()[-3_000:]
     assert len(killed) == KILLS
     numbers = [json.loads(value)["n"] for _, value, _, _ in database.records()]

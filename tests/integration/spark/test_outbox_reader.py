@@ -124,7 +124,7 @@ def test_pairs_written_together_are_read_together_while_writers_go_on(spark, mak
         finally:
             stopped.append(True)
         for each in writers:
-            each.result(30)
+            each.result(60)
 
 
 def test_a_segment_dropped_between_plan_and_read_is_a_failure(spark, native):

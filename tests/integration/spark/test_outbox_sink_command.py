@@ -70,7 +70,9 @@ def test_a_driver_killed_between_staging_and_promotion_is_made_good(database, fr
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as driver:
             try:
-                eventually(lambda: waits_for_the_outbox(database) or driver.poll() is not None, DEADLINE_SECONDS)
+                eventually(
+                    lambda: waits_for_the_outbox(database) or driver.poll() is not None, seconds=DEADLINE_SECONDS
+                )
             finally:
                 driver.kill()
         assert driver.returncode == -signal.SIGKILL

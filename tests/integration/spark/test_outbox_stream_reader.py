@@ -111,7 +111,7 @@ def test_every_key_in_order_while_writers_go_on_and_the_query_is_restarted(nativ
             before = len(stream.batches)
             query = stream.start()
             try:
-                eventually(lambda: len(stream.batches) >= before + 4 or query.exception(), seconds=60)  # noqa: B023
+                eventually(lambda: len(stream.batches) >= before + 4 or query.exception())  # noqa: B023
             finally:
                 query.stop()
             assert query.exception() is None
@@ -172,7 +172,7 @@ def test_an_idle_stream_makes_no_batches(native, follow):
     native.write(1)
     query = stream.start()
     try:
-        eventually(lambda: stream.ids() == [1] or query.exception(), seconds=60)
+        eventually(lambda: stream.ids() == [1] or query.exception())
         count = len(stream.batches)
         for _ in range(20):
             native.connection.execute("SELECT pg_current_xact_id()")
@@ -188,11 +188,11 @@ def test_a_waiting_stream_outlives_its_connections(native, follow):
     native.write(1)
     query = stream.start()
     try:
-        eventually(lambda: stream.ids() == [1] or query.exception(), seconds=60)
+        eventually(lambda: stream.ids() == [1] or query.exception())
         time.sleep(1)  # until it waits
         assert native.connection.execute(END_OTHERS).fetchone()[0]
         native.write(1)
-        eventually(lambda: stream.ids() == [1, 2] or query.exception(), seconds=60)
+        eventually(lambda: stream.ids() == [1, 2] or query.exception())
         assert query.exception() is None
     finally:
         query.stop()
@@ -221,7 +221,7 @@ def test_a_running_stream_fails_too(make, spark, tmp_path):
     stream = Followed(spark, native.dsn, tmp_path / "checkpoint")
     native.write(5)
     query = stream.start()
-    eventually(lambda: stream.ids() or query.exception(), seconds=60)
+    eventually(lambda: stream.ids() or query.exception())
     with native.connection.transaction():
         native.write(25)
         detach(native, 2)

@@ -125,7 +125,7 @@ def test_what_was_and_what_comes_is_there_once_in_order(
         assert report.records > 100
         harvest = tail(producer_kafka_config=producer)
         with harvest:
-            eventually(lambda: harvest.delivered_records > 100, 60)
+            eventually(lambda: harvest.delivered_records > 100)
     write(native, 5, topic="others")
     tail(producer_kafka_config=producer).drain(60)
     check(bootstrap_servers, target, committed(native), writers.committed())
@@ -153,7 +153,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(native, place, target, tai
                         lambda process=process, there=there: (
                             process.poll() is not None or len(read_topic(bootstrap_servers, target)) > there
                         ),
-                        150,
+                        seconds=150,
                     )
                     time.sleep(dice.uniform(0, 0.5))
                     ended.append(process.poll())
@@ -162,7 +162,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(native, place, target, tai
         assert None in ended, "every one had ended before it was killed"
         harvest = tail()
         with harvest:
-            eventually(lambda: harvest.delivered_records > 10, 60)
+            eventually(lambda: harvest.delivered_records > 10)
     tail().drain(60)
     found = read_topic(bootstrap_servers, target, isolation="read_committed")
     ids = [each.outbox_id for each in found]
@@ -214,9 +214,9 @@ def test_progress_is_told_while_it_goes_on(bootstrap_servers, target):
     )
     told = []
     with watched(settings, parts=2, highest_id=20, tell=told.append):
-        eventually(lambda: 0.0 in told, 20)
+        eventually(lambda: 0.0 in told)
         list(write_parts(settings, iter([rows(*range(1, 20))])))
-        eventually(lambda: 0.5 in told, 20)
+        eventually(lambda: 0.5 in told)
     assert told == sorted(told)
 
 

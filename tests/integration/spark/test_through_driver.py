@@ -291,8 +291,8 @@ sink(frame.mapInArrow(slow, frame.schema), dsn=sys.argv[1], batch_id="b",
         ) as process,
     ):
         copying = "SELECT coalesce(max(tuples_processed), 0) > 2000 FROM pg_stat_progress_copy"
-        eventually(lambda: outbox.ask(copying) == [(True,)] or process.poll() is not None, 120)
+        eventually(lambda: outbox.ask(copying) == [(True,)] or process.poll() is not None, seconds=120)
         assert process.poll() is None, (tmp_path / "log").read_text()[-2_000:]
         os.killpg(process.pid, signal.SIGKILL)
-    eventually(lambda: outbox.ask("SELECT count(*) FROM pg_stat_progress_copy") == [(0,)], 30)
+    eventually(lambda: outbox.ask("SELECT count(*) FROM pg_stat_progress_copy") == [(0,)])
     assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}

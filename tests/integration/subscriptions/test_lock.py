@@ -107,9 +107,9 @@ def test_the_first_leaders_of_a_subscription_wait_for_each_other_whatever_their_
         )
         second = threading.Thread(target=lead)
         second.start()
-        eventually(lambda: outbox.connection.execute(WAITS).fetchone() == (1,), 10, "the second waits")
+        eventually(lambda: outbox.connection.execute(WAITS).fetchone() == (1,), "the second waits")
         first.commit()
-    second.join(20)
+    second.join(60)
     assert [error.cause for error in errors] == ["the subscription 'default' is divided into 1, not 2"]
     assert outbox.subscription(shard=1) is None
 
@@ -129,8 +129,8 @@ def test_a_leader_waits_for_who_divides_and_sees_what_came_of_it(outbox, subscri
         assert Resharding(subscriptions, "default", 2).run(10).after == 2
         leader.start()
         with psycopg.connect(outbox.dsn, autocommit=True) as other:
-            eventually(lambda: other.execute(WAITS).fetchone() == (1,), 10, "the leader waits")
-    leader.join(20)
+            eventually(lambda: other.execute(WAITS).fetchone() == (1,), "the leader waits")
+    leader.join(60)
     assert [error.cause for error in errors] == ["the subscription 'default' is divided into 2, not 1"]
 
 

@@ -244,8 +244,8 @@ def test_a_checkpoint_topic_that_is_gone_is_no_topic_to_be_made(old, servers, ma
     write(old, *"abc")
     old.harvest(delivery="transactional").drain(60)
     topic = f"{old.group}.default.checkpoint"
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "it is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
     new = restored(old, servers, make, unique)
     with pytest.raises(CheckpointError, match="is not in Kafka") as error:
         move(new, settings={"delivery": "transactional"})
@@ -278,7 +278,7 @@ def test_checkpoints_of_before_are_moved_too(old, servers, make, unique, bootstr
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     record = {**mirror, "outbox": f"{old.connection.info.dbname}/{old.name}"}
     producer.produce(f"{old.group}.default.checkpoint", json.dumps(record), "default/0", 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     new = restored(old, servers, make, unique)
     with pytest.raises(HarvestError, match="harvest subscriptions move"):
         new.harvest(**settings).drain(60)
@@ -360,7 +360,7 @@ def test_who_leads_is_not_moved(old, servers, make, unique):
     led = psycopg.connect(make_conninfo(new.dsn, application_name=f"harvest leader {leader}"))
     with led, pytest.raises(CheckpointError, match="being harvested"):
         move(new)
-    eventually(lambda: not new.shard().is_led, 20)
+    eventually(lambda: not new.shard().is_led)
     assert move(new) is not None
 
 
@@ -442,10 +442,10 @@ def test_logical_replication_to_a_second_server(old, servers, make, unique):
     with old.running(**settings):
         for _ in range(30):
             write(old, *"abcd")
-        eventually(lambda: len(committed(old)) > 20, 60, "it harvests while it is copied")
+        eventually(lambda: len(committed(old)) > 20, "it harvests while it is copied")
     write(old, *"xyz")
     with pytest.raises(OutboxTableError, match="logical replication still writes"):
-        eventually(new.subscriptions.shards, 60, "the copy begins")
+        eventually(new.subscriptions.shards, "the copy begins")
         move(new, settings=settings)
     last = old.connection.execute("SELECT max(id) FROM outbox").fetchone()[0]
     lsn = old.connection.execute("SELECT pg_current_wal_lsn()").fetchone()[0]
@@ -456,10 +456,10 @@ def test_logical_replication_to_a_second_server(old, servers, make, unique):
             ).fetchone()
             == (True,)
         ),
-        60,
         "all has come",
+        seconds=60,
     )
-    eventually(lambda: new.count() == last, 60, "all rows are there")
+    eventually(lambda: new.count() == last, "all rows are there")
     new.connection.execute(f"ALTER SUBSCRIPTION {slot} DISABLE")
     with pytest.raises(OutboxTableError, match="sequence") as error:
         move(new, settings=settings)
@@ -493,11 +493,11 @@ def test_under_load_nothing_is_lost_and_nothing_comes_twice(old, servers, make, 
         thread = threading.Thread(target=writer, args=(outbox, which))
         with outbox.running(**settings):
             thread.start()
-            eventually(lambda: written[which] > until, 60, f"{until} were written to the {which} one")
+            eventually(lambda: written[which] > until, f"{until} were written to the {which} one")
         # it is stopped in the midst of them
-        eventually(lambda: written[which] > 1.5 * until, 60, "the writer goes on")
+        eventually(lambda: written[which] > 1.5 * until, "the writer goes on")
         stop.set()
-        thread.join(30)
+        thread.join(60)
 
     busy(old, "old", 400)
     delivered = len(committed(old))
@@ -506,10 +506,10 @@ def test_under_load_nothing_is_lost_and_nothing_comes_twice(old, servers, make, 
     stop.clear()
     early = threading.Thread(target=writer, args=(new, "new"))
     early.start()
-    eventually(lambda: written["new"] > 50, 30, "it is written to before it is moved")
+    eventually(lambda: written["new"] > 50, "it is written to before it is moved")
     moved = move(new, settings=settings)
     stop.set()
-    early.join(30)
+    early.join(60)
     assert moved.waiting == {"default": written["old"] - delivered}
     busy(new, "new", 400)
     new.harvest(**settings).drain(60)

@@ -55,7 +55,7 @@ def reshard(outbox, shards, seconds=30):
 
 
 def await_shards(outbox, number):
-    eventually(lambda: len([each for each in outbox.subscriptions.shards() if each.is_led]) == number, 20)
+    eventually(lambda: len([each for each in outbox.subscriptions.shards() if each.is_led]) == number)
 
 
 def waiting(outbox):
@@ -79,9 +79,9 @@ def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, deli
         await_shards(outbox, after)
         time.sleep(0.5)  # likewise
         total = writer()
-        eventually(lambda: waiting(outbox) == 0, 30)
+        eventually(lambda: waiting(outbox) == 0)
         with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
-            old.await_stopped(10)
+            old.await_stopped(60)
     records = read_topic(outbox.servers, outbox.topic, isolation="read_committed")
     assert sorted(record.outbox_id for record in records) == list(range(1, total + 1))
     assert steps_back(records) == 0
@@ -132,11 +132,11 @@ def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
     with outbox.running():
         await_shards(outbox, 1)
         outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
-        eventually(lambda: outbox.shard().checkpoint and "until" in outbox.shard().checkpoint.position, 10)
+        eventually(lambda: outbox.shard().checkpoint and "until" in outbox.shard().checkpoint.position)
         outbox.fill(10)
         assert outbox.subscriptions.lag(outbox.shard()).records == 10
         reshard(outbox, 1)
-        eventually(lambda: len(outbox.arrived()) == 10, 10)
+        eventually(lambda: len(outbox.arrived()) == 10)
 
 
 def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_on(outbox, monkeypatch):
@@ -157,9 +157,9 @@ def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_
     monkeypatch.setattr(SnapshotSource, "open", open_when_told)
     monkeypatch.setattr(SnapshotSource, "read", read_when_called_off)
     with outbox.running():
-        eventually(lambda: called_off, 20)
+        eventually(lambda: called_off)
         outbox.fill(10)
-        eventually(lambda: len(outbox.arrived()) == 10, 10)
+        eventually(lambda: len(outbox.arrived()) == 10)
 
 
 def test_what_is_set_aside_goes_to_the_shards_that_its_keys_belong_to_now(outbox):

@@ -113,8 +113,8 @@ def test_what_a_filter_leaves_out_is_passed_in_the_end(outbox, source):
     with outbox.running(subscription="f", source=source):
         for _ in range(1_010):
             write(outbox, "k")
-        eventually(lambda: outbox.subscriptions.lag(outbox.shard("f")).records == 0, 10)
-        eventually(lambda: _sees(outbox, outbox.shard("f").seen) >= 1_000, 10, "the position has passed them")
+        eventually(lambda: outbox.subscriptions.lag(outbox.shard("f")).records == 0)
+        eventually(lambda: _sees(outbox, outbox.shard("f").seen) >= 1_000, "the position has passed them")
     assert outbox.arrived() == []
 
 
@@ -131,17 +131,17 @@ def _sees(outbox, seen):
 def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(outbox, source, delivery):
     write(outbox, *(f"k{number % 7}" for number in range(500)))
     with outbox.running(source=source, delivery=delivery) as harvest:
-        eventually(lambda: len(outbox.arrived(isolation="read_committed")) == 500, 30)
-        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0, 10)
+        eventually(lambda: len(outbox.arrived(isolation="read_committed")) == 500)
+        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0)
         leader_id = outbox.shard().leader_id
         moved = outbox.subscriptions.rewind("default", to="beginning")
         assert moved.is_led
-        eventually(lambda: len(outbox.arrived(isolation="read_committed")) == 1_000, 10, "everything comes again")
+        eventually(lambda: len(outbox.arrived(isolation="read_committed")) == 1_000, "everything comes again")
         write(outbox, "after")
-        eventually(lambda: 501 in outbox.arrived(isolation="read_committed"), 10)
+        eventually(lambda: 501 in outbox.arrived(isolation="read_committed"))
         assert harvest.is_leader
         assert outbox.shard().leader_id == leader_id, "it was not fenced"
-        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0, 10)
+        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0)
     assert sorted(outbox.arrived(isolation="read_committed")) == sorted([*range(1, 501)] * 2 + [501])
     outbox.harvest(source=source, delivery=delivery).drain(60)
     assert len(outbox.arrived(isolation="read_committed")) == 1_001, "the next one goes on from there"
@@ -151,10 +151,10 @@ def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(
 def test_a_rewind_under_load_loses_nothing(outbox, delivery):
     outbox.fill(60_000, keys=500)
     with outbox.running(delivery=delivery) as harvest:
-        eventually(lambda: harvest.delivered_records > 1_000, 30)
+        eventually(lambda: harvest.delivered_records > 1_000)
         outbox.subscriptions.rewind("default", to="beginning")
-        eventually(lambda: harvest.delivered_records > 60_000, 60)
-        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0, 60)
+        eventually(lambda: harvest.delivered_records > 60_000)
+        eventually(lambda: outbox.subscriptions.lag(outbox.shard()).records == 0)
     records = read_topic(outbox.servers, outbox.topic, isolation="read_committed")
     assert {record.outbox_id for record in records} == set(range(1, 60_001))
 
@@ -174,8 +174,8 @@ def test_a_lost_checkpoint_topic_halts_and_the_mirror_takes_its_place(outbox, ad
     settings = {"delivery": "transactional", "shards": shards, "checkpoint_topic": f"{outbox.group}.checkpoint"}
     outbox.harvest(**settings).drain(60)
     for future in admin.delete_topics([settings["checkpoint_topic"]]).values():
-        future.result(30)
-    eventually(lambda: settings["checkpoint_topic"] not in admin.list_topics(timeout=10).topics, 30)
+        future.result(60)
+    eventually(lambda: settings["checkpoint_topic"] not in admin.list_topics(timeout=60).topics)
     with pytest.raises(CheckpointError, match="--to mirror"):
         outbox.harvest(**settings).drain(30)
     outbox.subscriptions.rewind("default", to="mirror")
@@ -245,10 +245,10 @@ def test_segments_that_were_dropped_are_warned_of(outbox):
 
 def test_a_subscription_that_is_led_is_removed_only_by_force(outbox):
     with outbox.running():
-        eventually(lambda: outbox.subscriptions.shards() and outbox.shard().is_led, 10)
+        eventually(lambda: outbox.subscriptions.shards() and outbox.shard().is_led)
         with pytest.raises(CheckpointError, match="is led by"):
             outbox.subscriptions.remove("default")
-    eventually(lambda: not outbox.shard().is_led, 10)
+    eventually(lambda: not outbox.shard().is_led)
     assert len(outbox.subscriptions.remove("default")) == 1
     assert outbox.subscriptions.shards() == []
 

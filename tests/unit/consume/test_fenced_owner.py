@@ -39,7 +39,7 @@ class _Counting(Consumer):
 def test_who_was_fenced_off_waits_for_a_session():
     consumer = _Counting()
     ownership = _Ownership(consumer, ShardId("counts", "flights", 0))
-    eventually(lambda: len(consumer.began) == 2, 10, "it begins again")
+    eventually(lambda: len(consumer.began) == 2, "it begins again")
     ownership.stopping.set()
     ownership.await_end(10)
     first, second = consumer.began

@@ -31,7 +31,7 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
         for number in range(1, 6):
             stopping = threading.Event()
             work.loop(Term(uuid.uuid4()), stopping, callbacks)
-            eventually(lambda number=number: len(looks) == number, 10, "it looked after them")
+            eventually(lambda number=number: len(looks) == number, "it looked after them")
             stopping.set()
-            eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()), 10)
+            eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()))
     assert [record.reason for record in caplog.records] == ["not the owner", "the disk is full", "not the owner"]

@@ -255,8 +255,8 @@ def test_the_guard_ends_what_it_was_told_of_once_nobody_tells_it_more():
     guard.stdin.flush()
 
     assert ended.poll() is None
-    guard.communicate(timeout=20)
-    assert ended.wait(10) == -signal.SIGTERM
+    guard.communicate(timeout=60)
+    assert ended.wait(60) == -signal.SIGTERM
     assert kept.poll() is None
     kept.kill()
     kept.wait()

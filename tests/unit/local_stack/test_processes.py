@@ -44,11 +44,11 @@ def test_a_child_ends_with_its_parent(user, tmp_path):
     ) as process:
         assert process.stdout
         pid = int(process.stdout.readline())
-        eventually(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0], 10, "it became sleep")
+        eventually(lambda: "sleep" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0], "it became sleep")
         if user:
             assert Path(f"/proc/{pid}").stat().st_uid == NOBODY
         process.kill()
-    eventually(lambda: process_started(pid) is None, 5, "the child ended")
+    eventually(lambda: process_started(pid) is None, "the child ended")
 
 
 @LINUX
@@ -96,7 +96,7 @@ def test_a_log_is_for_the_owner_alone_also_one_that_was_open_before(tmp_path):
     log.chmod(0o644)
     server = ServerProcess("some", log=log, stop_signals={signal.SIGTERM: 1})
     server.spawn([Path("/bin/sh"), "-c", "echo said; umask"], environment=os.environ)
-    eventually(lambda: server.pid is None, 10, "it ended")
+    eventually(lambda: server.pid is None, "it ended")
     assert log.stat().st_mode & 0o777 == 0o600
     assert log.read_text() == "before\nsaid\n0077\n"
 
@@ -191,9 +191,9 @@ def test_a_process_stands_still_once_it_is_suspended(tmp_path):
     server = ServerProcess("server", log=tmp_path / "log", stop_signals={signal.SIGTERM: 5.0})
     server.spawn([sys.executable, "-c", code], environment=os.environ)
     try:
-        eventually(starting.exists, 10, "it starts another")
+        eventually(starting.exists, "it starts another")
         process = psutil.Process(server.pid)
-        eventually(lambda: process.status() == psutil.STATUS_DISK_SLEEP, 10, "it waits for the other")
+        eventually(lambda: process.status() == psutil.STATUS_DISK_SLEEP, "it waits for the other")
         opening = threading.Timer(0.3, lambda: os.close(os.open(pipe, os.O_RDWR)))  # waits for nobody
         opening.start()
         server.suspend()

@@ -179,7 +179,7 @@ def test_a_batch_that_is_being_appended_comes_whole_and_from_memory(tmp_path, mo
     class Two(Script):
         def read(self, _last):
             yield messages("A" * 4)
-            eventually(lambda: writer.offsets == [0, 1, 2, 3], 20)
+            eventually(lambda: writer.offsets == [0, 1, 2, 3])
             second.set()
             yield messages("A" * 40, first=4)
 

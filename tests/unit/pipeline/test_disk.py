@@ -29,7 +29,7 @@ def disk(tmp_path):
     with own_mounts():
         yield Disk(tmp_path / "disk")
         # A thread that was joined may still be about to end, and nobody leaves mounts that a thread of his is in.
-        eventually(lambda: len(with_our_mounts()) == 1, 10, "threads are gone")
+        eventually(lambda: len(with_our_mounts()) == 1, "threads are gone")
 
 
 def with_our_mounts():

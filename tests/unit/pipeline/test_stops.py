@@ -40,7 +40,7 @@ def test_asking_to_stop_takes_no_lock():
     asking = threading.Thread(target=pipeline.stop, daemon=True)
     with pipeline._stopping._cond, pipeline._changed:
         asking.start()
-        asking.join(5)
+        asking.join(60)
         assert not asking.is_alive()
 
 
@@ -54,7 +54,7 @@ class AtSecond(Taking):
 
 def test_what_was_acknowledged_is_flushed_in_time_while_a_bulk_takes_long(tmp_path):
     slow = Taking()
-    slow.refuses = lambda batch: slow.gate.wait(30) and False if batch[0].offset else slow.gate.clear()
+    slow.refuses = lambda batch: slow.gate.wait(60) and False if batch[0].offset else slow.gate.clear()
     settings = {"slow": {"batch_messages": 10}}
     declaration = declared(
         tmp_path, Script(messages("A" * 20), batch=20, ends=False), {"slow": slow}, settings=settings
@@ -244,7 +244,7 @@ def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_
     hanging.gate.clear()
     declaration = declared(tmp_path, Script(messages("AA")), {"bad": bad, "hanging": hanging}, shutdown_seconds=0.5)
     running = Running(declaration)
-    running.wait(10)
+    running.wait(60)
     assert "writer `bad` did not take offset" in str(running.failure)
     assert [each.who for each in caplog.records if each.message == "did_not_end_in_time"] == ["writer `hanging`"]
     hanging.gate.set()

@@ -30,7 +30,7 @@ def machine(tmp_path):
         # Programs of the real machine are out of its reach, also those beside the path.
         script = SCRIPT.read_text().replace(":/usr/sbin:/sbin", "")
         subprocess.run(
-            ["/bin/sh", "-c", script, "machine.sh", *arguments], env={"PATH": str(tmp_path)}, check=True, timeout=30
+            ["/bin/sh", "-c", script, "machine.sh", *arguments], env={"PATH": str(tmp_path)}, check=True, timeout=60
         )
         return log.read_text() if log.exists() else ""
 

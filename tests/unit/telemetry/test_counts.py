@@ -40,7 +40,7 @@ def test_to_add_waits_for_nobody_who_is_adding():
     label.counts = counts = Counts()
     thread = threading.Thread(target=counts.add, args=(label,), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "it waits for itself"
     assert counts.read()["callback",] >= 1
 
