@@ -129,7 +129,7 @@ class Running:
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.failure = error
 
-    def wait(self, seconds=20):
+    def wait(self, seconds=60):
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the pipeline does not end"
 

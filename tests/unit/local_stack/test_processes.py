@@ -13,7 +13,7 @@ import pytest
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack import child
+from harvest_lib.local_stack import child, ports
 from harvest_lib.local_stack.description import Description, hide_password, process_started, running
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
@@ -87,7 +87,7 @@ def test_a_server_that_ends_while_starting_is_reported_with_its_last_words(tmp_p
     server = ServerProcess("some", log=tmp_path / "some.log", stop_signals={signal.SIGTERM: 1})
     server.spawn([Path("/bin/sh"), "-c", "echo its last words; exit 3"], environment=os.environ)
     with pytest.raises(StackError, match=r"(?s)exit code 3.*its last words"):
-        server.await_ready(lambda: False, seconds=10)
+        server.await_ready(lambda: False, seconds=60)
 
 
 def test_a_log_is_for_the_owner_alone_also_one_that_was_open_before(tmp_path):
@@ -105,7 +105,7 @@ def test_a_server_that_ignores_signals_is_ended_with_its_family(tmp_path):
     server = ServerProcess("some", log=tmp_path / "some.log", stop_signals={signal.SIGTERM: 0.1})
     script = "trap '' TERM; sleep 600 & echo $!; wait; wait"
     server.spawn([Path("/bin/sh"), "-c", script], environment=os.environ)
-    server.await_ready(lambda: server.log.read_text().strip() != "", seconds=10)
+    server.await_ready(lambda: server.log.read_text().strip() != "", seconds=60)
     grandchild = int(server.log.read_text())
     with pytest.raises(StackError, match="not ready within 0 s"):
         server.await_ready(lambda: False, seconds=0)
@@ -126,6 +126,14 @@ def test_ports_are_kept_while_free(tmp_path):
         second = keep_ports(file, ["one", "two"])
     assert second["one"] != first["one"]
     assert second["two"] == first["two"]
+
+
+def test_no_two_names_get_the_same_port_when_the_dice_return_a_number_twice(tmp_path, monkeypatch):
+    """A server that binds beside another, and not in its place, would answer for it."""
+    one, another = keep_ports(tmp_path / "free.json", ["one", "another"]).values()
+    diced = iter([one - 10_000, one - 10_000, another - 10_000])
+    monkeypatch.setattr(ports.secrets, "randbelow", lambda _end: next(diced))
+    assert keep_ports(tmp_path / "ports.json", ["first", "second"]) == {"first": one, "second": another}
 
 
 def test_ports_are_none_that_a_client_could_get_before_the_server_is_up(tmp_path):
