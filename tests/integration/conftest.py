@@ -30,12 +30,12 @@ harvest:
     bootstrap.servers: {servers}
   producerKafkaConfig:
     compression.type: lz4
-    delivery.timeout.ms: 10000
+    delivery.timeout.ms: 60000
   leaderTopic: {group}.neli
   leaderGroupID: {group}
   dataSource: {dsn}
   delivery: barrier
-  leadership: neli
+  leadership: solo
   outboxTable: outbox
   limits:
     minPollInterval: 100ms
@@ -101,6 +101,24 @@ def reaper(tmp_path, dsn, bootstrap_servers, group_id):
     file = tmp_path / "reaper.yaml"
     file.write_text(REAPER.format(servers=bootstrap_servers, group=group_id, dsn=dsn))
     return file
+
+
+@pytest.fixture
+def elected(reaper):
+    """The same file, of a harvester whose leader Kafka elects."""
+    reaper.write_text(reaper.read_text().replace("leadership: solo", "leadership: neli"))
+    return reaper
+
+
+@pytest.fixture(scope="session")
+def breakable_stack(parts):
+    """A Postgres and a Kafka that a test may kill or freeze: those of the session serve everybody else."""
+    with ExitStack() as held:
+        folders = (parts / f"test-breakable-{number}" for number in count(1))
+        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
+        held.enter_context(least.limiting(made))
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -50,10 +50,10 @@ class RealBroker:
         self.topic = topic
         self._made = []
 
-    def delivery(self, *, held=False, timeout_seconds=8.0, send_buffer=10, provider=Producer, **settings):
-        """Make a delivery; with `held` what is sent stays in its queue."""
+    def delivery(self, *, held=False, timeout_seconds=600.0, send_buffer=10, provider=Producer, **settings):
+        """Make a delivery; with `held` what is sent stays in its queue, for longer than a test lasts."""
         lane_settings = LaneSettings(
-            kafka={"bootstrap.servers": self._servers, "linger.ms": 7_000 if held else 2, **settings},
+            kafka={"bootstrap.servers": self._servers, "linger.ms": 500_000 if held else 2, **settings},
             delivery_timeout_seconds=timeout_seconds,
             send_buffer=send_buffer,
             producer_provider=provider,

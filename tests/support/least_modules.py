@@ -122,6 +122,7 @@ EXEMPT = {
     "integration/dagster/test_killed": _DAGSTER,
     "integration/dagster/test_spark": _DAGSTER,
     "integration/dagster/test_supervisor": _DAGSTER,
+    "integration/delivery/test_frozen_broker": _PART,
     "integration/delivery/test_lane": _PART,
     "integration/delivery/test_partitioners": _PART,
     "integration/delivery/test_rejections": _PART,

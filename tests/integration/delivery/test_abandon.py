@@ -3,6 +3,7 @@
 import uuid
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from support.outbox import read_topic
 from support.rows import row
 from support.waiting import eventually
@@ -12,11 +13,26 @@ from harvest_lib.delivery.errors import raised
 from harvest_lib.record.rows import RowQueue
 
 
+@pytest.fixture(scope="module")
+def bootstrap_servers(breakable_stack):
+    return breakable_stack.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def admin(bootstrap_servers):
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
 @pytest.fixture
-def frozen(stack):
-    """The broker is, while it is asked for: what is sent goes on the wire and is not answered."""
-    yield stack.kafka.suspend
-    stack.kafka.resume()
+def freeze(breakable_stack):
+    """Freeze the broker: what is sent goes on the wire and is not answered."""
+    yield breakable_stack.kafka.suspend
+    breakable_stack.kafka.resume()
+
+
+@pytest.fixture
+def thaw(breakable_stack):
+    return breakable_stack.kafka.resume
 
 
 def always():
@@ -24,10 +40,10 @@ def always():
 
 
 def settings(bootstrap_servers, kind):
-    return kind(kafka={"bootstrap.servers": bootstrap_servers, "linger.ms": 0}, delivery_timeout_seconds=10)
+    return kind(kafka={"bootstrap.servers": bootstrap_servers, "linger.ms": 0}, delivery_timeout_seconds=600)
 
 
-def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, make_topic, bootstrap_servers):
+def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make_topic, bootstrap_servers):
     """The client calls it fatal, amid the reports of what was purged."""
     topic = make_topic(partitions=2)
     made = settings(bootstrap_servers, BatchDeliverySettings)
@@ -35,11 +51,11 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, mak
     delivery.begin(uuid.uuid4())
     delivery.send([row(1, "k", topic=topic)], always)
     delivery.flush(always)
-    frozen()
+    freeze()
     delivery.send([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)], always)
     delivery._producer.flush(0.2)
     delivery.abandon()
-    stack.kafka.resume()
+    thaw()
     delivery.begin(uuid.uuid4())
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
     delivery.flush(always)
@@ -48,18 +64,18 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(stack, frozen, mak
     assert found == [2_000, 2_001, 2_002]
 
 
-def test_so_can_records_of_a_lane(stack, frozen, make_topic, bootstrap_servers):
+def test_so_can_records_of_a_lane(freeze, thaw, make_topic, bootstrap_servers):
     topic = make_topic(partitions=2)
     made = settings(bootstrap_servers, LaneSettings)
     delivery = Pipelined(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4())
     delivery.send(RowQueue([row(1, "k", topic=topic)]), always)
     assert eventually(lambda: delivery.poll(0.1).acknowledged)
-    frozen()
+    freeze()
     delivery.send(RowQueue([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)]), always)
     delivery._producer.flush(0.2)
     assert len(delivery.abandon().failed) == 1_998
-    stack.kafka.resume()
+    thaw()
     delivery.begin(uuid.uuid4())
     delivery.send(RowQueue([row(2_000, "again", topic=topic)]), always)
     assert eventually(lambda: delivery.poll(0.1).acknowledged)

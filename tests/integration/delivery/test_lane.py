@@ -1,8 +1,7 @@
-"""One lane on a real broker: its settings, its queue, and what it does while the broker is away."""
+"""One lane on a real broker: its settings and its queue."""
 
 import time
 import uuid
-from collections import Counter
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -83,71 +82,6 @@ def test_the_other_settings_are_the_users(kafka):
     eventually(lambda: delivery.poll(0.05) == Reports() and said, "statistics")
     assert '"client_id":"mine"' in said[-1].replace(" ", "")
     assert '"idemp_state"' in said[-1], "it is idempotent, which librdkafka refuses to be with less than acks=all"
-
-
-@pytest.fixture
-def frozen(stack):
-    """Freeze the broker; it is thawed at the end, or earlier."""
-    stack.kafka.suspend()
-    try:
-        yield stack.kafka
-    finally:
-        stack.kafka.resume()
-
-
-@pytest.fixture
-def connected(kafka):
-    """A delivery that has one request on the wire at a time, each of one record, and has sent record 1."""
-    delivery = begun(
-        kafka.delivery(timeout_seconds=1.0, **{"max.in.flight": 1, "batch.num.messages": 1, "linger.ms": 0})
-    )
-    # A broker just started may take longer than that to take the first one.
-    eventually(lambda: send(delivery, kafka.row(1)) or poll(delivery, 1).acknowledged == [1], "connected")
-    return delivery
-
-
-def test_what_waits_longer_than_the_delivery_timeout_fails_and_never_leaves(connected, kafka, frozen):
-    """A process that was frozen until another was elected must find its queue expired.
-
-    Record 2 is on the wire before the broker notices that it is frozen: it may arrive, as every failed record may, and
-    may even be acknowledged.
-    """
-    send(connected, *[kafka.row(number) for number in range(2, 52)])
-    began = time.monotonic()
-    reports = poll(connected, 50, seconds=8)
-    assert time.monotonic() - began < 7.0
-    acknowledged = reports.acknowledged
-    assert acknowledged in ([], [2])
-    assert sorted([*acknowledged, *failed_ids(reports)]) == list(range(2, 52))
-    frozen.resume()
-    send(connected, kafka.row(99))
-    last = poll(connected, 1)
-    arrived = [record.outbox_id for record in kafka.arrived()]
-    assert {1, *acknowledged} <= set(arrived) <= {1, 2, 99}
-    assert last.failed or arrived[-1] == 99
-    assert max(Counter(arrived).values()) == 1
-
-
-def test_what_is_abandoned_while_the_broker_is_away_never_leaves(connected, kafka, frozen):
-    send(connected, *[kafka.row(number) for number in range(2, 52)])
-    began = time.monotonic()
-    reports = connected.abandon()
-    assert time.monotonic() - began < 5.0, "it asks nobody"
-    assert sorted(failed_ids(reports)) == list(range(2, 52))
-    frozen.resume()
-    other = begun(kafka.delivery())
-    send(other, kafka.row(99))
-    poll(other, 1)
-    assert {record.outbox_id for record in kafka.arrived()} - {2} == {1, 99}
-
-
-def test_a_full_queue_does_not_hold_up_the_end_of_a_term(kafka, frozen):
-    """While the broker is away nothing lands, so the queue stays full: sending returns, and the loop sees it."""
-    delivery = begun(kafka.delivery(send_buffer=0, **{"queue.buffering.max.messages": 10}))
-    began = time.monotonic()
-    assert ids(send(delivery, *[kafka.row(number) for number in range(1, 21)])) == list(range(11, 21))
-    assert time.monotonic() - began < 2.0, "it does not wait for room"
-    assert len(delivery.abandon().failed) == 10
 
 
 class Fatal:
