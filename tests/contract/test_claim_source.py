@@ -7,10 +7,13 @@ import psycopg
 import pytest
 from support.fakes import FakeSource, FakeTable
 from support.rows import row
+from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.outbox import OutboxTable, ParkedRecords, ParkedSelection
 from harvest_lib.source import MarkSource
+
+pytestmark = pytest.mark.quick
 
 INSERT = """
 INSERT INTO outbox (id, create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -234,6 +237,7 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     source.park({1: "bad"})
     real.insert(row(7, "a"))
     read, retried = source._read_parked, threading.Event()
+    observer = psycopg.connect(dsn, autocommit=True)
 
     def retry():
         with psycopg.connect(dsn) as operator:
@@ -244,7 +248,8 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
 
     def retry_then_look(keys):
         person.start()
-        retried.wait(0.5)
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        eventually(lambda: retried.is_set() or observer.execute(waits).fetchone(), "the operator waits for the mark")
         return read(keys)
 
     source._read_parked = retry_then_look
@@ -256,4 +261,5 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     source._read_parked = read
     assert ids(source.fetch(10)) == [1]
     source.close()
+    observer.close()
     real.connection.close()
