@@ -1,0 +1,39 @@
+"""Hypothesis's profiles: `gate` draws the same examples in each run, `random` draws other ones and more of them.
+
+The environment variable HYPOTHESIS_PROFILE chooses; without it, `gate` does. Neither has a deadline: a busy machine is
+slow, and no finding.
+"""
+
+import os
+
+from hypothesis import settings
+
+VARIABLE = "HYPOTHESIS_PROFILE"
+PROFILES = {
+    "gate": settings(settings.default, deadline=None, derandomize=True, max_examples=100, print_blob=True),
+    "random": settings(settings.default, deadline=None, derandomize=False, max_examples=500, print_blob=True),
+}
+"""The second one's failures are printed with what repeats them."""
+
+
+def chosen() -> str:
+    """Return the name of the profile in use."""
+    name = os.environ.get(VARIABLE, "gate")
+    if name not in PROFILES:
+        raise ValueError(f"{VARIABLE} is `{name}`: one of {', '.join(PROFILES)}")
+    return name
+
+
+def examples(*, gate: int, random: int) -> int:
+    """Return the number of examples of a test in the profile in use."""
+    return {"gate": gate, "random": random}[chosen()]
+
+
+def load() -> None:
+    """Put the chosen profile in use, for each test that is defined from here on."""
+    for name, profile in PROFILES.items():
+        settings.register_profile(name, profile)
+    settings.load_profile(chosen())
+
+
+load()
