@@ -26,7 +26,7 @@ class Bench:
         self.term = Term(uuid.uuid4())
         self.delivered, self.refusals = 0, {}
         self.limits = Limits(
-            **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 0.2, **limits}
+            **{"io_error_backoff_seconds": 0.0, "mark_backoff_seconds": 0.0, "drain_interval_seconds": 60.0, **limits}
         )
         ports = MarkPorts(
             source=SourceThread(self.source) if self.threaded else Inline(self.source),
@@ -52,7 +52,7 @@ class Bench:
         for _ in range(number):
             self.loop.turn()
 
-    def run(self, until=None, seconds=5.0):
+    def run(self, until=None, seconds=60.0):
         """Run the loop; `until` is asked from a watcher thread, which then stops the loop."""
         done = until or (lambda: not self.table.rows)
         finished = threading.Event()

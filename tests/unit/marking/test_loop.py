@@ -5,13 +5,17 @@ from concurrent.futures import Future
 
 import pytest
 from support.bench import Bench
+from support.clock import Clock
 from support.fakes import FakeSource
 from support.rows import row
+from support.waiting import eventually
 
-from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.marking import loop
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["asked_at_once", "asked_on_a_thread"])
@@ -71,7 +75,7 @@ def test_the_barrier_is_lowered_only_after_the_purge():
 
 
 def test_nothing_is_purged_that_was_not_acknowledged():
-    bench = Bench()
+    bench = Bench(drain_interval_seconds=0.001)
     bench.table.insert(row(1, "a"), row(2, "b"))
     bench.delivery.hold = True
     bench.run(until=lambda: len(bench.delivery._in_flight) == 2)
@@ -140,13 +144,18 @@ def test_an_error_while_ending_still_leaves_nothing_in_the_producer():
     assert bench.term.quiesced.is_set()
 
 
-def test_an_outage_is_asked_about_no_more_often_than_the_backoff_says():
-    bench = Bench(io_error_backoff_seconds=0.1)
+def test_an_outage_is_asked_about_no_more_often_than_the_backoff_says(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "boot_seconds", clock)
+    bench = Bench(io_error_backoff_seconds=0.5)
     bench.table.insert(row(1, "a"))
     bench.source.outages = 1_000
-    began = boot_seconds()
-    bench.run(until=lambda: bench.source.calls.count("open") > 5)
-    assert boot_seconds() - began > 0.4
+    bench.begin()
+    for times in range(1, 6):
+        eventually(lambda wanted=times: bench.turns(1) or bench.source.calls.count("open") == wanted, "it asks")
+        bench.turns(50)
+        assert bench.source.calls.count("open") == times
+        clock.now += 0.5
 
 
 def test_a_purge_without_an_answer_does_not_keep_the_database_from_being_opened_again():
@@ -169,14 +178,20 @@ def test_a_purge_without_an_answer_does_not_keep_the_database_from_being_opened_
 
 def test_a_long_mark_backoff_does_not_hold_up_the_end():
     bench = Bench(mark_backoff_seconds=30.0)
-    began = boot_seconds()
-    bench.run(until=lambda: bench.loop.idle)
-    assert boot_seconds() - began < 5.0
+    poll, given = bench.delivery.poll, []
+
+    def noted(timeout_seconds):
+        given.append(timeout_seconds)
+        return poll(timeout_seconds)
+
+    bench.delivery.poll = noted
+    bench.run(until=lambda: bench.loop.idle and max(given) > 0)
+    assert max(given) <= loop.IDLE_SECONDS <= 0.5, "so often it is asked whether to end"
 
 
 def test_records_abandoned_are_counted():
     """The harvester then waits as long as another process would have to, before it leads again."""
-    bench = Bench()
+    bench = Bench(drain_interval_seconds=0.001)
     bench.table.insert(row(1, "a"))
     bench.delivery.hold = True
     bench.run(until=lambda: len(bench.delivery._in_flight) == 1)

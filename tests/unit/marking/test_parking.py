@@ -2,11 +2,16 @@
 
 import pytest
 from support.bench import Bench
+from support.clock import Clock
 from support.rows import row
+from support.waiting import eventually
 
 from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
+from harvest_lib.marking import loop
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["asked_at_once", "asked_on_a_thread"])
@@ -171,18 +176,23 @@ def test_a_delivery_that_halted_begins_again_under_a_new_leader_id():
     assert bench.delivery.log[0][0] != bench.term.leader_id
 
 
-def test_records_that_wait_longer_than_the_queue_timeout_are_marked_again():
+def test_records_that_wait_longer_than_the_queue_timeout_are_marked_again(monkeypatch):
     """The limit `queueTimeout`."""
-    bench = Bench(queue_timeout_seconds=0.05)
+    clock = Clock()
+    monkeypatch.setattr(loop, "boot_seconds", clock)
+    bench = Bench(queue_timeout_seconds=30.0, drain_interval_seconds=0.001)
     bench.table.insert(row(1, "a"), row(2, "a"))
     bench.delivery.hold = True
-    bench.run(until=lambda: any(isinstance(event, LeaderRefreshed) for event in bench.events))
+    bench.begin()
+    eventually(lambda: bench.turns(1) or bench.loop.in_flight.pending, "one waits behind the other")
+    clock.now += 30.0
+    bench.turns(50)
+    assert not bench.events
+    clock.now += 0.5
+    eventually(lambda: bench.turns(1) or any(isinstance(event, LeaderRefreshed) for event in bench.events))
+    bench.stopping.set()
+    bench.loop.run()
     assert bench.table.leaders() == {1: bench.table.leaders()[1], 2: None}
-    patient = Bench(queue_timeout_seconds=30.0)
-    patient.table.insert(row(1, "a"), row(2, "a"))
-    patient.delivery.hold = True
-    patient.run(until=lambda: False, seconds=0.3)
-    assert not patient.events
 
 
 def test_a_record_put_back_before_another_that_stays_parked_is_sent():
