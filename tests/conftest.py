@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support import least
-from support.fault_modules import is_of_faults
+from support import least, record, tiers
 from support.least_modules import reason
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
@@ -24,12 +23,21 @@ from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, locked
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tier` and `--record`."""
+    tiers.pytest_addoption(parser)
+    record.pytest_addoption(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record the session, if that is asked for."""
+    record.register(config)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make test-faults` runs; leave out what does not run under least privilege, if that is asked for."""
-    for item in items:
-        if is_of_faults(item.path):
-            item.add_marker("faults")
+    """Leave out the tiers that are not selected, and what does not run under least privilege, if that is asked for."""
+    tiers.select(config, items)
     if least.LIMITED:
         exempt = [item for item in items if reason(item.path, getattr(item, "originalname", item.name))]
         config.hook.pytest_deselected(items=exempt)

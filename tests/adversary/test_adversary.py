@@ -34,6 +34,8 @@ from support.waiting import eventually
 from harvest_lib.consume import Sequencer, read_committed
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
+pytestmark = pytest.mark.full
+
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 WAYS = [f"{source} {delivery}" for source in ("mark", "snapshot", "transaction_id") for delivery in DELIVERIES]
 QUICK = ["mark barrier", "snapshot pipelined", "transaction_id transactional"]

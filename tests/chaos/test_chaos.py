@@ -21,6 +21,8 @@ from harvest_lib.local_stack.state import default_state
 from harvest_lib.native import implementation
 from infra.chaos.namespaces import mounts_lacking, networks_lacking
 
+pytestmark = pytest.mark.full
+
 RUNS = [
     ("snapshot/transactional", 11, "leader-frozen,kafka-unheard,postgres-killed,leader-killed,prepared-left-open"),
     ("mark/barrier", 12, "leader-frozen,kafka-unreached,sessions-killed,leader-killed,postgres-unheard"),

@@ -5,7 +5,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from infra.chaos.clock import clock_of
+
+pytestmark = pytest.mark.full
 
 HOUR = 3600.0
 LOOK = """

@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 MOST_ROUNDS = 30
 ROUNDS = [2, pytest.param(20, marks=pytest.mark.long)]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from support.sequenced import read_acknowledged
 
 from harvest_lib.harvester.harvest import Harvest
 
+pytestmark = pytest.mark.gate
+
 long = pytest.mark.long
 
 ONCE = {"transactional", "sequenced"}

@@ -8,6 +8,8 @@ from support.machine import require
 from infra.chaos.disk import Disk
 from infra.chaos.namespaces import mounts_lacking, own_mounts
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def possible():

@@ -29,6 +29,8 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.local_stack.postgres import PostgresServer
 
+pytestmark = pytest.mark.full
+
 SESSION_SECONDS = 40
 SOON_SECONDS = SESSION_SECONDS / 4
 """Whoever waits for a session timeout is not as soon as that, however busy the machine is."""

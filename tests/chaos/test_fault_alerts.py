@@ -14,6 +14,8 @@ from infra.chaos.faults import missing
 from infra.chaos.namespaces import mounts_lacking, networks_lacking
 from infra.chaos.prometheus import prometheus_lacking
 
+pytestmark = pytest.mark.full
+
 ALL_AWAY = [
     Case(fault="broker-frozen", minutes=5, alerts=frozenset({"HarvestNoProgress", "HarvestNoLeader"})),
     Case(fault="postgres-killed", alerts=frozenset({"HarvestPostgresAway"})),

@@ -18,6 +18,8 @@ from support.pool import Pool
 from support.waiting import eventually
 from support.writers import Writers
 
+pytestmark = pytest.mark.full
+
 SESSION_SECONDS = 3
 FAULTY = (sys.executable, "-m", "support.faulty_member", "--seed", "{{number}}-{seed}", "--rate", "{rate}")
 long = pytest.mark.long

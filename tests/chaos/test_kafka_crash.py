@@ -15,6 +15,8 @@ from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, Checkpoi
 from harvest_lib.errors import CheckpointError
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 
+pytestmark = pytest.mark.full
+
 RECORDS = 20_000
 
 

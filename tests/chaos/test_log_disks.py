@@ -18,6 +18,8 @@ from harvest_lib.pipeline.offset_log import OffsetLog
 from infra.chaos.disk import Disk
 from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 
+pytestmark = pytest.mark.full
+
 
 @contextmanager
 def a_disk(tmp_path):

@@ -10,6 +10,8 @@ from infra.chaos.faults import FAULTS, missing
 from infra.chaos.schedule import Schedule
 from infra.chaos.system import Mode
 
+pytestmark = pytest.mark.full
+
 LACKS = "there is no rain; install it"
 
 

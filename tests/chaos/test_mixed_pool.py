@@ -21,6 +21,7 @@ from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.long,
     pytest.mark.timeout(900),  # builds goharvest and brings the older Kafka at the first time
 ]

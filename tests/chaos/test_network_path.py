@@ -18,6 +18,8 @@ from infra.chaos.link import Direction
 from infra.chaos.namespaces import networks_lacking, run
 from infra.chaos.network_path import FAR, NEAR, network_paths
 
+pytestmark = pytest.mark.full
+
 SHORT = 0.3
 LONG = 10  # what was lost is sent again, at intervals that double
 

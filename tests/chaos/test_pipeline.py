@@ -9,6 +9,8 @@ from infra.demo.place import Place
 from infra.demo.progress import Progress
 from infra.demo_pipeline.run import DemoPlan, run
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     "plan",

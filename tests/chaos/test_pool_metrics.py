@@ -12,6 +12,8 @@ from support.waiting import eventually
 
 from harvest_lib.telemetry import catalogue
 
+pytestmark = pytest.mark.full
+
 WRITE = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value)
 SELECT %s, 'key-' || g %% 20, g::text FROM generate_series(1, %s) g

@@ -20,6 +20,8 @@ from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, server_identity
 
+pytestmark = pytest.mark.full
+
 long = pytest.mark.long
 
 INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s)"

@@ -23,7 +23,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import drop_passed
 from harvest_lib.record.header import HEADER_NAME, unpack
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7_200)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7_200)]
 
 _KEYS = 50_000
 _PARTITIONS = 6

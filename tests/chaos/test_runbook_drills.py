@@ -44,6 +44,8 @@ from infra.chaos.system import Mode
 from infra.chaos.under_load import under_load
 from infra.monitoring import scaled_rules
 
+pytestmark = pytest.mark.full
+
 ALERTS = [rule["alert"] for group in yaml.safe_load(scaled_rules.FILE.read_text())["groups"] for rule in group["rules"]]
 READS = Mode(source="snapshot", delivery="transactional")
 WAITS = Mode(source="transaction_id", delivery="transactional")

@@ -17,7 +17,7 @@ from infra.demo_spark.run import DemoPlan, run
 TESTS = Path(__file__).parents[1]
 JOINTS = ["driver", "workers", "connections", "leader", "consumer"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from harvest_lib.delivery import (
     exactly_once,
 )
 
+pytestmark = pytest.mark.full
+
 SESSION_SECONDS = 3
 WATCHED_SECONDS = 5
 """For so long after it thawed a zombie is watched."""

@@ -8,6 +8,8 @@ from support.brokers import KINDS, FakeBroker, RealBroker, begun, by_key, delive
 
 from harvest_lib.delivery import Reports
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(params=["fake", *KINDS])
 def broker(request):

@@ -49,6 +49,8 @@ from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.record.header import stamp
 from harvest_lib.record.header import unpack as unpack_header
 
+pytestmark = pytest.mark.gate
+
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = os.environ.get("RECORD_ARTEFACTS") == "1"
 ROWS = "SELECT to_jsonb(t) FROM {} AS t ORDER BY to_jsonb(t)::text"

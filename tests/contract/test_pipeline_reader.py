@@ -6,6 +6,8 @@ from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, Postgre
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Op
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture(scope="module")
 def dsn(stack):

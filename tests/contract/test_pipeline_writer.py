@@ -5,6 +5,8 @@ from support.pipeline_ends import FileTarget, KafkaTarget, PostgresTarget, own_d
 
 from harvest_lib.pipeline.message import Message, Op
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture(scope="module")
 def dsn(stack):

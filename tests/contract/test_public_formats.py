@@ -21,6 +21,8 @@ from harvest_lib import Harvest, LeaderAcquired
 from harvest_lib.consume import ShardId, SqliteStore, create_key_values, create_recovery_log, create_tables
 from harvest_lib.outbox import OutboxTable
 
+pytestmark = pytest.mark.gate
+
 LIST = Path(__file__).parent / "public_formats.json"
 
 COLUMNS = """

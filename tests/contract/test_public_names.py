@@ -48,6 +48,8 @@ from harvest_lib.pipeline.message import Mode, Op
 from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings
 from harvest_lib.pipeline.transforms.loading import READY
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "public_names.json"
 PACKAGES = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")

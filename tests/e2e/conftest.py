@@ -47,7 +47,6 @@ def platform(parts, tmp_path_factory):
     java = find_java(parts)
     for jars in (kafka_jars("4.3.1"), POSTGRES_JDBC, spark_kafka_jars()):
         resolve(jars, parts, java)
-    (home / "jars").symlink_to(parts / "jars")
     if (parts / "java").exists():
         (home / "java").symlink_to(parts / "java")
     with pytest.MonkeyPatch.context() as patch:

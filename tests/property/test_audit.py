@@ -3,10 +3,13 @@
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.audit import CommittedRecord, ObservedRecord, audit
+
+pytestmark = pytest.mark.quick
 
 LEADERS = [None, b"X" * 16, b"Y" * 16, b"Z" * 16]
 IDS = st.integers(0, 8)

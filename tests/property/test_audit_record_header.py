@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from harvest_lib.record.header import VERSION, split, stamp, unpack
 
+pytestmark = pytest.mark.quick
+
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 

@@ -21,6 +21,8 @@ from harvest_lib import cli
 from harvest_lib.harvester.preflight import kafka
 from harvest_lib.kafka_client import topic_partitions
 
+pytestmark = pytest.mark.quick
+
 REFUSED, UNREACHABLE = 3, 5
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]

@@ -17,6 +17,8 @@ from support.power import MEMORY, Crash, Power
 from harvest_lib.pipeline.commit_log import CommitLog, Entry, log, segment
 from harvest_lib.pipeline.offset_log import OffsetLog
 
+pytestmark = pytest.mark.quick
+
 ENTRIES = st.lists(
     st.tuples(
         st.integers(0, 2**64 - 1), st.integers(0, 31), st.sampled_from([b"A", b"B", b"CC", b""]), st.binary(max_size=90)

@@ -1,11 +1,14 @@
 """A data source that is quoted and read is what it was, whatever characters its values have."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.config import DataSource
 from harvest_lib.errors import ConfigError
+
+pytestmark = pytest.mark.quick
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 keywords = st.sampled_from(["user", "password", "dbname", "host", "application_name", "sslpassword"])

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from harvest_lib.errors import MessageRefused
 from harvest_lib.pipeline.extended_json import dumps, loads
 
+pytestmark = pytest.mark.quick
+
 _ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 _KEYS = st.text(max_size=5) | st.sampled_from(["$date", "$binary", "$numberDecimal", "$$", "$", "$$date", "base64"])
 _SCALARS = (

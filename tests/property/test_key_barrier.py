@@ -1,10 +1,13 @@
 """The key barrier in batches: nothing lost, nothing of a key twice between two checkpoints, order kept."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.batching.key_barrier import KeyBarrier
 from harvest_lib.record import row_bytes
+
+pytestmark = pytest.mark.quick
 
 PLENTY = 100_000
 ROUNDS = st.lists(st.tuples(st.lists(st.sampled_from("abcd"), max_size=8), st.booleans()), max_size=12)

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,6 +29,8 @@ from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.marking.ports import MarkPorts
 from harvest_lib.marking.requests import PendingRequest
 from harvest_lib.outbox.parking_rules import ParkingRules
+
+pytestmark = pytest.mark.quick
 
 KEYS = ["a", "b", "c"]
 TURN_SECONDS = 0.002

@@ -22,6 +22,8 @@ from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.moving import Moving
 
+pytestmark = pytest.mark.full
+
 OUTBOX = OutboxTable(("public", "outbox"))
 NAMES = ("one", "two")
 _WRITE = "INSERT INTO outbox (kafka_topic, kafka_key) SELECT 't', 'k' FROM generate_series(1, %s) RETURNING id"

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
@@ -18,6 +19,8 @@ from harvest_lib.errors import CheckpointError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, append
 from harvest_lib.record import OutboxRecord
+
+pytestmark = pytest.mark.full
 
 FOUND = [("a", "outbox"), ("b", "outbox"), ("a,b", "outbox"), ("b,a", "outbox"), ("b", "a.outbox"), ("a", "b.outbox")]
 """Search path and name; the table that is meant is in the schema that the name has, or the path begins with."""

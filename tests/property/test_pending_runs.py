@@ -11,6 +11,8 @@ from harvest_lib.consume import Batch, Flag, MalformedId, Message, Sequencer, pa
 from harvest_lib.sequencing import pending_runs
 from harvest_lib.sequencing.pending_runs import find_runs
 
+pytestmark = pytest.mark.quick
+
 UPPER_TIME = 1 << 36
 """From here on a clock is in another half of the time."""
 STRETCH = st.tuples(

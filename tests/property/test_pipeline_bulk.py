@@ -1,10 +1,13 @@
 """A bulk that touches each row once leaves what its messages leave one after the other."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.pipeline.adaptors.bulk import outcomes
 from harvest_lib.pipeline.message import Message, Op
+
+pytestmark = pytest.mark.quick
 
 _KEYS = st.integers(0, 2)
 _FIELDS = st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9))

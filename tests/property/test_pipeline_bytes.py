@@ -4,6 +4,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.produced import Produced
@@ -21,6 +22,8 @@ from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
+
+pytestmark = pytest.mark.quick
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ['"$', "$date", "%s", "%", "\\", "\n", "é$"]

@@ -6,6 +6,8 @@ import random
 import pytest
 from support.killed_pipeline import WRITERS, Killed, wanted
 
+pytestmark = pytest.mark.full
+
 
 def judged(folder, writer):
     """Return how often it was flushed that it had got on; fails where a promise is broken."""

@@ -10,6 +10,8 @@ from support.published import Log, Publisher, Reading
 
 from harvest_lib.consume import Flag, Message, Replay, Sequencer, pack, unpack
 
+pytestmark = pytest.mark.quick
+
 PUBLISHERS = 3
 ZERO = bytes(16)
 

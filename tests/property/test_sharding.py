@@ -8,6 +8,8 @@ from psycopg import sql
 
 from harvest_lib.source.sharding import shard_expression, shard_of
 
+pytestmark = pytest.mark.gate
+
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=100)
 numbers = st.integers(1, 1000)
 

@@ -17,6 +17,8 @@ from harvest_lib.source import Selection, SnapshotSource, batch_source, server_i
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.prefetch import Stream, merged
 
+pytestmark = pytest.mark.gate
+
 # -- snapshots
 
 

@@ -1,11 +1,14 @@
 """Whatever lands, fails or comes back, in whatever order: the barrier and the window hold, and nothing is forgotten."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.rows import row
 
 from harvest_lib.marking.window import KeyBarrierWindow
+
+pytestmark = pytest.mark.quick
 
 KEYS = ["a", "b", "c"]
 

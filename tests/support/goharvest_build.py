@@ -1,8 +1,8 @@
 """goharvest's program `reaper`, built by the Go client from the published module.
 
-Nothing of it is kept here; the program stays in the state folder. v0.3.1 is its last version, so the one a pool in
-production has most likely. From v0.1.0, whose documentation ours follows, it differs where it matters in one thing: a
-failed mark takes a new leader id.
+Nothing of it is kept here; the program stays in the state folder, its sources in the cache of downloads. v0.3.1 is its
+last version, so the one a pool in production has most likely. From v0.1.0, whose documentation ours follows, it differs
+where it matters in one thing: a failed mark takes a new leader id.
 """
 
 import os
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from harvest_lib.local_stack.state import locked, make_folder
+from harvest_lib.local_stack.state import download_cache, locked, make_folder
 
 VERSION = "v0.3.1"
 _MODULE = "github.com/obsidiandynamics/goharvest"
@@ -36,7 +36,7 @@ def reaper(state: Path) -> Path:
     program = folder / "reaper"
     with locked(folder / "lock"):
         if not program.exists():
-            _build(folder, program, cache=state / "cache")
+            _build(folder, program, cache=download_cache(state))
     return program
 
 

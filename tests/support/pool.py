@@ -101,7 +101,7 @@ class Member:
     def signal(self, number):
         self.process.send_signal(number)
 
-    def end(self, seconds=10):
+    def end(self, seconds=60):
         """Ask the process to stop; return its exit code, or kill it."""
         if self.alive:
             self.signal(signal.SIGCONT)

@@ -41,14 +41,14 @@ class Screen:
     def type(self, text):
         os.write(self._master, text.encode())
 
-    def until(self, words, seconds=30):
+    def until(self, words, seconds=60):
         """Read until the words were written."""
         deadline = time.monotonic() + seconds
         while words not in self.plain:
             if not self.read() or time.monotonic() > deadline:
                 raise AssertionError(f"never came: {words!r} in {self.plain[-2000:]!r}")
 
-    def rest(self, seconds=30):
+    def rest(self, seconds=60):
         """Read to the end and return the exit code."""
         deadline = time.monotonic() + seconds
         while self.read() and time.monotonic() < deadline:

@@ -24,6 +24,8 @@ from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.harvester.factory import certificates_of
 from harvest_lib.telemetry.catalogue import CERTIFICATE_EXPIRY
 
+pytestmark = pytest.mark.quick
+
 NOW = 1_800_000_000
 DAY = 86_400
 NONE = "no certificate can be read from it"

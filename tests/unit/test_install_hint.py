@@ -8,6 +8,8 @@ import pytest
 
 from harvest_lib.errors import install_hint
 
+pytestmark = pytest.mark.quick
+
 WHEEL = {"url": "file:///tmp/outbox_harvester-0.1.0-py3-none-any.whl", "archive_info": {}}
 FOLDER = {"url": "file:///home/bob/my%20shop", "dir_info": {}}
 CLONE = {"url": "https://git.example.com/harvester", "vcs_info": {"vcs": "git", "commit_id": "8a2f01"}}

@@ -11,6 +11,8 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plan import MODES
 from tests.simulation.run import run
 
+pytestmark = pytest.mark.quick
+
 SEEDS, BLOCK = 1_000, 100
 FEW = 20
 """So many of each mode run with the ordinary tests."""

@@ -20,7 +20,7 @@ from support.waiting import eventually
 from harvest_lib.local_stack.airflow import Airflow, kafka_connections
 from harvest_lib.local_stack.databases import own_database
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.gate, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 DAGS = {
@@ -158,7 +158,7 @@ def test_a_topic_is_written_to_read_from_and_waited_on(ran, bootstrap_servers, g
     assert ran.smoke["returned"]["compare"] == {"topic": ran.topic, "partition": 0, "offset": 1}
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group_id, "auto.offset.reset": "earliest"})
     consumer.subscribe([ran.topic])
-    assert consumer.consume(2, timeout=20)[1].key().decode() == ran.smoke["run_id"]
+    assert consumer.consume(2, timeout=60)[1].key().decode() == ran.smoke["run_id"]
     consumer.close()
 
 

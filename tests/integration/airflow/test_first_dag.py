@@ -19,7 +19,7 @@ from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(1500)]
 
 CANARY = "canary-7d9e"
 
@@ -32,7 +32,6 @@ def home(tmp_path, parts):
         resolve(jars, parts, java)
     folder = tmp_path / "home"
     folder.mkdir()
-    (folder / "jars").symlink_to(parts / "jars")
     yield folder
     if found := running(folder):
         os.kill(found.pid, signal.SIGKILL)

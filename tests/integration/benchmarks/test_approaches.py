@@ -18,6 +18,8 @@ from tests.benchmarks.approaches.snapshot import Snapshot
 from tests.benchmarks.approaches.transaction_id import TransactionIdAndPosition
 from tests.benchmarks.backlog import Servers
 
+pytestmark = pytest.mark.full
+
 PATIENCE = 0.05
 
 
@@ -143,6 +145,7 @@ def test_a_writer_that_had_begun_before_the_last_snapshot_is_found_by_the_list_o
     assert script.verdict().lost == script.verdict().repeated == 0
 
 
+@pytest.mark.full  # what it measures, a machine that is busy bends
 def test_the_workload_tells_the_readers_apart(dsn):
     readers = {"position-only": PositionOnly(), "transaction-id": TransactionIdAndPosition(), "snapshot": Snapshot()}
     committed, verdicts = race(dsn, readers, seconds=2)
@@ -156,6 +159,7 @@ def test_the_workload_tells_the_readers_apart(dsn):
     assert verdicts["transaction-id"].stalled_seconds > max(0.5, found.stalled_seconds)
 
 
+@pytest.mark.full  # as the workload before
 def test_the_scenario_shows_every_reader_and_judges_those_that_promise_something(dsn, capsys):
     servers = Servers(dsn=dsn, bootstrap_servers="", topic="")
     results = list(measure(servers, records=2_005, rounds=1, seconds=1))

@@ -11,6 +11,8 @@ from tests.benchmarks.backlog import Servers
 from tests.benchmarks.report import at_least, at_most, show, write
 from tests.benchmarks.scenarios import SCENARIOS, Size
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined-8-lanes", "one-key", "sequencer", "consumer"])
 def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_topic, tmp_path, name):

@@ -19,7 +19,7 @@ from tests.benchmarks.compare.goharvest import Goharvest
 from tests.benchmarks.compare.ours import BARRIER, EXACTLY_ONCE
 from tests.benchmarks.compare.rounds import Size
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
 SMALLEST = Size(records=100_000, rounds=1, seconds=3.0, kills=1)
@@ -30,7 +30,7 @@ def state(tmp_path, parts):
     """A state folder of its own, with what was built and brought before."""
     made = tmp_path / "state"
     made.mkdir()
-    for name in ("cache", "goharvest", "ivy", "java", "jars"):
+    for name in ("cache", "goharvest", "java"):
         (parts / name).mkdir(exist_ok=True)
         (made / name).symlink_to(parts / name)
     return made

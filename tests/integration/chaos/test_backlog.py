@@ -11,6 +11,8 @@ from support.waiting import eventually
 from infra.chaos.faults.failover import backlog_of
 from infra.chaos.system import Mode
 
+pytestmark = pytest.mark.full
+
 
 def value_of(event):
     return json.dumps({"event": event, "padding": ""})

@@ -19,6 +19,8 @@ from harvest_lib.record import OutboxRecord
 from infra.chaos.clock import clock_of
 from infra.chaos.recording_native import count_handed_over
 
+pytestmark = pytest.mark.gate
+
 RECORDS = 300
 _PURGES = """
 import json, sys

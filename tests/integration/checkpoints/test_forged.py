@@ -14,6 +14,8 @@ from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.full
+
 EXACTLY_ONCE = {"delivery": "transactional"}
 
 

@@ -21,6 +21,8 @@ from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source.filters import Subscription
 
+pytestmark = pytest.mark.full
+
 EXACTLY_ONCE = {"delivery": "transactional"}
 
 

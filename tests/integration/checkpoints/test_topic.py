@@ -4,10 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, read_checkpoints
 from harvest_lib.kafka_client import topic_partitions
+
+pytestmark = pytest.mark.gate
 
 
 def test_shards_that_begin_at_once_all_find_their_partition(bootstrap_servers, unique):

@@ -41,6 +41,8 @@ from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable
 
+pytestmark = pytest.mark.gate
+
 CANARY = "canary-77b1"
 
 

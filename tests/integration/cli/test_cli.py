@@ -12,6 +12,8 @@ from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
 
+pytestmark = pytest.mark.quick
+
 
 def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     printed = harvest("init", "-f", reaper, "--print")
@@ -24,6 +26,7 @@ def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already exists and is valid: ")
 
 
+@pytest.mark.usefixtures("elected")
 def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, allowed, tmp_path):
     outbox.fill(500)
     log = tmp_path / "log"
@@ -53,6 +56,7 @@ def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, boots
     assert len(read_topic(bootstrap_servers, outbox.topic)) == 500
 
 
+@pytest.mark.usefixtures("elected")
 def test_status_without_a_leader_shows_what_waits(harvest, reaper, outbox):
     outbox.fill(7)
     shown = harvest("status", "-f", reaper)

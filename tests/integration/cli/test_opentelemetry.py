@@ -16,6 +16,8 @@ from support.outbox import read_topic
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.full
+
 INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 KINDS = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
@@ -53,13 +55,13 @@ def collector():
 def drain(allowed, reaper):
     """Run `harvest run --drain` under OpenTelemetry's command, with a collector at a port."""
 
-    def run(port):
+    def run(port, *, patience_seconds=60):
         command = [str(INSTRUMENT), sys.executable, "-m", "harvest_lib.cli", "run", "--drain", "-f", str(reaper)]
         variables = {
             "OTEL_SERVICE_NAME": "harvester",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-            "OTEL_EXPORTER_OTLP_TIMEOUT": "2",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": str(patience_seconds),
             "OTEL_LOGS_EXPORTER": "none",
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
@@ -109,6 +111,6 @@ def test_a_collector_that_is_away_costs_no_record(drain, outbox, bootstrap_serve
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     write(outbox, 20)
-    done = drain(port)
+    done = drain(port, patience_seconds=2)
     assert (done.returncode, done.stdout.split()[:2]) == (0, ["20", "records"]), done.stderr
     assert len(read_topic(bootstrap_servers, outbox.topic)) == 20

@@ -14,6 +14,8 @@ from support.waiting import eventually
 from harvest_lib import OutboxRecord, append
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, ParkedRecords, ParkedSelection
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def parking(dsn):

@@ -10,6 +10,8 @@ from harvest_lib.cli.actions.status import StatusReadings
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def outbox(dsn, make_topic, bootstrap_servers, group_id):

@@ -25,6 +25,8 @@ from harvest_lib.consume import (
     unpack,
 )
 
+pytestmark = pytest.mark.gate
+
 PENDING, EVERY, RING = 200_000, 100, 500
 PARTITIONS, MESSAGES, VALUE_BYTES = 4, 4_000, 200
 BATCH_BYTES = 61

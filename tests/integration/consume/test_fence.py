@@ -8,6 +8,8 @@ from support.recorded import SHARD, checkpoint
 from harvest_lib.consume import PostgresStore, create_tables
 from harvest_lib.consume.sqlite_store import SqliteStore
 
+pytestmark = pytest.mark.gate
+
 
 def in_postgres(request):
     dsn = request.getfixturevalue("dsn")

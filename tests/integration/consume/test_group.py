@@ -13,12 +13,14 @@ from support.waiting import eventually
 from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
 from harvest_lib.errors import TopicMissing
 
+pytestmark = pytest.mark.gate
+
 PARTITIONS = 4
 
 
 @pytest.fixture
 def settings(bootstrap_servers):
-    return {"bootstrap.servers": bootstrap_servers, "session.timeout.ms": 6000}
+    return {"bootstrap.servers": bootstrap_servers, "session.timeout.ms": 60_000}
 
 
 @pytest.fixture

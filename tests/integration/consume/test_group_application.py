@@ -7,6 +7,8 @@ import pytest
 from support.consuming import Counting, Running, read_keys
 from support.waiting import eventually
 
+pytestmark = pytest.mark.gate
+
 
 class AtOnce(Counting):
     """Takes groups, and notes how large they were."""

@@ -15,6 +15,8 @@ from support.waiting import eventually
 from harvest_lib import Harvest
 from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
 
+pytestmark = pytest.mark.gate
+
 DOCS = Path(__file__).parents[3] / "docs"
 KEYS = 200
 
@@ -43,7 +45,7 @@ def consuming(outbox, bootstrap_servers, unique):
             application,
             name=name,
             topics=[outbox.topic],
-            settings={"bootstrap.servers": bootstrap_servers, "session.timeout.ms": 6000},
+            settings={"bootstrap.servers": bootstrap_servers, "session.timeout.ms": 60_000},
             store=partial(store, outbox.dsn),
             limits=ShardLimits(**limits),
         )

@@ -25,6 +25,8 @@ from harvest_lib.consume import (
 )
 from harvest_lib.errors import KafkaAccessDenied
 
+pytestmark = pytest.mark.gate
+
 DOCS = Path(__file__).parents[3] / "docs"
 USER = "harvester"
 

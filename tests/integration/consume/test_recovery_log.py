@@ -12,6 +12,8 @@ from harvest_lib.consume.recovery_log import create_recovery_log
 from harvest_lib.consume.sqlite_store import SqliteStore
 from harvest_lib.errors import CheckpointError, TopicMissing, TopicTooSmall
 
+pytestmark = pytest.mark.gate
+
 COMPACT = {"cleanup.policy": "compact"}
 
 

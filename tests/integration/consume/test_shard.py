@@ -4,6 +4,7 @@ import threading
 import time
 
 import psycopg
+import pytest
 from support.consuming import Counting, Running, read_keys
 from support.waiting import eventually
 
@@ -12,6 +13,8 @@ from harvest_lib.consume.checkpoint import Checkpoint
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
 from harvest_lib.sequencing.sequencer import ProducerState
+
+pytestmark = pytest.mark.quick
 
 
 def test_each_message_counts_once_and_is_published_once(counted, make_topic):

@@ -1,17 +1,21 @@
 """What a shard does with what is wrong: messages, functions, checkpoints, logs, and a fence that is lost."""
 
 import threading
-import time
+from collections import defaultdict
 from contextlib import suppress
 
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Producer
+from support.clock import Clock
 from support.consuming import Counting, Running, read_keys
 from support.waiting import eventually
 
 from harvest_lib.consume import Fenced, Flag, new_producer_id, pack
+from harvest_lib.consume.postgres_store import IDLE_SECONDS
 from harvest_lib.errors import CheckpointError
+
+pytestmark = pytest.mark.full
 
 
 def test_a_fence_that_is_lost_within_a_transaction_undoes_all_of_it(counted, make_topic):
@@ -82,13 +86,19 @@ def test_the_topic_s_id_is_kept_where_it_cannot_be_asked(counted):
 
 def test_a_function_that_is_slow_keeps_its_transaction(counted, monkeypatch):
     """Postgres ends a transaction of which it hears nothing, as its owner may be frozen; one that works is heard."""
-    monkeypatch.setattr("harvest_lib.consume.postgres_store.IDLE_SECONDS", 1)
-    monkeypatch.setattr("harvest_lib.consume.shard._TOUCH_SECONDS", 0.2)
+    clock = Clock()
+    monkeypatch.setattr("harvest_lib.consume.shard.boot_seconds", clock)
+    takes, passed = 0.3 * IDLE_SECONDS, defaultdict(list)
+    """By when Postgres heard of the transaction: when messages came until it heard again."""
 
     class Slow(Counting):
         def consume_message(self, transaction, message):
             super().consume_message(transaction, message)
-            time.sleep(0.3)  # what it does for a message
+            with psycopg.connect(counted.dsn) as connection:
+                asked = "SELECT state_change FROM pg_stat_activity WHERE pid = %s AND state = 'idle in transaction'"
+                (heard_at,) = connection.execute(asked, (transaction.state.info.backend_pid,)).fetchone()
+            passed[heard_at].append(clock.now)
+            clock.now += takes
 
     publisher = counted.publisher()
     for _ in range(5):
@@ -100,6 +110,8 @@ def test_a_function_that_is_slow_keeps_its_transaction(counted, monkeypatch):
     eventually(lambda: counted.counts() == {"a": 5}, "counted")
     assert running.end() is None
     assert application.calls["a"] == 5
+    assert len(passed) > 1, "all of it takes longer than Postgres waits"
+    assert max(times[-1] + takes - times[0] for times in passed.values()) < IDLE_SECONDS
 
 
 def test_what_retention_took_away_unread_is_said(counted):

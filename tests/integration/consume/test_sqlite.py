@@ -18,6 +18,8 @@ from harvest_lib.consume import Intent, Message, ProducerState, read_uncommitted
 from harvest_lib.consume.recovery_log import LogPlace, play_back
 from harvest_lib.errors import CheckpointError, KafkaUnavailable
 
+pytestmark = pytest.mark.gate
+
 WHOLE = checkpoint(
     offset=7,
     producers=(ProducerState(producer=5, acknowledged=9, begin=3),),

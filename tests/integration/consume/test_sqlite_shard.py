@@ -11,6 +11,8 @@ from support.waiting import eventually
 
 from harvest_lib.consume import Clock, Fenced, Publisher, Shard, ShardId, ShardLimits, new_producer_id, read_committed
 
+pytestmark = pytest.mark.gate
+
 
 class Counting:
     """Counts messages by key."""

@@ -6,6 +6,8 @@ from contextlib import suppress
 import pytest
 from support.recorded import Machines, asked, change, checkpoint
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def store(bootstrap_servers, make_topic, tmp_path):

@@ -12,6 +12,8 @@ from support.waiting import eventually
 
 from harvest_lib.consume import PostgresStore, Publisher
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def traces(monkeypatch):

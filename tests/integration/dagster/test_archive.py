@@ -10,6 +10,8 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import ArchiveSettings, OutboxSettings
 from harvest_lib.archive import verify_archive
 
+pytestmark = pytest.mark.full
+
 SEGMENT = 10
 
 

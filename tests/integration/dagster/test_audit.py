@@ -12,6 +12,8 @@ from dagster_harvest.assets import verified_asset
 from dagster_harvest.components import outbox_definitions
 from dagster_harvest.settings import AuditSettings, OutboxSettings
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def audit(outbox, reaper, tmp_path):

@@ -17,6 +17,8 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.gate
+
 SHOP = OutboxSettings(name="shop", topics=["t"])
 AUDITED = "CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, kafka_topic text)"
 

@@ -13,7 +13,7 @@ from support.waiting import eventually
 from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib.outbox import OutboxTable
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 class Shop:
@@ -59,10 +59,10 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path, outbox, reaper, bootstrap_servers, request):
+def shop(tmp_path, outbox, elected, bootstrap_servers, request):
     locations = getattr(request, "param", ("first",))
     with Platform(
-        tmp_path / "dagster", locations=locations, TEST_TOPIC=outbox.topic, TEST_CONFIG=str(reaper)
+        tmp_path / "dagster", locations=locations, TEST_TOPIC=outbox.topic, TEST_CONFIG=str(elected)
     ) as platform:
         made = Shop(outbox, platform, bootstrap_servers)
         try:

@@ -8,6 +8,8 @@ from dagster import DagsterInstance
 from dagster.components.core.component_tree import ComponentTreeException
 from support.dagster_project import project
 
+pytestmark = pytest.mark.gate
+
 CHECKS = {"lost", "unknown", "ordering", "duplicates", "schema", "expectations"}
 RESULTS = ("summary", "lost", "duplicates", "reorderings", "unknown", "verified")
 MADE = {f"audit/shop_audit_{result}" for result in RESULTS}

@@ -17,7 +17,7 @@ from dagster_harvest.settings import OutboxSettings, ReplaySettings
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(600)]
 
 REPLAY = dg.AssetKey(["replay", "shop_replay"])
 RECORDS = 20_000

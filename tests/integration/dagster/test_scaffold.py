@@ -9,6 +9,8 @@ import pytest
 import yaml
 from support.dagster_project import DEFINITIONS, PYPROJECT
 
+pytestmark = pytest.mark.full
+
 COMPONENT = "dagster_harvest.components.OutboxComponent"
 
 

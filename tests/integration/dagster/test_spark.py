@@ -19,7 +19,7 @@ from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from spark_jobs.example_flights.source import published_source
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(300)]
 
 ROWS = {"2013-01-01": 40, "2013-01-02": 30, "2013-01-03": 20}
 

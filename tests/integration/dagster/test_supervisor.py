@@ -1,7 +1,8 @@
 """A tick of the supervisor against the real database, with runs that Dagster believes whatever a test says."""
 
 import json
-import threading
+import time
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -16,6 +17,8 @@ from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
+
+pytestmark = pytest.mark.full
 
 PLACE = Place(name="shop", location="in-process")
 
@@ -35,7 +38,7 @@ def heartbeats(outbox):
 
 @pytest.fixture
 def settings(outbox):
-    daemon = DaemonSettings(beat_every_seconds=0.2, stale_after_seconds=3)
+    daemon = DaemonSettings(beat_every_seconds=0.2, stale_after_seconds=60)
     thresholds = Thresholds(backlog_warn_records=100, backlog_error_records=1000)
     return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon, thresholds=thresholds)
 
@@ -85,15 +88,15 @@ def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
         instance.report_run_failed(believed(generation), "no broker answers")
     run = believed(7)
     instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
-    heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=3)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = beat_at - interval '16 s'")
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=60)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = beat_at - interval '61 s'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:8"
 
 
 def test_a_living_run_is_left_alone(tick, believed, heartbeats):
     run = believed(1)
-    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
     result = tick()
     assert not result.run_requests
     assert "alive" in result.skip_message
@@ -102,8 +105,8 @@ def test_a_living_run_is_left_alone(tick, believed, heartbeats):
 
 def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, heartbeats, outbox, instance):
     run = believed(1)
-    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:2"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
@@ -111,12 +114,15 @@ def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, 
     assert any("gave this run up" in (each or "") for each in said)
 
 
-def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(tick, believed, heartbeats, outbox, instance):
+def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(
+    tick, believed, heartbeats, outbox, instance, monkeypatch
+):
     """As after an outage of Postgres, when every heartbeat is old."""
     run = believed(1)
-    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=3)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 minute'")
-    threading.Timer(0.2, lambda: heartbeats.renew(PLACE, run.run_id)).start()
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+    between = SimpleNamespace(time=time.time, sleep=lambda _seconds: heartbeats.renew(PLACE, run.run_id))
+    monkeypatch.setattr("dagster_harvest.supervisor.time", between)
     assert not tick().run_requests
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED
 
@@ -164,7 +170,7 @@ def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tic
 
 def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, bootstrap_servers, group_id):
     external = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "external"})})
-    with Harvest(harvest_config(dsn, bootstrap_servers, group_id, name="elsewhere")) as harvest:
+    with Harvest(harvest_config(dsn, bootstrap_servers, group_id, leadership="neli", name="elsewhere")) as harvest:
         eventually(lambda: harvest.is_leader, "leads")
         result = tick(external)
     assert not result.run_requests

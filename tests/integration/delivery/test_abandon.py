@@ -12,6 +12,8 @@ from harvest_lib.delivery import BatchDeliverySettings, LaneSettings, Pipelined,
 from harvest_lib.delivery.errors import raised
 from harvest_lib.record.rows import RowQueue
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def bootstrap_servers(breakable_stack):

@@ -25,8 +25,10 @@ from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.full
+
 RECORDS = 120
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 """Where a second request is sure to come, however slow the machine is."""
 SMALL_BATCHES = {"batch.num.messages": 3}
 
@@ -54,7 +56,7 @@ def broker(way, parts, tmp_path_factory):
 def topic(broker, group_id):
     """A topic of one partition."""
     name, admin = f"topic_{group_id}", AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
     return name
 
 

@@ -7,6 +7,8 @@ from confluent_kafka.admin import AdminClient
 from support.brokers import RealBroker, begun, failed_ids, ids, poll, send
 from support.waiting import eventually
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def admin(breakable_stack):

@@ -15,6 +15,8 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, unpack
 
+pytestmark = pytest.mark.full
+
 OUTBOX = OutboxTable(("outbox",))
 MARK = {"source": "mark"}
 NATIVE = {"source": "snapshot"}

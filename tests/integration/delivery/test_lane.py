@@ -10,6 +10,8 @@ from support.waiting import eventually
 
 from harvest_lib.delivery import Reports, at_least_once
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def kafka(bootstrap_servers, make_topic):

@@ -10,6 +10,8 @@ from confluent_kafka import Producer
 from harvest_lib.delivery.partitioners import moved_share, partition_of
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.gate
+
 PARTITIONS = 7
 PARTITIONERS = ("consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")
 RANDOM = random.Random(4)

@@ -14,6 +14,8 @@ from support.waiting import eventually
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection
 
+pytestmark = pytest.mark.full
+
 WAYS = ["mark/barrier", "mark/pipelined", "snapshot/barrier", "snapshot/pipelined", "snapshot/transactional"]
 RECORDS, KEYS = 1_000, 20
 SOON = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}

@@ -22,6 +22,8 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record import INTERNAL_TOPICS
 
+pytestmark = pytest.mark.full
+
 OUTBOX = OutboxTable(("outbox",))
 SOURCES = ["mark", "snapshot", "transaction_id"]
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]

@@ -11,6 +11,8 @@ from harvest_lib.delivery import topics as topics_module
 from harvest_lib.delivery.topic_facts import ask
 from harvest_lib.record.rows import RowQueue
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def kafka(bootstrap_servers, make_topic):

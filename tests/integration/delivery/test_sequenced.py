@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -34,6 +35,8 @@ from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.resharding import Resharding
+
+pytestmark = pytest.mark.gate
 
 
 def always():
@@ -98,7 +101,7 @@ class Leader:
         self.topic = topic
         self.checkpoints = CheckpointTable(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
-        self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5), Topics(kafka))
+        self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60), Topics(kafka))
         self.guarantee = SequencedBatches(self.delivery, self.store)
         self.at = Checkpoint(generation=0)
 
@@ -327,7 +330,8 @@ def test_a_checkpoint_whose_answer_was_lost_is_gone_on_from(leader, read):
     assert read() == list(range(30))
 
 
-def test_a_leader_that_ends_in_order_leaves_nothing_unread(leader, read):
+def test_a_leader_that_ends_in_order_leaves_nothing_unread(leader, read, monkeypatch):
+    monkeypatch.setattr("harvest_lib.delivery.sequenced._LAST_SECONDS", 60.0)
     only = leader().lead()
     only.batch(*range(1_000))
     only.delivery.abandon()
@@ -339,6 +343,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     only.batch(*range(10))
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(60)
+    only.delivery._settings = replace(only.delivery._settings, delivery_timeout_seconds=1)  # nothing comes any more
     only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
     assert isinstance(only.guarantee.settle(always), BatchFailed)
 
@@ -389,7 +394,7 @@ def test_what_was_kept_stays_so_when_the_subscription_is_moved(config, leader, r
 def test_what_was_kept_stays_so_when_the_subscription_is_divided(config, leader, read, subscriptions):
     crashed_once_kept(config, leader)
     eventually(lambda: not subscriptions.get("default")[0].is_led, "the server has noticed that it is gone")
-    assert Resharding(subscriptions, "default", 2).run(20).after == 2
+    assert Resharding(subscriptions, "default", 2).run(60).after == 2
     Harvest(config(shards=2)).drain(60)
     assert read() == list(range(20))
 

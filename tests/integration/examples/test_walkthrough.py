@@ -23,6 +23,8 @@ from support.walkthrough import Walkthrough, blocks, tools
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import locked
 
+pytestmark = pytest.mark.full
+
 ROLES = ("shop_owner", "shop_harvester", "shop_app", "shop_auditor", "harvester")
 PASSWORD = "typed-nowhere-5e"
 

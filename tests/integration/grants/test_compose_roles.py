@@ -14,6 +14,8 @@ from support.psql import psql
 
 from harvest_lib.local_stack.postgres import PostgresServer
 
+pytestmark = pytest.mark.full
+
 COMPOSE = Path(__file__).parents[3] / "infra" / "compose.yaml"
 INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES ('orders', 'k', 'v')"
 NAMES = ("DAGSTER", "AIRFLOW", "OWNER", "HARVESTER", "WRITER", "READER")

@@ -12,6 +12,8 @@ from harvest_lib.cli import app
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
+pytestmark = pytest.mark.gate
+
 OUTBOX = OutboxTable.parse("outbox")
 
 

@@ -19,6 +19,8 @@ from harvest_lib.outbox import NativeTable, OutboxTable
 from tests.benchmarks.approaches.judge import Poll, judge
 from tests.benchmarks.approaches.writers import Writers
 
+pytestmark = pytest.mark.full
+
 SECONDS = 4
 
 WAYS = {

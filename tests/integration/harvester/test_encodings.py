@@ -16,6 +16,8 @@ from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecords
 
+pytestmark = pytest.mark.gate
+
 ENGINES = [("mark", "barrier"), ("mark", "pipelined"), ("snapshot", "barrier"), ("transaction_id", "transactional")]
 
 
@@ -29,11 +31,11 @@ def messages(bootstrap_servers, topic):
             "isolation.level": "read_committed",
         }
     )
-    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
+    numbers = consumer.list_topics(topic, 60).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
     found, ended = [], 0
     while ended < len(numbers):
-        message = consumer.poll(10)
+        message = consumer.poll(60)
         assert message is not None
         if message.error():
             ended += 1

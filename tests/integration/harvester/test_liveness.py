@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 
+import pytest
 from support.waiting import eventually
 
 from harvest_lib import Harvest, HarvestConfig
 from harvest_lib.cli.actions.liveness import Liveness
 from harvest_lib.leadership import Solo
+
+pytestmark = pytest.mark.gate
 
 
 def test_systemd_is_told_of_each_state(allowed, reaper, outbox, tmp_path):

@@ -24,6 +24,8 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import NativeTable, OutboxTable, append, check_column_mapping, subscribers_sql
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.gate
+
 ARTICLE = """
 CREATE TABLE outbox (
   position       BIGSERIAL PRIMARY KEY,

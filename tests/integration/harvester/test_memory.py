@@ -12,6 +12,8 @@ from support.row_shapes import ends
 
 from harvest_lib.native import implementation
 
+pytestmark = pytest.mark.full
+
 ALLOWED_BYTES = 150 * MEGABYTE
 ALLOWED_GROWTH_BYTES = 20 * MEGABYTE
 """Between the first million of records and the tenth, without which there is no telling a leak of two bytes a record

@@ -28,6 +28,8 @@ from harvest_lib.outbox.sizes import read_sizes
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.server import Listener
 
+pytestmark = pytest.mark.gate
+
 OURS = (
     *(*catalogue.OF_EVERY_PROCESS, *catalogue.OF_CERTIFICATES),
     *(*catalogue.OF_THE_HARVESTER, *catalogue.OF_THE_OUTBOX),

@@ -11,6 +11,8 @@ from support.waiting import eventually
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 from harvest_lib.outbox import ParkedRecords
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def harvest(outbox, bootstrap_servers, group_id):

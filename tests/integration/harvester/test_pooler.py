@@ -18,6 +18,8 @@ from harvest_lib.errors import DatabaseError
 from harvest_lib.harvester import preflight
 from infra.chaos.namespaces import has_program
 
+pytestmark = pytest.mark.full
+
 PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
 

@@ -15,6 +15,8 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.gate
+
 SOURCES = {"mark": {}, "snapshot": {}, "mark, exactly once": {"source": "mark", "delivery": "transactional"}}
 
 

@@ -12,6 +12,8 @@ from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.local_stack.databases import scram_verifier
 
+pytestmark = pytest.mark.full
+
 SLOW = pytest.mark.long
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'harvester'"
 

@@ -15,6 +15,8 @@ from harvest_lib.outbox import Segments, drop_passed
 from harvest_lib.source import SnapshotSource, TransactionIdSource
 from harvest_lib.source.selection import Selection
 
+pytestmark = pytest.mark.full
+
 TRANSACTION_ID = {**SNAPSHOT, "source": "transaction_id", "delivery": "barrier"}
 WAYS = [MARK, SNAPSHOT, TRANSACTION_ID, MARK_BATCHES]
 NAMES = ["mark", "snapshot", "transaction_id", "mark_batches"]

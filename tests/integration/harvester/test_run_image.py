@@ -29,7 +29,7 @@ AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "-
     for which, change in (("bounding-set", "-all,+"), ("inh-caps", "-all,+"), ("ambient-caps", "+"))
 ]
 
-pytestmark = pytest.mark.timeout(400)  # about 15 s; the first use of uv may have to download
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # about 15 s; the first use of uv may have to download
 
 
 def stage(name):

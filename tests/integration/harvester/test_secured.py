@@ -18,6 +18,8 @@ from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.local_stack.secure import settings_text
 from harvest_lib.telemetry import catalogue
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize(
     ("way", "certificate"),

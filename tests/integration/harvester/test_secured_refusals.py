@@ -28,6 +28,8 @@ from harvest_lib.local_stack.certificates import Authority
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.subscriptions.admin import Subscriptions
 
+pytestmark = pytest.mark.full
+
 CANARY = "canary-8d1e-never-elsewhere"
 
 

@@ -19,6 +19,8 @@ from harvest_lib.errors import (
 )
 from harvest_lib.harvester.harvest import Harvest, State
 
+pytestmark = pytest.mark.gate
+
 CANARY = "canary-3f9a"
 
 

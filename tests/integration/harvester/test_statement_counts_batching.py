@@ -7,8 +7,11 @@ import pytest
 from confluent_kafka import Producer
 from support.native import Native
 from support.outbox import harvest_config, read_topic
+from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest
+
+pytestmark = pytest.mark.quick
 
 RECORDS = 10_000
 WARM_UP = 10
@@ -35,7 +38,7 @@ class Requests:
 
 class Counting:
     def __init__(self, settings, made):
-        self._made = made
+        self._made, self._heard = made, 0
         self._producer = Producer({**settings, "statistics.interval.ms": 50, "stats_cb": self._hear})
 
     def __getattr__(self, name):
@@ -45,6 +48,7 @@ class Counting:
         return len(self._producer)
 
     def _hear(self, text):
+        self._heard += 1
         stats = json.loads(text)
         for broker in stats["brokers"].values():
             for kind, number in broker["req"].items():
@@ -52,7 +56,8 @@ class Counting:
                     self._made[stats["name"], broker["name"], kind] = number
 
     def close(self):
-        self._producer.poll(0.2)  # what it has to say comes every 50 ms
+        until = self._heard + 2  # the next may have been made before the last requests
+        eventually(lambda: self._producer.poll(0.05) and self._heard >= until, "it says what it has sent")
         return self._producer.close()
 
 

@@ -7,6 +7,8 @@ from support.outbox import harvest_config
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.source import MarkSource
 
+pytestmark = pytest.mark.quick
+
 _STATEMENTS_PER_1000 = 12
 """Seen on two busy cores: 1.8 to 3 where no key repeats, 5 to 8 where each does ten times, which takes ten rounds.
 Purged singly, or marked by the default 100, it would be 1,001 and 11 or more."""

@@ -16,6 +16,8 @@ from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import locked
 from harvest_lib.outbox import OutboxTable
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def untouched(parts):

@@ -17,6 +17,8 @@ from harvest_lib import OutboxRecord, append
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import NativeSender, implementation, library
 
+pytestmark = pytest.mark.gate
+
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 MALFORMED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333x-01"
 WITHOUT = """

@@ -7,6 +7,8 @@ from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.local_stack.kafka import KafkaCluster
 
+pytestmark = pytest.mark.gate
+
 
 class TooFewBrokers(KafkaCluster):
     """One broker, that is to keep what it notes of transactions on three."""

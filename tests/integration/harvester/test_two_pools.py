@@ -17,6 +17,8 @@ from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def outbox(dsn, make_topic, bootstrap_servers, group_id):

@@ -19,6 +19,8 @@ from harvest_lib.harvester import former_election, preflight, table_watch
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import Migration
 
+pytestmark = pytest.mark.full
+
 BEFORE = {"leadership": "neli", "delivery": "barrier"}
 AUTO = {"leadership": "auto", "delivery": "auto"}
 

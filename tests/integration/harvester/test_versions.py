@@ -10,6 +10,8 @@ from support.waiting import eventually
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack import Stack
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.timeout(600)  # brings the older Kafka at the first time
 def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):

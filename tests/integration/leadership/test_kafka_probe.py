@@ -9,6 +9,8 @@ from support.waiting import eventually
 
 from harvest_lib.leadership.kafka_probe import KafkaProbe
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def nobody():

@@ -15,6 +15,8 @@ from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.source.filters import Subscription
 
+pytestmark = pytest.mark.gate
+
 FENCE = "transactional ids of x in y"
 NEW = LastLeaders(epochs={0: 0}, are_fenced=True)
 

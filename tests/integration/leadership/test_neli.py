@@ -13,6 +13,8 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def pool(bootstrap_servers, group_id):

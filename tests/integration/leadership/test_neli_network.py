@@ -22,6 +22,8 @@ from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.telemetry.health import Verdict
 from infra.chaos.link import Links
 
+pytestmark = pytest.mark.full
+
 HEARTBEAT_TIMEOUT = 1.5
 SLACK = 1.0  # for a machine that is busy
 

@@ -17,6 +17,8 @@ from harvest_lib.errors import TopicMissing, TopicTooSmall
 from harvest_lib.leadership import Neli, TermEnd
 from harvest_lib.leadership.neli import NeliSettings
 
+pytestmark = pytest.mark.full
+
 HEARTBEAT = 1.5
 SESSION = 3.0
 TESTS = Path(__file__).parents[2]

@@ -20,6 +20,8 @@ from harvest_lib.leadership import PostgresLeadership, TermEnd, lock_holder
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
+pytestmark = pytest.mark.full
+
 HEARTBEAT = 1.0
 SESSION = 1.5
 SLACK = 2.0

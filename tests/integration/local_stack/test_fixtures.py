@@ -7,6 +7,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.local_stack import Stack
 
+pytestmark = pytest.mark.gate
+
 
 def test_the_database_is_empty_and_as_in_production(dsn, stack: Stack):
     with psycopg.connect(dsn) as connection:

@@ -27,6 +27,8 @@ from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.supervisor import _launch
 
+pytestmark = pytest.mark.full
+
 HARVEST = Path(sys.executable).parent / "harvest"
 
 
@@ -34,7 +36,6 @@ HARVEST = Path(sys.executable).parent / "harvest"
 def home(tmp_path, parts, monkeypatch):
     """A state folder of this test's own that shares the jars; no stack is left in it."""
     resolve(kafka_jars("4.3.1"), parts, find_java(parts))
-    (tmp_path / "jars").symlink_to(parts / "jars")
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
     monkeypatch.delenv("HARVEST_DSN", raising=False)
     monkeypatch.delenv("HARVEST_BOOTSTRAP_SERVERS", raising=False)

@@ -19,7 +19,7 @@ from harvest_lib.local_stack.jars import kafka_jars, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.service import ask
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(900)]
 
 HARVEST = Path(sys.executable).parent / "harvest"
 SERVICES = {
@@ -59,7 +59,6 @@ LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "_
 def home(tmp_path, parts, monkeypatch):
     """A state folder that shares the jars, and a module of definitions; nothing is left running in it."""
     resolve(kafka_jars("4.3.1"), parts, find_java(parts))
-    (tmp_path / "jars").symlink_to(parts / "jars")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "small_definitions.py").write_text(DEFINITIONS)
     monkeypatch.setenv("HARVEST_HOME", str(tmp_path))

@@ -14,6 +14,8 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack.prometheus import JOB, Prometheus
 from harvest_lib.local_stack.service import Service, ask
 
+pytestmark = pytest.mark.full
+
 RULES = Path(__file__).parents[3] / "infra" / "monitoring" / "alerts.yml"
 
 

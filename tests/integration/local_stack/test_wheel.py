@@ -9,9 +9,11 @@ import zipfile
 import pytest
 from support.installed import build, find_uv, install
 
+from harvest_lib.local_stack.state import download_cache
+
 PACKAGES = {"harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest"}
 
-pytestmark = pytest.mark.timeout(400)  # about 20 s; the first use of uv may have to download
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # about 20 s; the first use of uv may have to download
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,13 @@ def harvest(wheel, parts, tmp_path_factory):
     """Return a function that runs the installed command in an empty folder with an empty home."""
     venv, home, folder, state = (tmp_path_factory.mktemp(name) for name in ("venv", "home", "folder", "state"))
     programs = install(find_uv(parts), wheel, venv, "local")
-    for name in ("jars", "ivy"):  # brought once; nothing is downloaded here
-        if (parts / name).exists():
-            shutil.copytree(parts / name, state / name)
-    environment = {"HOME": str(home), "HARVEST_HOME": str(state), "PATH": os.environ["PATH"], "COLUMNS": "200"}
+    environment = {
+        "HOME": str(home),
+        "HARVEST_HOME": str(state),
+        "HARVEST_CACHE": str(download_cache(parts)),  # brought once; nothing is downloaded here
+        "PATH": os.environ["PATH"],
+        "COLUMNS": "200",
+    }
     if "JAVA_HOME" in os.environ:
         environment["JAVA_HOME"] = os.environ["JAVA_HOME"]
 

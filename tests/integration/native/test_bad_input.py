@@ -20,6 +20,8 @@ from harvest_lib.native import implementation, library
 from infra.chaos.link import Links
 from infra.native_build import compile_library
 
+pytestmark = pytest.mark.full
+
 _KILOBYTE, _MEGABYTE = 1_000, 1_000_000
 _QUEUE, _DELAY_SECONDS = 200, 0.02
 _PLUGIN = """
@@ -209,7 +211,7 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
     cluster, link = far
     servers, topic, count = cluster.bootstrap_servers, f"topic-{group_id}", 20_000
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
     made_outbox(dsn)
     insert(dsn, [(topic, f"{number % 5}", f"{number}", [], []) for number in range(count)])
     config = harvest_config(

@@ -17,9 +17,12 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import implementation
 from harvest_lib.outbox import NativeTable, OutboxTable
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 _NATIVE = "kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
 _MAPPED = """

@@ -21,9 +21,12 @@ from harvest_lib.native import (
     rows_of,
 )
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.quick,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 
 def test_a_full_queue_is_waited_for(dsn, bootstrap_servers, group_id, make_topic, handed_over):

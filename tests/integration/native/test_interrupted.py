@@ -14,6 +14,8 @@ from support.outbox import harvest_config, read_topic
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import library
 
+pytestmark = pytest.mark.full
+
 RECORDS = 4_000
 
 # A batch is on its way when it is flushed: all of it was handed over, and none is sent for a while yet.

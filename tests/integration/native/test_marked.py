@@ -17,9 +17,12 @@ from harvest_lib.native import NativeRows, NativeSender, implementation, library
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.record.rows import RowQueue
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 _COLUMNS = "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
 _INSERT = """
@@ -142,7 +145,7 @@ def lane(bootstrap_servers):
 
     def make(**settings):
         kafka = {"bootstrap.servers": bootstrap_servers, **settings}
-        made.append(Pipelined(LaneSettings(kafka=kafka, delivery_timeout_seconds=8), Topics(kafka)))
+        made.append(Pipelined(LaneSettings(kafka=kafka, delivery_timeout_seconds=600), Topics(kafka)))
         made[-1].begin(uuid.uuid4())
         return made[-1]
 
@@ -277,7 +280,7 @@ def test_a_row_that_the_client_refuses_is_refused_and_its_neighbours_are_not(mak
 
 def test_what_is_abandoned_is_reported_failed_row_by_row(make_topic, lane, page):
     topic = make_topic()
-    rows, delivery = page((topic, "k", f"{number}", [], []) for number in range(300)), lane(**{"linger.ms": 7_000})
+    rows, delivery = page((topic, "k", f"{number}", [], []) for number in range(300)), lane(**{"linger.ms": 500_000})
     delivery.send(queued(rows), lambda: True)
     reports = delivery.abandon()
     assert reports.acknowledged == []

@@ -21,9 +21,12 @@ from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 CONTROLS = "".join(map(chr, [*range(1, 0x20), 0x7F, 0x80, 0x9F, 0x2028, 0xFFFF, 0x10000, 0x10FFFF]))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12) | st.sampled_from(

@@ -16,6 +16,8 @@ from support.handing_over import SANITIZERS, SOURCES
 from harvest_lib.native import library
 from infra.native_build import compile_library
 
+pytestmark = pytest.mark.full
+
 _OPTIONS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 _ADDRESS, _UNDEFINED = "libasan.so", "libubsan.so"
 _PROGRAM = """

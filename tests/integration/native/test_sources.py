@@ -9,9 +9,12 @@ from harvest_lib.native import NativeRows, implementation
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.source import Selection, TransactionIdSource
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 _INSERT = "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, %s) RETURNING id"
 

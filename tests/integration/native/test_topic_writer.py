@@ -25,6 +25,8 @@ from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 from infra.chaos.link import Links
 
+pytestmark = pytest.mark.gate
+
 TIMESTAMP = 1_356_999_300_000
 FIRST = 5
 """The offset of a bulk's first message."""
@@ -104,8 +106,8 @@ def create(servers, topic):
 def read(servers, topic):
     """Partition, key, value and time of each record, partition by partition."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "reader", "auto.offset.reset": "earliest"})
-    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
-    ends = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 10)[1] for each in numbers}
+    numbers = consumer.list_topics(topic, 60).topics[topic].partitions
+    ends = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 60)[1] for each in numbers}
     consumer.assign([TopicPartition(topic, each, 0) for each in numbers])
     found = []
 
@@ -247,14 +249,12 @@ def test_a_queue_that_is_full_is_waited_for(make, make_topic, bootstrap_servers,
 def test_a_topic_that_was_deleted_is_told(make, make_topic, bootstrap_servers):
     topic = make_topic()
     soon = {"topic.metadata.refresh.interval.ms": 200, "topic.metadata.propagation.max.ms": 500}
-    writer = make(topic, soon, delivery_timeout="20s")
+    writer = make(topic, soon)
     writer.write(bulk("there"))
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.delete_topics([topic])[topic].result(60)
     with pytest.raises(TopicMissing, match=topic):
-        for _ in range(100):  # until the client has heard of it
-            writer.write(bulk("gone"))
-            time.sleep(0.05)
+        eventually(lambda: writer.write(bulk("gone")), "the client has heard of it")
     create(bootstrap_servers, topic)
     writer.write(bulk("again"))
     assert texts(bootstrap_servers, topic)[-1] == "again"
@@ -283,15 +283,16 @@ def test_nothing_of_a_batch_that_failed_is_sent_afterwards(make, far, unique):
     cluster, link = far
     topic = unique("away")
     create(cluster.bootstrap_servers, topic)
-    writer = make(topic, {"bootstrap.servers": f"127.0.0.1:{link.port}"}, delivery_timeout="2s")
-    writer.write(bulk("before"))
+    way = {"bootstrap.servers": f"127.0.0.1:{link.port}"}
+    make(topic, way).write(bulk("before"))
+    writer = make(topic, way, delivery_timeout="2s")
     link.cut()
     try:
         with pytest.raises(KafkaUnavailable, match="did not take a batch in time"):
             writer.write(bulk(*["lost"] * 500))
     finally:
         link.heal()
-    writer.write(bulk("after"))
+    make(topic, way).write(bulk("after"))
     assert texts(cluster.bootstrap_servers, topic) == ["before", "after"]
 
 
@@ -348,7 +349,7 @@ def test_nothing_is_taken_for_written_that_has_no_offset(make, parts, tmp_path, 
                 lambda *given, **own: settings(*given, **{**own, writer_module.IN_FLIGHT: 5}),
             )
             writer = make(topic, {"bootstrap.servers": f"127.0.0.1:{proxy.port}", "batch.num.messages": 3})
-            proxy.refuse_next(patience_seconds=10)
+            proxy.refuse_next(patience_seconds=60)
             with pytest.raises(KafkaUnavailable, match="no broker has confirmed"):
                 writer.write(bulk(*map(str, range(120))))
             assert proxy.overtaken == 1

@@ -9,9 +9,12 @@ from support.handing_over import ALL, insert, made_outbox
 from harvest_lib.native import NativeRows, implementation, rows_of
 from harvest_lib.record.rows import sampled_traceparents
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.gate,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 VALUES = [

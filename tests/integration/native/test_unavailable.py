@@ -15,9 +15,12 @@ from harvest_lib.native import close_with_sender, implementation, library, make_
 from harvest_lib.outbox import NativeTable, OutboxTable
 from infra.native_build import compile_library
 
-pytestmark = pytest.mark.skipif(
-    implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
+    ),
+]
 
 _THEIRS = """
 #include <stdio.h>
@@ -68,7 +71,7 @@ def test_a_plugin_that_cannot_be_loaded_is_refused_when_it_was_asked_for(monkeyp
     implementation()
     monkeypatch.setattr(library, "FILE", tmp_path / "missing.so")
     with pytest.raises(ConfigError, match=r"missing\.so"):
-        PipelinedBatches(BatchDeliverySettings(kafka=_SETTINGS, delivery_timeout_seconds=1), Topics(_SETTINGS))
+        PipelinedBatches(BatchDeliverySettings(kafka=_SETTINGS, delivery_timeout_seconds=60), Topics(_SETTINGS))
     assert said_in(caplog) == []
 
 

@@ -23,6 +23,8 @@ from harvest_lib.errors import DatabaseError, LifecycleError, OutboxTableError, 
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
+pytestmark = pytest.mark.quick
+
 
 class Undone(Exception):
     """Raised inside a transaction, to roll it back."""

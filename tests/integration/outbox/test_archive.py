@@ -20,6 +20,8 @@ from harvest_lib.outbox import append, drop_passed
 from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.record import OutboxRecord
 
+pytestmark = pytest.mark.gate
+
 SEGMENT = 10
 
 

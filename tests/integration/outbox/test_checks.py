@@ -11,6 +11,8 @@ from harvest_lib.cli import app
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, ParkedSelection, add_checks, ensure_segments
 
+pytestmark = pytest.mark.gate
+
 OUTBOX = OutboxTable.parse("outbox")
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)

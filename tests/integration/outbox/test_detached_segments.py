@@ -11,6 +11,8 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.outbox import detached_segments
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def native(dsn):

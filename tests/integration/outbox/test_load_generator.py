@@ -11,6 +11,8 @@ from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.outbox import Load, OutboxTable, pump
 
+pytestmark = pytest.mark.full
+
 
 class Pumped:
     """An outbox and a connection to pump into it."""

@@ -19,6 +19,8 @@ from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 
+pytestmark = pytest.mark.quick
+
 NAMES = ["outbox", 'Mixed "Case"', "100%s %(x)s %", "{table}", "billing.Outbox", "n" * 49]
 
 

@@ -21,6 +21,8 @@ from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.resharding import Resharding
 
+pytestmark = pytest.mark.gate
+
 INSERT = """
 INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (%s, %s, %s, %s, %s) RETURNING id

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -13,11 +12,14 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from support.native import Native
+from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.outbox import Segments, drop_passed, ensure_segments, rotate_segment
+
+pytestmark = pytest.mark.gate
 
 DAY = 86_400.0
 
@@ -146,10 +148,11 @@ def test_no_id_is_given_out_twice_and_no_writer_is_refused(native, dsn):
         running = [writers.submit(write) for _ in range(3)]
         try:
             rotated = [rotate(native) for _ in range(25)]
+            eventually(lambda: len(written) > 100 or any(each.done() for each in running), "they write on")
         finally:
             over.set()
         for each in running:
-            each.result()
+            each.result(60)
     assert any(rotated)
     assert len(written) == len(set(written)) == native.count() > 100
 
@@ -220,10 +223,8 @@ def test_a_transaction_that_keeps_rotation_waiting_keeps_nothing_else(native, ds
     age(native, DAY)
     with psycopg.connect(dsn) as writer:
         writer.execute("SELECT nextval('outbox_id_seq')")
-        began = time.monotonic()
         with pytest.raises(DatabaseError, match=str(writer.info.backend_pid)):
             maintenance(dsn, native).look()
-        assert time.monotonic() - began < 10
     assert native.names()[0] == "outbox_from_10", "dropped all the same"
 
 

@@ -1,21 +1,25 @@
 """Segments on a real Postgres: made ahead of need, closed when nobody writes there, dropped when nobody reads there."""
 
 import threading
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import psycopg
 import pytest
+from support.clusters import create
+from support.lock_timeouts import Locking
 from support.native import Native
 from support.parking import Parking
+from support.servers import crash
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.outbox import ParkedSelection, append, drop_passed, ensure_segments
 from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, exclusively
 from harvest_lib.record import OutboxRecord
+
+pytestmark = pytest.mark.gate
 
 NOTHING_SEEN = "1:1:"
 FAR = 100_000_000_000
@@ -132,7 +136,7 @@ def test_two_at_once_make_each_segment_once(native, dsn):
 
     with ThreadPoolExecutor(4) as several:
         for done in [several.submit(ensure) for _ in range(4)]:
-            done.result()
+            done.result(60)
     assert len(native.bounds()) == 8
     with psycopg.connect(dsn, autocommit=True) as other, exclusively(other, native.table.placed(other)):
         with pytest.raises(DatabaseError, match="another command"):
@@ -156,21 +160,30 @@ def test_names_with_a_percent_sign_are_names(dsn):
     native.connection.close()
 
 
-def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(native):
+def test_writers_wait_no_longer_than_the_lock_timeout(native):
+    """For a change that waits itself, for somebody who sits on the outbox."""
+    native.write(45)
+    with Locking.connect(native.dsn, autocommit=True) as connection:
+        connection.watch()
+        assert ensure_segments(connection, native.table, ahead=3).cut_tail
+        timeouts = connection.timeouts
+    assert set(timeouts) == {f"{int(LOCK_TIMEOUT_SECONDS * 1000)}ms"}
+
+
+def test_writers_are_never_refused(native):
     """While segments are cut again and again, from tails with and without records, behind somebody who sits on it."""
-    stop, waits, errors = threading.Event(), [], []
+    stop, written, errors = threading.Event(), [], []
 
     def write():
         with psycopg.connect(native.dsn) as connection:
             while not stop.is_set():
-                began = time.monotonic()
                 try:
                     append(connection, [OutboxRecord(topic="t", key="k", value="v")])
                     connection.commit()
                 except Exception as error:  # noqa: BLE001 - whatever it is, it counts
                     errors.append(error)
                     return
-                waits.append(time.monotonic() - began)
+                written.append(None)
 
     writers = [threading.Thread(target=write) for _ in range(3)]
     sitter = psycopg.connect(native.dsn)
@@ -186,17 +199,16 @@ def test_writers_are_never_refused_and_wait_no_longer_than_the_lock_timeout(nati
         for _ in range(4):
             cuts += ensure_segments(native.connection, native.table, ahead=3).cut_tail
             native.push(native.segments.next_id(native.connection) + 100)
-            enough = len(waits) + 50
-            eventually(lambda enough=enough: len(waits) > enough, "they write on")
+            enough = len(written) + 50
+            eventually(lambda enough=enough: errors or len(written) > enough, "they write on")
     finally:
         stop.set()
         for writer in writers:
-            writer.join()
+            writer.join(60)
         sitter.close()
     assert errors == []
     assert cuts >= 2
-    assert native.count() == len(waits)
-    assert max(waits) < LOCK_TIMEOUT_SECONDS + 1.0  # two shared cores
+    assert native.count() == len(written)
 
 
 # -- closed
@@ -234,7 +246,7 @@ def test_a_writer_that_has_drawn_an_id_and_written_nothing_yet_keeps_it_open(nat
         native.push(25)
         assert native.closed() == []
         guard.execute("SELECT pg_advisory_unlock(1)")
-        writing.join()
+        writing.join(60)
         assert native.closed() == ["outbox_from_0", "outbox_from_10"]
 
 
@@ -272,9 +284,10 @@ def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
     assert native.count() == 26
 
 
-def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(native, dsn, stack):
+def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(breakable_stack, unique):
     """Noted before it had a transaction id, under a name that the restart changes: its lock on the segment tells."""
-    name = uuid.uuid4().hex
+    dsn, name = create(breakable_stack.postgres, unique("db")[:63]), uuid.uuid4().hex
+    native = Native(dsn)
     with psycopg.connect(dsn, autocommit=True) as writer:
         writer.execute("BEGIN; LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
         native.push(15)
@@ -282,8 +295,8 @@ def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(nati
         writer.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (5, 't', 'k')")
         writer.execute(f"PREPARE TRANSACTION '{name}'")
         assert native.closed() == []
-    stack.postgres.kill()
-    stack.postgres.start()
+    native.connection.close()
+    crash(breakable_stack.postgres)
     native.connection = psycopg.connect(dsn, autocommit=True)
     native.push(15)
     try:
@@ -292,6 +305,7 @@ def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(nati
     finally:
         native.connection.execute(f"COMMIT PREPARED '{name}'")
     assert native.closed() == ["outbox_from_0"]
+    native.connection.close()
 
 
 # -- seen

@@ -8,6 +8,8 @@ from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.table_visibility import translate_missing_table
 
+pytestmark = pytest.mark.gate
+
 TABLE = OutboxTable.parse("outbox")
 
 

@@ -16,6 +16,8 @@ from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.message import Message, Op
 
+pytestmark = pytest.mark.gate
+
 
 def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
     return Message(op, 1_356_999_300_000, namespace, data, offset=offset)

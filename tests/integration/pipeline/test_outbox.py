@@ -11,6 +11,8 @@ from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def dsn(stack):

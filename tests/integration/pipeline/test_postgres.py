@@ -13,6 +13,8 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.pipeline.message import Message, Mode, Op
 
+pytestmark = pytest.mark.gate
+
 WIDE = """
 CREATE DOMAIN positive AS int CHECK (value > 0);
 CREATE TYPE mood AS ENUM ('fair', 'foul');

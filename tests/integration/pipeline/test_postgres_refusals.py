@@ -10,6 +10,8 @@ from support.waiting import eventually
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost
 from harvest_lib.pipeline.message import Mode, Op
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 def source(followed):

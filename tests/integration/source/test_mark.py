@@ -2,7 +2,11 @@
 
 import uuid
 
+import pytest
+
 from harvest_lib.source import MarkSource
+
+pytestmark = pytest.mark.gate
 
 _ROWS_READ = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'outbox'"
 

@@ -14,6 +14,8 @@ from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source.batch_source import Plans
 from harvest_lib.source.pg_snapshot import Snapshot
 
+pytestmark = pytest.mark.gate
+
 KEPT = 20_000
 SEGMENTS = 13
 """A merge looks one row ahead in each."""

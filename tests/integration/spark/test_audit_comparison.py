@@ -9,7 +9,7 @@ from harvest_lib.audit import CommittedRecord, ObservedRecord
 from harvest_lib.audit import audit as audit_in_one_process
 from spark_jobs.audit import comparison
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 CASES, IDS = 300, 9
 

@@ -10,7 +10,7 @@ from support.spark import jars_named
 from harvest_lib.harvester.harvest import Harvest
 from spark_jobs.audit import audit
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from spark_jobs.audit.run import _require_server
 from spark_jobs.audit.stages import Stages
 from spark_jobs.audit.state import AuditStateError, Mark, Past
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 FINDINGS = ("lost", "duplicates", "reorderings", "unknown")
 

@@ -19,7 +19,7 @@ from harvest_lib.errors import (
 )
 from spark_jobs.audit import Business, audit
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 def closed_port():

@@ -12,7 +12,7 @@ from spark_jobs.audit.__main__ import main
 from spark_jobs.quality.contracts import AUDIT_SUMMARY
 from spark_jobs.quality.expectations import Limits, expect_audit, read_audit
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 def test_an_audit_of_the_same_id_replaces_the_first(native):

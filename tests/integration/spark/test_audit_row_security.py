@@ -9,7 +9,7 @@ from support.audited import KEYS, RECORDS
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
 from spark_jobs.audit import Business
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 HIDE_ALL = "ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
 HIDE_SOME = "CREATE POLICY few ON {table} FOR SELECT TO PUBLIC USING (ctid = '(0,1)')"

@@ -5,7 +5,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from spark_jobs.quality.contracts import AUDIT_SUMMARY, FLIGHTS, OUTBOX, ContractBroken
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 TYPES = {"integer": "int", "bigint": "bigint", "double": "double", "text": "string", "timestamp": "timestamp"}
 TYPES["texts"] = "array<string>"

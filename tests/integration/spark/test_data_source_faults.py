@@ -23,7 +23,7 @@ from infra.chaos.link import Links
 from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.sink import queries
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 DEADLINE_SECONDS = 150  # a Spark of its own may have to start on a busy machine
 _COMMIT_WAITS = """

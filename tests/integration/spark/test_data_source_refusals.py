@@ -7,7 +7,7 @@ from support.sink import ORDERS
 
 from spark_jobs.data_source import OutboxDataSource
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from support.sink import ORDERS, Database
 
 from spark_jobs.outbox_sink import Records, sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

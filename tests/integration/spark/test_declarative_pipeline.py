@@ -9,7 +9,7 @@ import pytest
 from support.outbox_format import environment, target
 from support.sink import Database
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "spark_pipeline"
 

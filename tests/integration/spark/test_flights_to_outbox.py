@@ -36,7 +36,7 @@ from spark_jobs.sink.promotion import promote
 from spark_jobs.sink.staging import stage
 from spark_jobs.sink.staging_tables import Staged
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 DEADLINE_SECONDS = 150  # a Spark of its own may have to start on a busy machine
 OUTBOX = """

@@ -19,7 +19,7 @@ from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from spark_jobs.data_source.harvested import harvested
 from spark_jobs.data_source.sequenced import committed
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 _MESSAGES = "topic string, partition int, offset bigint, headers array<struct<key: string, value: binary>>"
 

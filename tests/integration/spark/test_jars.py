@@ -1,7 +1,11 @@
 """The command that brings the jars: what it prints is what the jobs take."""
 
+import pytest
+
 from spark_jobs.jars import main
 from spark_jobs.session import JARS_VARIABLE, jdbc_jars
+
+pytestmark = pytest.mark.quick
 
 
 def test_what_is_printed_is_what_the_jobs_take(parts, capsys, monkeypatch):
@@ -15,7 +19,7 @@ def test_what_is_printed_is_what_the_jobs_take(parts, capsys, monkeypatch):
 
 def test_what_cannot_be_brought_is_an_error(tmp_path, capsys, monkeypatch):
     (tmp_path / "jars").write_text("no folder")
-    monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
+    monkeypatch.setenv("HARVEST_CACHE", str(tmp_path))
     assert main([]) != 0
     said = capsys.readouterr()
     assert said.out == ""

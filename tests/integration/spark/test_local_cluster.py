@@ -15,7 +15,7 @@ from support.outbox_format import environment
 from support.sink import Database
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(400)]
 
 DEADLINE_SECONDS = 150
 DRIVER = Path(__file__).parents[2] / "support" / "cluster_driver.py"

@@ -12,6 +12,8 @@ from spark_jobs.sink.plan import prepare
 from spark_jobs.sink.promotion import promote
 from spark_jobs.sink.staging_tables import Staged, new_run
 
+pytestmark = pytest.mark.gate
+
 SCHEMA = spark.StructType([spark.StructField("customer", spark.StringType())])
 
 

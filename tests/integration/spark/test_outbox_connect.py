@@ -10,7 +10,7 @@ from support.native import Native
 from support.outbox_source import without_password
 from support.spark import all_jars, java_named
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 _CLIENT = """
 import json

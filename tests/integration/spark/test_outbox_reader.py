@@ -15,7 +15,7 @@ from harvest_lib.record import OutboxRecord
 from spark_jobs.data_source import OutboxDataSource, outbox_rows
 from spark_jobs.data_source.read_options import ReadOptions, read_schema
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.fixture

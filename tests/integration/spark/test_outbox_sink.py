@@ -11,7 +11,7 @@ from harvest_lib.errors import DatabaseError
 from spark_jobs.errors import BatchConflict
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 BATCH = 'b%s\'1 \\ of\t"2"; -c ü'
 

@@ -14,7 +14,7 @@ from support.waiting import eventually
 from spark_jobs.outbox_sink import main
 from spark_jobs.sink import queries
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 DEADLINE_SECONDS = 150  # a Spark of its own may have to start on a busy machine
 

@@ -16,7 +16,7 @@ from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[3]
 _MISSING_AND_DOUBLE = """

@@ -17,7 +17,7 @@ from spark_jobs import outbox_sink
 from spark_jobs.errors import EmptyBatch
 from spark_jobs.outbox_sink import Records, sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from spark_jobs.sink import queries
 from spark_jobs.sink.database import connect
 from spark_jobs.sink.staging_tables import writer_name
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 def test_what_the_dead_have_staged_is_swept_and_what_the_living_stage_is_not(database, frame):

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jobs.outbox_sink import Records, foreach_batch
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 def write_orders(folder: Path, number: int) -> None:

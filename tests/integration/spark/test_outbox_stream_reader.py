@@ -1,7 +1,6 @@
 """`spark.readStream.format("outbox")`: everything once, each key in order, from the checkpoint on; or it fails."""
 
 import json
-import time
 
 import psycopg
 import pytest
@@ -14,7 +13,7 @@ from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from spark_jobs.data_source import OutboxDataSource
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 END_OTHERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -176,7 +175,7 @@ def test_an_idle_stream_makes_no_batches(native, follow):
         count = len(stream.batches)
         for _ in range(20):
             native.connection.execute("SELECT pg_current_xact_id()")
-        time.sleep(2)  # forty polls
+            query.processAllAvailable()  # it polls, and finds nothing
         assert len(stream.batches) == count
         assert query.exception() is None
     finally:
@@ -189,7 +188,7 @@ def test_a_waiting_stream_outlives_its_connections(native, follow):
     query = stream.start()
     try:
         eventually(lambda: stream.ids() == [1] or query.exception())
-        time.sleep(1)  # until it waits
+        query.processAllAvailable()  # it waits now
         assert native.connection.execute(END_OTHERS).fetchone()[0]
         native.write(1)
         eventually(lambda: stream.ids() == [1, 2] or query.exception())

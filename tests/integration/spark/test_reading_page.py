@@ -10,7 +10,7 @@ from support.outbox_source import without_password
 from harvest_lib.archive import archive_segments
 from harvest_lib.source import server_identity
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark-reading.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)

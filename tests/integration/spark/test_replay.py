@@ -41,7 +41,7 @@ from spark_jobs.replay.filling import Place
 from spark_jobs.replay.parts import PartSettings, write_parts
 from spark_jobs.replay.progress import watched
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_what_was_and_what_comes_is_there_once_in_order(
     producer = {"partitioner": partitioner}
     place = replace(place, kafka={**place.kafka, **producer})
     with Writers(native) as writers:
-        time.sleep(1)
+        eventually(lambda: sum(writers.committed().values()) > 200, "there is something to fill in")
         report = replay(spark, place, "v2", {"orders": target})
         assert report.records > 100
         harvest = tail(producer_kafka_config=producer)

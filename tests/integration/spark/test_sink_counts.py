@@ -11,7 +11,7 @@ from harvest_lib.outbox import NativeTable, OutboxTable
 from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.outbox_sink import Records, sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 ROWS, FEW = 20_000, 100
 SCANS = 3

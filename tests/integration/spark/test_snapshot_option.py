@@ -17,7 +17,7 @@ from harvest_lib.source import Selection, SnapshotSource, server_identity
 from harvest_lib.subscriptions.admin import Subscriptions
 from spark_jobs.data_source import OutboxDataSource
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 SEGMENT = 50
 

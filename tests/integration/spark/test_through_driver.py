@@ -18,7 +18,7 @@ from harvest_lib.errors import ConfigError, DatabaseAccessDenied, RecordError
 from spark_jobs.errors import BatchConflict, SourceError
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 BATCH = 'b\'1 \\ "2"; ü'
 HEADERS = {"kind": Fixed("100% 'new'"), "batch": BatchId(), "place": "place", "text": "maybe"}
@@ -269,14 +269,15 @@ def test_a_driver_that_is_killed_in_the_middle_leaves_nothing(outbox, tmp_path):
 import sys
 from pyspark.sql import SparkSession
 from spark_jobs.outbox_sink import Records, sink
-def slow(batches):
+def held(batches):
     import time
     for batch in batches:
+        if int(batch.column("text")[0].as_py()) >= 20_000:
+            time.sleep(600)  # until it is killed
         yield batch
-        time.sleep(1)
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 frame = spark.range(0, 40_000, 1, 40).selectExpr("concat('c', id % 7) AS customer", "CAST(id AS string) AS text")
-sink(frame.mapInArrow(slow, frame.schema), dsn=sys.argv[1], batch_id="b",
+sink(frame.mapInArrow(held, frame.schema), dsn=sys.argv[1], batch_id="b",
      records=Records(topic="orders", key="customer", value="text"), through="driver")
 """
     with (
@@ -290,9 +291,10 @@ sink(frame.mapInArrow(slow, frame.schema), dsn=sys.argv[1], batch_id="b",
             start_new_session=True,
         ) as process,
     ):
-        copying = "SELECT coalesce(max(tuples_processed), 0) > 2000 FROM pg_stat_progress_copy"
+        ours = "FROM pg_stat_progress_copy WHERE datname = current_database()"
+        copying = f"SELECT coalesce(max(tuples_processed), 0) > 2000 {ours}"
         eventually(lambda: outbox.ask(copying) == [(True,)] or process.poll() is not None, seconds=120)
         assert process.poll() is None, (tmp_path / "log").read_text()[-2_000:]
         os.killpg(process.pid, signal.SIGKILL)
-    eventually(lambda: outbox.ask("SELECT count(*) FROM pg_stat_progress_copy") == [(0,)])
+    eventually(lambda: outbox.ask(f"SELECT count(*) {ours}") == [(0,)])
     assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}

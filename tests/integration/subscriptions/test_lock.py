@@ -16,6 +16,8 @@ from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.resharding import Resharding
 
+pytestmark = pytest.mark.gate
+
 SQUAT = """
 SELECT pg_advisory_lock(hashtextextended('harvest subscription ' || name, 0)),
        pg_advisory_lock(hashtextextended('harvest subscription ' || name, 'outbox_subscriptions'::regclass::bigint))

@@ -21,6 +21,8 @@ from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
 
+pytestmark = pytest.mark.full
+
 KINDS = ["snapshot", "transaction_id"]
 
 

@@ -16,6 +16,8 @@ from harvest_lib.source import SnapshotSource
 from harvest_lib.source.sharding import shard_of
 from harvest_lib.subscriptions.resharding import Resharding
 
+pytestmark = pytest.mark.full
+
 KEYS = 30
 
 

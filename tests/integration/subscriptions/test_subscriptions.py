@@ -17,6 +17,8 @@ from harvest_lib.outbox.table import Backlog
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source.filters import Subscription
 
+pytestmark = pytest.mark.gate
+
 KINDS = ["snapshot", "transaction_id"]
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 

@@ -18,6 +18,8 @@ from airflow_dags.dagster.client import DagsterClient, DagsterUnreachable
 from airflow_dags.dagster.endpoint import DagsterRefused, from_connection, from_url
 from airflow_dags.provider import get_provider_info
 
+pytestmark = pytest.mark.quick
+
 CANARY = "canary-8c41"
 
 

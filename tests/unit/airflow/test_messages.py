@@ -9,6 +9,8 @@ from airflow_dags.messages import delivered, harvested, smoke_answer, smoke_mess
 from harvest_lib.errors import KafkaError
 from harvest_lib.record.header import stamp
 
+pytestmark = pytest.mark.quick
+
 LEADER = uuid.uuid4()
 
 

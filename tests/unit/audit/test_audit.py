@@ -10,6 +10,8 @@ import pytest
 
 from harvest_lib.audit import CommittedRecord, ObservedRecord, audit, comparison, queries
 
+pytestmark = pytest.mark.quick
+
 LEADERS = {name: UUID(int=number) for number, name in enumerate("XYZ", start=1)}
 TOKEN = re.compile(
     r"(?:(?P<topic>[a-z]+)/)?(?:(?P<partition>\d):)?(?P<key>[a-z-])(?P<id>\d+|\?)(?:@(?P<leader>[XYZ]))?"

@@ -7,6 +7,8 @@ import pytest
 from harvest_lib.audit import read_file
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 def write(tmp_path, name, content):
     path = tmp_path / name

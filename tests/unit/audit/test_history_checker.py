@@ -5,6 +5,8 @@ from support.written_history import LEADER, OTHER, Pen
 
 from harvest_lib.audit.checker import ANOMALIES, Promise, check
 
+pytestmark = pytest.mark.quick
+
 BARRIER = Promise(delivery="at_least_once")
 PIPELINED = Promise(delivery="at_least_once", barrier=False)
 TRANSACTIONAL = Promise(delivery="transactional")

@@ -10,6 +10,8 @@ from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def run(tmp_path):

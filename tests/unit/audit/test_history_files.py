@@ -11,6 +11,8 @@ from harvest_lib.audit.history.lines import from_line, to_line
 from harvest_lib.audit.history.reader import read_history
 from harvest_lib.audit.history.writer import HistoryWriter
 
+pytestmark = pytest.mark.quick
+
 
 def effect(time, event="e", process="p"):
     return Effect(type="ok", process=process, time=time, wall=time, event=event, consumer="c")

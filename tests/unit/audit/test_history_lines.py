@@ -27,6 +27,8 @@ from harvest_lib.audit.history.events import (
 )
 from harvest_lib.audit.history.lines import from_line, to_line
 
+pytestmark = pytest.mark.quick
+
 BY = {"process": "p", "time": 1.5, "wall": 1700000000.25}
 EVENTS = [
     Write(type="ok", **BY, transaction="t", records=(WrittenRecord("e", "topic", None, 3, "h"),), number=2),

@@ -8,6 +8,8 @@ from support.written_history import LEADER, OTHER, Pen
 from harvest_lib.audit.checker import Promise, check
 from harvest_lib.audit.history.events import Poll, Write
 
+pytestmark = pytest.mark.quick
+
 BARRIER = Promise(delivery="at_least_once")
 PIPELINED = Promise(delivery="at_least_once", barrier=False)
 TRANSACTIONAL = Promise(delivery="transactional")

@@ -10,6 +10,8 @@ from harvest_lib.audit import kafka_log
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, KafkaUnavailable
 from harvest_lib.kafka_client import LastError
 
+pytestmark = pytest.mark.quick
+
 
 class Silent:
     def consume(self, *_arguments, **_named):

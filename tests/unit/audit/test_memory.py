@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 # In a process of its own, for the peak of a process never falls. Every fourth record is a copy by another term.
 PROGRAM = """
 import json, sys, time

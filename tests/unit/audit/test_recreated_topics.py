@@ -11,7 +11,7 @@ PIPELINED = Promise(delivery="at_least_once", barrier=False)
 TRANSACTIONAL = Promise(delivery="transactional")
 PROMISES = (BARRIER, PIPELINED, TRANSACTIONAL)
 
-pytestmark = pytest.mark.parametrize("promise", PROMISES)
+pytestmark = [pytest.mark.quick, pytest.mark.parametrize("promise", PROMISES)]
 
 
 def unexplained(pen, promise):

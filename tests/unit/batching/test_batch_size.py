@@ -1,8 +1,11 @@
 """How much is delivered at a time."""
 
+import pytest
 from support.rows import row
 
 from harvest_lib.batching.batch_size import BatchSize
+
+pytestmark = pytest.mark.quick
 
 
 def rows(count, value="v"):

@@ -14,6 +14,8 @@ from harvest_lib.delivery import BatchCommitted, BatchFailed
 from harvest_lib.errors import CheckpointError
 from harvest_lib.leadership import Term, TermEnd
 
+pytestmark = pytest.mark.quick
+
 
 def loop_of(term):
     def nothing(*_):

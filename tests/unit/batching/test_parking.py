@@ -10,6 +10,8 @@ from harvest_lib.delivery import BatchFailed
 from harvest_lib.errors import RecordError
 from harvest_lib.leadership import TermEnd
 
+pytestmark = pytest.mark.quick
+
 both = pytest.mark.parametrize("one_per_key", [False, True], ids=["any_per_key", "one_per_key"])
 
 

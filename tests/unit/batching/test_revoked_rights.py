@@ -9,6 +9,8 @@ from support.rows import row
 
 from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTableError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def runs():

@@ -4,6 +4,8 @@ import pytest
 
 from tests.benchmarks.approaches.judge import Poll, judge
 
+pytestmark = pytest.mark.quick
+
 COMMITTED = {("a", 1): 1.0, ("a", 2): 2.0, ("b", 1): 2.0, ("a", 3): 3.0}
 
 

@@ -23,6 +23,8 @@ from tests.benchmarks.compare.rounds import Comparison, Size, compare
 from tests.benchmarks.compare.traffic import Traffic
 from tests.benchmarks.report import write
 
+pytestmark = pytest.mark.quick
+
 TITLES = {"exactly-once": "ours, exactly once", "debezium": "Debezium", "goharvest": "goharvest"}
 
 

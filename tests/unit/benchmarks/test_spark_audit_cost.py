@@ -4,6 +4,8 @@ import pytest
 
 from tests.benchmarks.spark_audit import Cost, Run
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_line_goes_through_both_runs_and_memory_is_the_most_that_was_measured():
     small = Run(records=1_000_000, seconds=99.0, cpu_seconds=40.0, megabytes=1_300.0)

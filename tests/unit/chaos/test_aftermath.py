@@ -23,6 +23,8 @@ from infra.chaos.run import ChaosPlan, InjectedFault, Outcome, UnderFire, not_ke
 from infra.chaos.system import Mode
 from infra.chaos.under_load import UnderLoad
 
+pytestmark = pytest.mark.quick
+
 SECONDS = 20.0
 
 

@@ -8,6 +8,8 @@ from infra.chaos.alert_matrix import ALLOWED_SECONDS, FACTOR, SESSION_SECONDS, E
 from infra.chaos.expected_alerts import CASES, Case
 from infra.chaos.faults import FAULTS
 
+pytestmark = pytest.mark.quick
+
 RULES = scaled_rules_of_run()[1]
 CASE = Case(fault="postgres-killed", alerts=frozenset({"HarvestPostgresAway"}))
 AWAY = FiredAlert(alert="HarvestPostgresAway", labels={}, value=0.0, after_seconds=7.0, ended_seconds=2.0)

@@ -2,9 +2,13 @@
 
 from contextlib import nullcontext
 
+import pytest
+
 from infra.chaos.faults import Fault
 from infra.chaos.schedule import Schedule
 from infra.chaos.system import Mode
+
+pytestmark = pytest.mark.quick
 
 MODES = [Mode(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
 FIRST, SECOND, LAST = MODES

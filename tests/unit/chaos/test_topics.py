@@ -14,6 +14,8 @@ from infra.chaos.following import Following
 from infra.chaos.run import judged
 from infra.chaos.system import Mode
 
+pytestmark = pytest.mark.quick
+
 WAY = Mode(source="snapshot", delivery="barrier")
 
 

@@ -2,9 +2,13 @@
 
 from uuid import uuid4
 
+import pytest
+
 from harvest_lib.checkpoints.choice import Belonging, newest
 from harvest_lib.checkpoints.stores import PostgresStore
 from harvest_lib.checkpoints.table import Checkpoint
+
+pytestmark = pytest.mark.quick
 
 
 class Mirror:

@@ -9,6 +9,8 @@ from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import CheckpointError
 from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
 
+pytestmark = pytest.mark.quick
+
 OURS = "5/shop/outbox"
 
 

@@ -20,6 +20,8 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.native import implementation
 from harvest_lib.outbox import native_table
 
+pytestmark = pytest.mark.gate
+
 HEAVY = {
     *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
     *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),

@@ -9,6 +9,8 @@ from harvest_lib.cli.actions.status_line import StatusLine
 from harvest_lib.cli.terminal import age, printable, watched
 from harvest_lib.harvester.harvest import State
 
+pytestmark = pytest.mark.quick
+
 
 class Harvest:
     """What the line reads."""

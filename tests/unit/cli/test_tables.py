@@ -11,6 +11,8 @@ from rich.text import Text
 
 from harvest_lib.cli.actions.tables import Fitting, print_table
 
+pytestmark = pytest.mark.quick
+
 URL = "http://127.0.0.1:39281/locations/definitions.py/sensors/harvester_supervisor?selectedTab=evaluations"
 LEADER = "3f1c7b1e-8f0e-4f6c-9d40-2b8a6a0b8f11"
 

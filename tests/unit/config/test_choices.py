@@ -8,6 +8,8 @@ import pytest
 from harvest_lib import HarvestConfig
 from harvest_lib.config.choices import NAMED, Delivery, Leadership, Source, Table, choose
 
+pytestmark = pytest.mark.quick
+
 AUTO = "auto"
 TABLES = get_args(Table)
 SOURCES, DELIVERIES, LEADERSHIPS = ((AUTO, *get_args(each)) for each in (Source, Delivery, Leadership))

@@ -8,6 +8,8 @@ from psycopg.conninfo import conninfo_to_dict
 from harvest_lib.config import DataSource, HarvestConfig
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 ALWAYS = {"target_session_attrs": "read-write", "fallback_application_name": "harvest"}
 
 

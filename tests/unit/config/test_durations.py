@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from harvest_lib.config.durations import format_duration, parse_duration, to_seconds
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("text", "seconds"),

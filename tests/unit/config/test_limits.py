@@ -7,6 +7,8 @@ import pytest
 from harvest_lib.config import Limits
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 DEFAULTS = {
     "io_error_backoff_seconds": ("ioErrorBackoff", 0.5),
     "poll_duration_seconds": ("pollDuration", 0.001),

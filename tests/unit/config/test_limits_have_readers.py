@@ -21,6 +21,8 @@ from harvest_lib.leadership import Solo, TermEnd
 from harvest_lib.marking import loop as term_loop
 from harvest_lib.record.rows import RowQueue
 
+pytestmark = pytest.mark.quick
+
 TESTS = Path(__file__).parents[2]
 HERE = set()
 STEPS = "unit/marking/test_mark_purge_reset.py"

@@ -12,6 +12,8 @@ from harvest_lib.config import HarvestConfig, KafkaSettings, Limits, load
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox import OutboxTable
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:

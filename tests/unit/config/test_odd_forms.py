@@ -7,6 +7,8 @@ import pytest
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch):

@@ -13,6 +13,8 @@ from rich.pretty import Pretty
 from harvest_lib.config import HarvestConfig, KafkaSettings, Limits, load
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 CANARY = "s3cr3t-canary"
 
 SECRET_SETTINGS = [

@@ -9,6 +9,8 @@ import pytest
 from harvest_lib.config import Limits, ReaperFile, load
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 REAPER = """\
 # Same fields and values as goharvest's example.
 harvest:

@@ -1,6 +1,10 @@
 """What a shard remembers of what was refused."""
 
+import pytest
+
 from harvest_lib.consume.attempts import Attempts, FunctionFailed
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_message_is_set_aside_with_its_last_reason_after_so_many_attempts():

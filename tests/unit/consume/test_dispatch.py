@@ -12,6 +12,8 @@ from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.sequencing.publisher import PublishRefused
 
+pytestmark = pytest.mark.quick
+
 
 class Passing(Exception):
     """Of the store, and over by itself."""

@@ -2,10 +2,13 @@
 
 import time
 
+import pytest
 from support.waiting import eventually
 
 from harvest_lib.consume import Consumer, Fenced, ShardId
 from harvest_lib.consume.consumer import _Ownership
+
+pytestmark = pytest.mark.quick
 
 SESSION_SECONDS = 0.8
 

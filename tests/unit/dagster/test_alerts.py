@@ -9,6 +9,8 @@ from dagster_harvest.daemon import DAEMON_TAG, as_failure
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import OutboxTableError
 
+pytestmark = pytest.mark.quick
+
 SETTINGS = OutboxSettings(name="shop", topics=["orders"])
 
 

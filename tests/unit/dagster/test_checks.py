@@ -10,6 +10,8 @@ from dagster_harvest.settings import Thresholds
 from harvest_lib.outbox.table import Backlog
 from spark_jobs.audit_summary import AuditSummary
 
+pytestmark = pytest.mark.quick
+
 WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
 THRESHOLDS = Thresholds(
     backlog_age_warn_seconds=60, backlog_age_error_seconds=600, backlog_warn_records=100, backlog_error_records=1000

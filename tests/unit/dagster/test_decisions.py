@@ -8,6 +8,8 @@ from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, W
 from dagster_harvest.heartbeat import Heartbeat
 from dagster_harvest.settings import DaemonSettings
 
+pytestmark = pytest.mark.quick
+
 NOW = 1_000_000.0
 SETTINGS = DaemonSettings(
     stale_after_seconds=15,

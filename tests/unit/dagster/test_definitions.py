@@ -13,6 +13,8 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AssetKeys, DaemonSettings, OutboxSettings, WriterSettings
 from harvest_lib.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 SHOP = """
 name: shop
 table: sales.outbox

@@ -9,6 +9,8 @@ import pytest
 
 from dagster_harvest.pipes_main import Lines
 
+pytestmark = pytest.mark.quick
+
 JOB = """
 import json, sys
 print("reads", sys.argv[1])

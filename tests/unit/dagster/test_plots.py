@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from dagster_harvest.plots import audit_plot
 from spark_jobs.audit_summary import AuditSummary
 
+pytestmark = pytest.mark.quick
+
 FIRST = datetime(2013, 1, 1, 3, tzinfo=UTC)
 ZERO = {field.name: 0 for field in fields(AuditSummary)} | {"audit_id": "nightly", "at": FIRST}
 

@@ -9,6 +9,8 @@ from dagster_harvest.assets import written_assets
 from dagster_harvest.components import outbox_definitions
 from dagster_harvest.settings import OutboxSettings, WriterSettings
 
+pytestmark = pytest.mark.quick
+
 DAY = {"dagster/asset_partition_range_start": "2013-01-01", "dagster/asset_partition_range_end": "2013-01-01"}
 BATCH = {"batch": "day", "status": "promoted", "rows": 3}
 

@@ -8,6 +8,8 @@ from support.rows import row
 
 from harvest_lib.delivery import AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
 
+pytestmark = pytest.mark.quick
+
 
 class Part(FakeBatchDelivery):
     """Counts what it is asked for."""

@@ -10,6 +10,8 @@ from support.rows import row
 from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 
+pytestmark = pytest.mark.quick
+
 PLACE = CheckpointPlace(topic="checkpoints", partition=0, key="shard 0")
 PURGED = KafkaError._PURGE_QUEUE
 DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -10,6 +10,8 @@ from support.rows import LANDED, row
 from harvest_lib.clock import Deadline
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined, Topics
 
+pytestmark = pytest.mark.quick
+
 
 class Slow:
     """A producer whose records land when the test says so, or never."""

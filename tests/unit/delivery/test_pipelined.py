@@ -9,6 +9,8 @@ from support.rows import LANDED, row
 
 from harvest_lib.delivery import LaneSettings, Pipelined, Topics
 
+pytestmark = pytest.mark.quick
+
 TRANSPORT = KafkaError(KafkaError._TRANSPORT, "gone")
 FATAL = KafkaError(KafkaError._GAPLESS_GUARANTEE, "no gap-less order", fatal=True)
 

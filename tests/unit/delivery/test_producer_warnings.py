@@ -7,6 +7,8 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
+pytestmark = pytest.mark.quick
+
 MESSAGES = ("Producer abort_transaction failed during close: ", "Producer flush failed during close: ")
 
 

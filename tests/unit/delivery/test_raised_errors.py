@@ -8,6 +8,8 @@ from support.rows import row
 
 from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
 
+pytestmark = pytest.mark.quick
+
 FATAL = KafkaError(KafkaError._GAPLESS_GUARANTEE, "unable to satisfy gap-less guarantee", fatal=True)
 
 

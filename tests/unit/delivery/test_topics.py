@@ -12,6 +12,8 @@ from support.rows import row
 from harvest_lib.delivery import Topics
 from harvest_lib.delivery.topics import _GAP_SECONDS, _LONGEST_WAIT_SECONDS, _PATIENCE_SECONDS, _REFUSE_SECONDS
 
+pytestmark = pytest.mark.quick
+
 WRITE = [AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE]
 WELL = SimpleNamespace(id=0, leader=SimpleNamespace(id=1), replicas=[1, 2], isr=[1, 2])
 LEADERLESS = SimpleNamespace(id=3, leader=None, replicas=[1, 2], isr=[2])

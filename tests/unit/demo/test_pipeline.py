@@ -7,6 +7,8 @@ from infra.demo_pipeline import run
 from infra.demo_pipeline.destinations import Arrived, differences, in_parquet
 from infra.demo_pipeline.process import Kill
 
+pytestmark = pytest.mark.quick
+
 SOURCE = {1: {"id": 1, "year": 2013, "tailnum": "a"}, 2: {"id": 2, "year": 2013, "tailnum": None}}
 
 

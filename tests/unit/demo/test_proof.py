@@ -9,6 +9,8 @@ from infra.demo.dagster_api import Verdict
 from infra.demo.progress import verdicts
 from infra.demo.proof import Proof
 
+pytestmark = pytest.mark.quick
+
 PASSED = Verdict(verdict="passed", description="0 of 842 records are lost")
 
 

@@ -22,6 +22,8 @@ from infra.demo.page import html, write
 from infra.demo.progress import Progress, View, summary
 from infra.demo.report import Kill, Sample, Seen, document, whole
 
+pytestmark = pytest.mark.quick
+
 BEGAN = 1_000_000.0
 FIRST, SECOND, THIRD = (UUID(int=number << 96) for number in (1, 2, 3))
 

@@ -5,6 +5,8 @@ import pytest
 from infra.demo_spark.comparison import differences, summary, total_differences
 from infra.demo_spark.orders import Order
 
+pytestmark = pytest.mark.quick
+
 WRITTEN = [Order(1, "a", 100), Order(2, "a", 50), Order(3, "b", 7)]
 TOTALS = {"a": (2, 150), "b": (1, 7)}
 KILLS = [{"joint": "driver", "kills": 2, "longest_seconds": 1.0}, {"joint": "leader", "kills": 1}]

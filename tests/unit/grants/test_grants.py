@@ -16,6 +16,8 @@ from harvest_lib.grants.kafka import commands, consumer_acls, harvester_acls, re
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import INTERNAL_TOPICS
 
+pytestmark = pytest.mark.quick
+
 
 def resources(acls):
     return {(acl.resource, acl.name, acl.operation) for acl in acls}

@@ -10,6 +10,8 @@ from harvest_lib.harvester.factory import make_guarantee, make_leadership
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.outbox import OutboxTable
 
+pytestmark = pytest.mark.quick
+
 TABLE = OutboxTable.parse("outbox")
 
 

@@ -5,6 +5,8 @@ import pytest
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.factory import make_leadership
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_leadership_is_told_of_the_shards(shards):

@@ -8,6 +8,8 @@ from support.clock import Clock
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.leadership import Term
 
+pytestmark = pytest.mark.quick
+
 SECONDS = 10.0
 
 

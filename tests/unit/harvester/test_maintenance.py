@@ -4,6 +4,7 @@ import logging
 import threading
 import uuid
 
+import pytest
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
@@ -12,6 +13,8 @@ from harvest_lib.harvester.engines import BatchEngine, Callbacks
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
+
+pytestmark = pytest.mark.quick
 
 
 def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):

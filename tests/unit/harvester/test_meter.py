@@ -4,6 +4,8 @@ import pytest
 
 from harvest_lib.events import Meter, MeterStats
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_reading_holds_the_whole_and_the_interval():
     meter = Meter("throughput", 10.0)

@@ -17,6 +17,8 @@ from harvest_lib.harvester.tracing import traced_delivery, traced_guarantee
 from harvest_lib.record.rows import RowQueue
 from harvest_lib.telemetry.batch_span import MOST_LINKS
 
+pytestmark = pytest.mark.quick
+
 CONFIG = HarvestConfig(leader_group_id="group", subscription="reports", delivery="transactional")
 
 

@@ -1,9 +1,12 @@
 """Who tries out a transaction while another process does."""
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.harvester.transactions import try_transactions
+
+pytestmark = pytest.mark.quick
 
 
 class Producer:

@@ -8,6 +8,8 @@ from confluent_kafka import KafkaError, KafkaException
 from harvest_lib.leadership import group_members
 from harvest_lib.leadership.pool import Pool
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def answers(monkeypatch):

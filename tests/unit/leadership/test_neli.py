@@ -10,6 +10,8 @@ from harvest_lib.leadership import Neli, TermEnd, neli
 from harvest_lib.leadership.neli import NeliSettings
 from harvest_lib.leadership.trouble import topic_trouble
 
+pytestmark = pytest.mark.quick
+
 TIMEOUT = 5.0
 
 

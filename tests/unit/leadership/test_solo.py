@@ -1,6 +1,10 @@
 """Solo leads again after a term that was fenced, and no more once it was stopped."""
 
+import pytest
+
 from harvest_lib.leadership import Solo, TermEnd
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_term_that_was_fenced_is_followed_by_another_until_the_stop():

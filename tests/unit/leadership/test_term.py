@@ -8,6 +8,8 @@ from support.clock import Clock
 
 from harvest_lib.leadership import Term, TermEnd
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def clock():

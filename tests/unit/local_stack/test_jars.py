@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from harvest_lib.local_stack.jars import JarSet, proxy_options, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.truststore import write_truststore
 
+pytestmark = pytest.mark.quick
+
 SOME = JarSet(name="some", coordinates=("org.example:some:1.0",), overrides=("org.example:other:2.0",))
 
 
@@ -20,6 +23,7 @@ SOME = JarSet(name="some", coordinates=("org.example:some:1.0",), overrides=("or
 def java_home(tmp_path, monkeypatch):
     """Make a Java that runs `answer.sh` with Ivy's arguments, counting its calls in the file `calls`."""
     monkeypatch.setattr(jars.time, "sleep", lambda _: None)
+    monkeypatch.setenv("HARVEST_CACHE", str(tmp_path))
     program = tmp_path / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -55,6 +59,36 @@ def test_a_set_is_brought_once_even_by_several_at_a_time(tmp_path, java_home):
     asked = (tmp_path / "jars" / "some" / "ivy.xml").read_text()
     assert '<dependency org="org.example" name="some" rev="1.0"' in asked
     assert '<override org="org.example" module="other" rev="2.0"/>' in asked
+
+
+def test_two_clones_share_what_was_brought(tmp_path, java_home):
+    (first,) = resolve(SOME, tmp_path / "one", java_home)
+    assert resolve(SOME, tmp_path / "other", java_home) == [first]
+    assert len(calls(tmp_path)) == 1
+    assert not (tmp_path / "one").exists()
+
+
+def test_two_processes_bring_a_set_once_and_neither_sees_half_of_it(tmp_path, java_home):
+    answer(tmp_path, "mkdir $work/jars; touch $work/jars/a.jar; sleep 1\n touch $work/jars/b.jar; cat $work/ivy.xml")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from harvest_lib.local_stack.jars import JarSet, resolve\n"
+        "some = JarSet(name='some', coordinates=('org.example:some:1.0',))\n"
+        "print(*(each.name for each in resolve(some, Path(sys.argv[1]), Path(sys.argv[2]))))"
+    )
+    command = [sys.executable, "-c", script]
+    clones = [
+        subprocess.Popen([*command, tmp_path / clone, java_home], stdout=subprocess.PIPE, text=True)
+        for clone in ("one", "other")
+    ]
+    assert [clone.communicate(timeout=60)[0].split() for clone in clones] == [["a.jar", "b.jar"]] * 2
+    assert len(calls(tmp_path)) == 1
+
+
+def test_the_remains_of_a_killed_download_go(tmp_path, java_home):
+    (tmp_path / "jars" / ".some-killed" / "jars").mkdir(parents=True)
+    resolve(SOME, tmp_path, java_home)
+    assert {entry.name for entry in (tmp_path / "jars").iterdir()} == {"some", ".lock"}
 
 
 def test_a_passing_failure_is_tried_again(tmp_path, java_home):

@@ -10,6 +10,8 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack import java
 from harvest_lib.local_stack.java import find_java, java_major
 
+pytestmark = pytest.mark.quick
+
 
 def a_java(home: Path, version: str) -> Path:
     """Make a JAVA_HOME whose Java only knows its version."""

@@ -28,6 +28,8 @@ from harvest_lib.local_stack.service import Service, ServicePlan, ask
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.local_stack.supervisor import _check_same
 
+pytestmark = pytest.mark.gate
+
 DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
 

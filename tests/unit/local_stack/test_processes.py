@@ -19,6 +19,8 @@ from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
 from harvest_lib.local_stack.state import default_state, locked, write_private
 
+pytestmark = pytest.mark.gate
+
 NOBODY = 65534
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent on Linux only")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -9,6 +9,8 @@ from support.rows import row
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import TermEnd
 
+pytestmark = pytest.mark.quick
+
 
 def bench(*rows, **settings):
     made = Bench(**settings)

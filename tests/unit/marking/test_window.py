@@ -5,6 +5,8 @@ from support.rows import Page, row
 
 from harvest_lib.marking.window import WINDOW_BYTES, KeyBarrierWindow, Window
 
+pytestmark = pytest.mark.quick
+
 
 def ids(rows):
     return [r[0] for r in rows]

@@ -11,6 +11,8 @@ from harvest_lib.errors import AdaptorError, ConfigError
 from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.adaptors import OURS, Options, find, names, reading, writing
 
+pytestmark = pytest.mark.quick
+
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 THEIRS = """

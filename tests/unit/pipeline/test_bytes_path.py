@@ -29,6 +29,8 @@ from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.transforms.ready import Omit
 from harvest_lib.pipeline.writer_progress import WriterProgress
 
+pytestmark = pytest.mark.quick
+
 _OURS = str(Path(harvest_lib.__file__).parent)
 _MESSAGES = 1_000
 _CALLS_PER_MESSAGE = 6

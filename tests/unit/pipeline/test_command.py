@@ -14,6 +14,8 @@ from harvest_lib.cli import app
 from harvest_lib.errors import ConfigError, LogError, PipelineError
 from harvest_lib.pipeline.declaration import load
 
+pytestmark = pytest.mark.quick
+
 DECLARED = """\
 folder: folder
 commit_log: {{segment_size: 4096B, compact_every: 0s}}

@@ -12,6 +12,8 @@ from harvest_lib.errors import LogDamaged, LogError, LogInUse, LogTooNew, Offset
 from harvest_lib.pipeline.commit_log import CommitLog, Entry, manifest
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES
 
+pytestmark = pytest.mark.quick
+
 ENTRY_BYTES = 29
 
 

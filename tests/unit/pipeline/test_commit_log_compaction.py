@@ -7,6 +7,8 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.files import log_path
 from harvest_lib.pipeline.offset_log import OffsetLog
 
+pytestmark = pytest.mark.quick
+
 OLD = "AABBAABBCACBAACBA"
 ACTIVE = "AABBAABBCAC"
 ENTRY_BYTES = 31

@@ -11,6 +11,8 @@ from harvest_lib.errors import LogDamaged, LogError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.files import index_path, log_path
 
+pytestmark = pytest.mark.quick
+
 ENTRY_BYTES = 29 + 2 + 10
 SEGMENT_ENTRIES = 12
 BLOCK_ENTRIES = 4

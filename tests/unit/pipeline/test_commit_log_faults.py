@@ -16,6 +16,8 @@ from harvest_lib.errors import LogUnwritable
 from harvest_lib.pipeline.commit_log import CommitLog, Entry
 from harvest_lib.pipeline.offset_log import OffsetLog
 
+pytestmark = pytest.mark.quick
+
 CALLS = ("open", "pwrite", "ftruncate", "truncate", "fdatasync", "fsync", "mkdir", "replace", "unlink")
 REAL = {name: getattr(os, name) for name in CALLS}
 STEPS = ("append", "append", "sync", "acknowledge", "flush", "roll", "compact") * 3

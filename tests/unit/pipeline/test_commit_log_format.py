@@ -15,6 +15,8 @@ from harvest_lib.pipeline.commit_log import CommitLog, Entry, mode_byte, pack, p
 from harvest_lib.pipeline.commit_log.entry import Malformed
 from harvest_lib.pipeline.offset_log import OffsetLog
 
+pytestmark = pytest.mark.quick
+
 GOLDEN = Path(__file__).parent / "golden"
 SEGMENT = "00000000000000000000.0.log"
 INDEX = "00000000000000000000.0.index"

@@ -11,6 +11,8 @@ from support.power import MEMORY, Crash, Power
 from harvest_lib.pipeline.commit_log import CommitLog, Entry
 from harvest_lib.pipeline.commit_log.files import index_path, log_path
 
+pytestmark = pytest.mark.quick
+
 BATCHES = [
     [(at, 1, b"AB"[at % 2 : at % 2 + 1], b"%d" % at * (at % 5)) for at in range(n * 3, n * 3 + 3)] for n in range(4)
 ]

@@ -16,6 +16,8 @@ from harvest_lib.pipeline.periodic import Compactor
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
+pytestmark = pytest.mark.quick
+
 GIVEN = messages("C" + "AB" * 200)
 STUCK_AT = 50
 

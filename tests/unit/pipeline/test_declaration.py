@@ -10,6 +10,8 @@ from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.diagram import drawn, explained
 
+pytestmark = pytest.mark.quick
+
 WHOLE = r"""
 name: flights
 folder: flights.pipeline

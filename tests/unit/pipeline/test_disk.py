@@ -21,6 +21,8 @@ from harvest_lib.pipeline.settings import CommitLogSettings
 from infra.chaos.disk import Disk
 from infra.chaos.namespaces import mounts_lacking, own_mounts, run
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def disk(tmp_path):

@@ -11,6 +11,8 @@ from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.folder import parked_messages
 from harvest_lib.pipeline.pipeline import Pipeline
 
+pytestmark = pytest.mark.quick
+
 
 def raising(message):
     if message.data["n"] == 2:

@@ -18,6 +18,8 @@ from harvest_lib.pipeline.adaptors.file.paths import file_name, namespace_of
 from harvest_lib.pipeline.adaptors.stdout import StdoutWriter, StdoutWriting
 from harvest_lib.pipeline.message import Message, Op
 
+pytestmark = pytest.mark.quick
+
 ODD = {
     "id": 1,
     "bytes": b"\0\xff",

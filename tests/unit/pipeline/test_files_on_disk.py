@@ -11,6 +11,8 @@ from support.pipeline_files import everything, message, reader, writer
 
 from harvest_lib.errors import AdaptorError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def synced(monkeypatch):

@@ -9,6 +9,8 @@ from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.adaptors.kafka.reader import KafkaReader
 
+pytestmark = pytest.mark.quick
+
 
 class Metadata:
     def __init__(self, **named):

@@ -11,6 +11,8 @@ from harvest_lib.pipeline.extended_json import Encoded, dumps
 from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.pipeline import Pipeline
 
+pytestmark = pytest.mark.quick
+
 DATA = {"at": datetime(2013, 1, 1, tzinfo=UTC), "price": Decimal("1.10"), "raw": b"\0", "$odd": {"$x": [1, None]}}
 
 

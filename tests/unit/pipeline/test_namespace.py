@@ -4,6 +4,8 @@ import pytest
 
 from harvest_lib.pipeline.namespace import NamespaceFilter
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("expression", "namespace", "passes"),

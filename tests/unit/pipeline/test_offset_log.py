@@ -6,6 +6,8 @@ from support.log_format import decode
 from harvest_lib.errors import LogDamaged, LogInUse, OffsetBeyondLog
 from harvest_lib.pipeline.offset_log import OffsetLog
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -13,6 +13,8 @@ from harvest_lib.pipeline.folder import open_folder, parked_messages
 from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.parked_messages import ParkedMessages
 
+pytestmark = pytest.mark.quick
+
 SETTINGS = {
     "c0": {"on_transform_error": "park", "transforms": [("fails", lambda each: 1 // (each.data["n"] % 2) and each)]}
 }

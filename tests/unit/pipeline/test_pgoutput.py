@@ -22,6 +22,8 @@ from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
     decode,
 )
 
+pytestmark = pytest.mark.quick
+
 
 def row(*values):
     parts = [struct.pack(">h", len(values))]

@@ -19,6 +19,8 @@ from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
 )
 from harvest_lib.pipeline.message import Mode, Op
 
+pytestmark = pytest.mark.quick
+
 FLIGHTS = Table(
     oid=7, membership=9, schema="public", name="flights", columns={"id": 23, "note": 25}, key=["id"], row_filter=None
 )

@@ -8,6 +8,8 @@ import pytest
 
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of, text_of
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("oid", "text", "value"),

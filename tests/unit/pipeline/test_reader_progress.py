@@ -10,6 +10,8 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.reader_progress import ReaderProgress
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_and_of_nothing_later(tmp_path):
     flushed, told = [0], []

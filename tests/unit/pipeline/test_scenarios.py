@@ -12,6 +12,8 @@ from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
+pytestmark = pytest.mark.quick
+
 KEYS = "AABBAABBCACBAACB"
 """Of the sixteen messages, at offsets 0 to 15."""
 

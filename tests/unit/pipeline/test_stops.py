@@ -18,6 +18,8 @@ from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.periodic import Flusher
 from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
 
+pytestmark = pytest.mark.gate
+
 
 def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
     slow, fast = Taking(), Taking()

@@ -13,6 +13,8 @@ from harvest_lib.pipeline.telemetry import PipelineTelemetry
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.server import Listener
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def slow():

@@ -10,6 +10,8 @@ from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.transforms import TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import NotATransform, load
 
+pytestmark = pytest.mark.quick
+
 FLIGHT = Message(
     Op.INSERT,
     1_357_034_400_123,

@@ -10,6 +10,8 @@ from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.writer_progress import WriterProgress
 
+pytestmark = pytest.mark.quick
+
 
 class Overtaken(OffsetLog):
     """Offsets whose writer acknowledges more just after they were flushed."""

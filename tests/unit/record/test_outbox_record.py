@@ -8,6 +8,8 @@ from harvest_lib.consume import Flag, MalformedId, pack, unpack
 from harvest_lib.errors import RecordError
 from harvest_lib.record import INTERNAL_TOPICS, OutboxRecord, RecordLimits, misleading_header
 
+pytestmark = pytest.mark.quick
+
 LIMITS = RecordLimits()
 
 

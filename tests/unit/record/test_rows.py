@@ -1,10 +1,13 @@
 """Rows in a queue, one by one and by the page: they leave in the order in which they came."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rows import Page, row
 
 from harvest_lib.record.rows import RowQueue, ids_of
+
+pytestmark = pytest.mark.quick
 
 
 def rows(first, count):

@@ -8,6 +8,8 @@ import yaml
 from support.machine import promtool
 from support.metrics import METRICS
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "infra" / "monitoring" / "alerts.yml"
 TESTS = ROOT / "infra" / "monitoring" / "alerts-test.yml"

@@ -14,6 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.local_stack import kafka, postgres
 
+pytestmark = pytest.mark.quick
+
 INFRA = Path(__file__).parents[3] / "infra"
 NAME = "^[a-zA-Z0-9._-]+$"
 WORDS = {"type": "array", "items": {"type": "string"}, "minItems": 1}

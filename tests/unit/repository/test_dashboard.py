@@ -10,6 +10,8 @@ from support.metrics import METRICS
 
 from infra.monitoring.dashboard import FILE, ROWS, render
 
+pytestmark = pytest.mark.quick
+
 SHOWN = [each for row in ROWS.values() for each in row]
 QUERIES = [query for each in SHOWN for query in each.queries.values()]
 ADDED_BY_PROMETHEUS = {"job", "instance", "le"}

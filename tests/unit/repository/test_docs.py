@@ -10,6 +10,8 @@ from harvest_lib.config.spelling import goharvest_name
 from harvest_lib.telemetry import catalogue
 from infra import docs
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.gate
+
 TESTS = Path(__file__).parents[2]
 SKIPPED = "import pytest\n\n\ndef test_one():\n    pytest.skip('lacks a program')\n"
 PASSED = "def test_two():\n    pass\n"

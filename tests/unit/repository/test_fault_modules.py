@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from support.fault_modules import FOLDERS, MODULES, is_of_faults
 
+pytestmark = pytest.mark.quick
+
 TESTS = Path(__file__).parents[2]
 
 

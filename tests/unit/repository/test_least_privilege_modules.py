@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from support.least_modules import EXEMPT, IN_POSTGRES_ALONE, RUN, module_of
 
+pytestmark = pytest.mark.quick
+
 TESTS = Path(__file__).parents[2]
 MODULES = {module_of(path) for folder in ("integration", "contract") for path in (TESTS / folder).rglob("test_*.py")}
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 import pytest
 from support.log_events import ROOT, calls
 
+pytestmark = pytest.mark.quick
+
 PAGE = ROOT / "docs" / "log-events.md"
 SENTENCES = "airflow_dags/"
 """Where tasks write for people: into the log of Airflow's task."""

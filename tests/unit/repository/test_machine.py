@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.machine import require
 
+pytestmark = pytest.mark.gate
+
 SCRIPT = Path(__file__).parents[3] / "infra" / "machine.sh"
 
 

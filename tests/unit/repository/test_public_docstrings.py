@@ -16,6 +16,8 @@ import pytest
 
 from harvest_lib.consume import KeyValueStore, PostgresStore, SqliteStore, Store
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[3]
 OURS = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")
 PACKAGES = ("harvest_lib", "harvest_lib.audit", "harvest_lib.consume", "spark_jobs.audit")

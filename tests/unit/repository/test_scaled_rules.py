@@ -10,6 +10,8 @@ from support.machine import promtool
 
 from infra.monitoring.scaled_rules import FILE, UnscalableRule, scaled, scaled_expression, tokens_of
 
+pytestmark = pytest.mark.quick
+
 RULES = yaml.safe_load(FILE.read_text())
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 TIMES = {

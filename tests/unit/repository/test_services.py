@@ -22,6 +22,8 @@ from harvest_lib.local_stack.state import default_state
 from harvest_lib.telemetry import server
 from harvest_lib.telemetry.server import parse_address
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 UNIT = INFRA / "systemd" / "harvest@.service"

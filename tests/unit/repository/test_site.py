@@ -15,7 +15,7 @@ CONFIG = ROOT / "infra" / "site" / "mkdocs.yml"
 FETCHED = re.compile(r"""<(?:script|img|link|iframe)[^>]*(?:src|href)=["']?(?:https?:)?//""")
 ABOUT_A_PAGE = re.compile(r"""<link[^>]*rel=["']?(?:canonical|next|prev)""")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def build_site(folder, docs=ROOT / "docs"):

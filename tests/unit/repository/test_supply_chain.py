@@ -1,6 +1,7 @@
 """What is said of the packages beside our own, with the real lock, the real uv and a database that answers as told."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -8,6 +9,8 @@ import pytest
 
 from infra import supply_chain
 from infra.supply_chain import incomplete, main, reviewed, unhashed
+
+pytestmark = pytest.mark.quick
 
 KNOWN = "GHSA-test-test-test"
 
@@ -88,7 +91,21 @@ def test_a_review_holds_until_there_is_a_fix(database, review):
 def test_nobody_to_ask_is_said_and_fails_where_it_has_to(review, capfd, monkeypatch, audit, code):
     monkeypatch.setenv("HARVEST_AUDIT", audit)
     assert main(["audit", "--service-url", "http://127.0.0.1:1"]) == code
-    assert "NOTHING WAS AUDITED" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "NOTHING WAS AUDITED" in line
+    assert "refused" in line
+
+
+def test_a_silent_database_is_waited_for_with_a_limit(review, capfd, monkeypatch):
+    asked = []
+    monkeypatch.setattr(supply_chain, "_AUDIT_SECONDS", 1)
+    run = supply_chain.subprocess.run
+    monkeypatch.setattr(supply_chain.subprocess, "run", lambda *a, **named: asked.append(named) or run(*a, **named))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert main(["audit", "--service-url", f"http://127.0.0.1:{silent.getsockname()[1]}"]) == 0
+    assert asked[0]["timeout"] == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "timed out after 1 s" in line
 
 
 def test_a_review_gives_its_reason():

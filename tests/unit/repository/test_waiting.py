@@ -5,6 +5,8 @@ import pytest
 from harvest_lib.errors import StackError
 from infra.waiting import until
 
+pytestmark = pytest.mark.quick
+
 
 def test_what_was_waited_for_is_returned():
     answers = iter([None, "", "there"])

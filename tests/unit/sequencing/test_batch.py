@@ -1,6 +1,10 @@
 """Messages in columns: as a list of them, and nobody's columns change under another."""
 
+import pytest
+
 from harvest_lib.consume import Batch, Message
+
+pytestmark = pytest.mark.quick
 
 MESSAGES = [Message(3, b"3", "three"), Message(4, None, "four"), Message(7, b"7", "seven"), Message(8, b"8", "eight")]
 NEXT = Message(9, b"9", "nine")

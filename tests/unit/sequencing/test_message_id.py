@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from harvest_lib.consume import Clock, Flag, MalformedId, new_producer_id, pack, unpack
 from harvest_lib.sequencing.message_id import clock_at
 
+pytestmark = pytest.mark.quick
+
 SECOND = 10**9
 NOON = 1_700_000_000 * SECOND
 

@@ -4,6 +4,8 @@ import pytest
 
 from harvest_lib.consume import Batch, Flag, Message, ProducerState, Replay, Sequencer, pack
 
+pytestmark = pytest.mark.quick
+
 A, B = 1, 2
 
 

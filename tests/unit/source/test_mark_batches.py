@@ -1,8 +1,11 @@
 """A record is sent once by a leader whose marks another one has taken over."""
 
+import pytest
 from support.fakes import FakeSource, FakeTable
 
 from harvest_lib.source import MarkPages
+
+pytestmark = pytest.mark.quick
 
 
 def test_a_zombie_that_marks_has_nothing_sent_twice():

@@ -13,6 +13,8 @@ from spark_jobs.audit.kafka_side import java_settings, translated
 from spark_jobs.audit.run import _failure
 from spark_jobs.audit_summary import together
 
+pytestmark = pytest.mark.quick
+
 NUMBERS = [name for name in AuditSummary.__dataclass_fields__ if name not in {"audit_id", "at"}]
 
 

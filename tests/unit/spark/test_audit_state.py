@@ -9,6 +9,8 @@ from spark_jobs.audit.kafka_side import Log
 from spark_jobs.audit.run import _since
 from spark_jobs.audit.state import AuditStateError, Mark, Past, Whose, held
 
+pytestmark = pytest.mark.quick
+
 WHOSE = Whose(outbox="7421/5/16400", reads="'default', topics all, keys all", topics={"t": "id-1", "u": ""})
 MARK = Mark(ends={"t": {"0": 5}}, snapshot="10:10:", server={"system": "7421", "timeline": "00000001", "lsn": "0/1"})
 

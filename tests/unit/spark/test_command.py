@@ -7,6 +7,8 @@ from spark_jobs import flights_by_day, flights_to_outbox, outbox_sink
 from spark_jobs.audit import __main__ as audit
 from spark_jobs.command import Parser, run, tell
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
 def test_a_command_ends_with_what_it_returns(returned, code, capsys):

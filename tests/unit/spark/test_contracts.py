@@ -23,6 +23,8 @@ from spark_jobs.quality.contracts import (
 )
 from spark_jobs.quality.expectations import expect_audit
 
+pytestmark = pytest.mark.quick
+
 FLIGHT = {
     **dict.fromkeys(FLIGHT_COLUMNS, 10),
     "year": 2013,

@@ -13,6 +13,8 @@ from spark_jobs.outbox_sink import BatchId, Fixed
 from spark_jobs.sink.copying import copy_text
 from spark_jobs.sink.staging_tables import Staged
 
+pytestmark = pytest.mark.quick
+
 BATCH = {"dsn": "host=db user=app", "topic": "orders", "key": "customer", "batchId": "b"}
 STREAM = {"dsn": "host=db user=app", "topic": "orders", "key": "customer", "stream": "orders"}
 

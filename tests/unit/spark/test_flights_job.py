@@ -18,6 +18,8 @@ from spark_jobs.sink.database import Tables, connect
 from spark_jobs.sink.promotion import choose_attempts
 from spark_jobs.sink.statement import Attempt
 
+pytestmark = pytest.mark.quick
+
 
 def attempt(partition: int, number: str, rows: int = 1) -> Attempt:
     return Attempt(partition=partition, attempt=number, rows=rows, hash_sum=Decimal(rows))

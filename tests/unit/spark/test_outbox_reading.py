@@ -9,6 +9,8 @@ from harvest_lib.errors import CheckpointError, ConfigError, PositionLost
 from spark_jobs.data_source.read_options import ReadOptions
 from spark_jobs.data_source.windows import HIGHEST_ID, LOWEST_ID, beginning, required_from, windows_between
 
+pytestmark = pytest.mark.quick
+
 
 def offset(prev, *, cur=None, after=None, floor=1, closed=1):
     within = {} if cur is None else {"cur": cur, "after": after, "closes": closed}

@@ -13,6 +13,8 @@ from spark_jobs.sink.staging import next_step_of, sentence_of, staged_columns
 from spark_jobs.sink.staging_tables import writer_name
 from spark_jobs.sink.statement import Attempt, promotion
 
+pytestmark = pytest.mark.quick
+
 
 def frame(**types):
     return spark.StructType([spark.StructField(name, kind) for name, kind in types.items()])

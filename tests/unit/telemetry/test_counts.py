@@ -2,7 +2,11 @@
 
 import threading
 
+import pytest
+
 from harvest_lib.telemetry.counts import OTHER, Counts, Histogram
+
+pytestmark = pytest.mark.quick
 
 
 def test_counts_are_by_labels_and_bounded():

@@ -11,6 +11,8 @@ from harvest_lib.telemetry.counts import KAFKA_ERRORS, Histogram
 from harvest_lib.telemetry.exposition import Collector
 from harvest_lib.telemetry.otel_metrics import instrument_name, is_reported, reported
 
+pytestmark = pytest.mark.quick
+
 
 class Subject:
     """Whose numbers are reported: `asked` says how often."""

@@ -4,6 +4,8 @@ import pytest
 
 from harvest_lib.telemetry.health import ProgressWatch
 
+pytestmark = pytest.mark.quick
+
 
 def stalled(*seen, quiet=0.0):
     watch = ProgressWatch()

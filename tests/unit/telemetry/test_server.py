@@ -15,6 +15,8 @@ from harvest_lib.telemetry.counts import KAFKA_ERRORS, Histogram
 from harvest_lib.telemetry.health import Verdict
 from harvest_lib.telemetry.server import Listener, parse_address
 
+pytestmark = pytest.mark.quick
+
 GAUGE = Metric(name="a_gauge", kind="gauge", help="Backlog \\ of\nlines.", labels=("topic",))
 HISTOGRAM = Metric(name="a_duration_seconds", kind="histogram", help="Time.", labels=())
 COUNTER = Metric(name="a_total", kind="counter", help="Counts.", labels=())

@@ -13,6 +13,8 @@ from support.rows import Page, row
 from harvest_lib.record.rows import sampled_traceparents
 from harvest_lib.telemetry.trace_context import configured_tracer, context_of, current_headers
 
+pytestmark = pytest.mark.quick
+
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 

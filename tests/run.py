@@ -1,0 +1,173 @@
+"""Run tiers of the tests in parallel, then ask once more, alone, what failed: `python -m tests.run quick gate`.
+
+A test that fails twice fails the run. One that passes the second time is named as flaky, also in `flaky.json`; more
+than three of them fail the run. Tests that a worker left behind when it died are run too. A session in which no test
+ends for five minutes is ended.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.record import Record
+from support.tiers import TIERS
+
+from harvest_lib.local_stack.state import default_state, locked, write_private
+
+MOST_FLAKY = 3
+MOST_ASKED_AGAIN = 20
+STILL_SECONDS = 300
+"""No test takes this long: its timeout is far below, and the servers of a session start within it."""
+TIMEOUT_SECONDS = 140
+"""For one test, twice: a test that hangs ends the run within five minutes."""
+NEXT = {
+    "quick": "`make test-gate` before a change is proposed; CONTRIBUTING.md says when to run which",
+    "gate": "`make test-all` before a release, and where CONTRIBUTING.md asks for it",
+    "full": "`make test-long` and `make test-e2e` before a release",
+}
+
+
+@dataclass(frozen=True)
+class Session:
+    """One pytest session: its exit code, its record, and whether it was ended as nothing moved."""
+
+    code: int
+    record: Record
+    seconds: float
+    stuck: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("tiers", nargs="+", choices=TIERS)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=int, default=TIMEOUT_SECONDS, help="seconds for one test")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="folders or files instead of all")
+    given = parser.parse_args(arguments)
+    with ExitStack() as held:
+        # A second run at the same time has a folder of its own.
+        folders = (default_state() / "test" / f"run-{number}" for number in count(1))
+        folder = next(each for each in folders if held.enter_context(locked(each / "lock", wait=False)))
+        parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", "4"]
+        return run(given.tiers, folder, [*parallel, *given.tests], timeout=given.timeout)
+
+
+def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], *, timeout: int) -> int:
+    """Run the tiers, then what failed and what was left; say what became of them and return the exit code."""
+    selected = [part for tier in tiers for part in ("--tier", tier)]
+    limit = ["--timeout", str(timeout)]
+    first = session([*selected, *limit, *arguments], folder / "first.jsonl")
+    record = first.record
+    again = [*record.failed, *(each for each in record.left if each not in record.failed)]
+    if record.uncollected or not record.collected or len(record.failed) > MOST_ASKED_AGAIN:
+        return _verdict(tiers, first, None)
+    if not again:
+        return _verdict(tiers, first, None)
+    print(f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run")
+    asked = folder / "again.txt"
+    asked.write_text("\n".join(again), encoding="utf-8")
+    return _verdict(tiers, first, session(["-p", "no:xdist", *limit, f"@{asked}"], folder / "second.jsonl"))
+
+
+def session(arguments: Sequence[str], file: Path) -> Session:
+    """Run pytest, and end it if nothing moves any more."""
+    file.unlink(missing_ok=True)
+    cache = file.with_suffix(".cache")
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--record", str(file), *arguments]
+    began = moved = time.monotonic()
+    size, stuck = 0, False
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                grown = file.stat().st_size if file.exists() else 0
+                if grown != size:
+                    size, moved = grown, time.monotonic()
+                elif time.monotonic() - moved > STILL_SECONDS:
+                    stuck = True
+                    _end(process)
+        except BaseException:
+            _end(process)
+            raise
+    return Session(process.returncode, Record.read(file), time.monotonic() - began, stuck)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the session and its workers; the servers end with those who started them."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _verdict(tiers: Sequence[str], first: Session, second: Session | None) -> int:
+    """Print the end of the run, and return its exit code."""
+    twice = _failed_twice(first, second)
+    flaky = _flaky(first, second)
+    write_private(default_state() / "test" / "flaky.json", json.dumps(flaky, indent=1) + "\n")
+    passed = len(first.record.passed | (second.record.passed if second else set()))
+    seconds = first.seconds + (second.seconds if second else 0)
+    print()
+    for name, reason in twice.items():
+        print(f"failed: {name} ({reason})")
+    for name, reason in flaky.items():
+        print(f"flaky: {name} (first: {reason})")
+    print(f"{passed} passed, {len(twice)} failed, {len(first.record.skipped)} skipped")
+    print(f"ran: {', '.join(tiers)}, in {seconds:.0f} s.  not run: {', '.join(_others(tiers))}.")
+    if twice:
+        print("next: mend what failed; the log above has each by name")
+        return 1
+    if len(flaky) > MOST_FLAKY:
+        print(f"next: {len(flaky)} tests failed once and passed alone; {MOST_FLAKY} are the limit: mend them")
+        return 1
+    print(f"next: {NEXT[tiers[-1]]}")
+    return 0
+
+
+def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
+    """Failures that count, with their reasons; a session that proves nothing is one."""
+    found = dict(first.record.uncollected)
+    if not first.record.collected:
+        found["the session"] = f"no test was collected (exit code {first.code})"
+    if second is None:
+        found |= first.record.failed
+        found |= dict.fromkeys(first.record.left, "it was never run")
+        if not found and not first.record.passed:
+            found["the session"] = "all tests were skipped, none has passed"
+        if not found and first.code:
+            found["the session"] = f"it ended with exit code {first.code}"
+        return found
+    found |= second.record.failed | second.record.uncollected
+    reason = f"no test ended for {STILL_SECONDS} s" if second.stuck else f"exit code {second.code}"
+    asked = [*first.record.failed, *first.record.left]
+    lost = [each for each in asked if each not in second.record.ended]
+    return found | dict.fromkeys(lost, f"it was asked once more and did not end ({reason})")
+
+
+def _flaky(first: Session, second: Session | None) -> dict[str, str]:
+    """Tests that failed and passed when asked alone, with the first reason."""
+    good = second.record.passed | second.record.skipped if second else set()
+    bad = second.record.failed if second else {}
+    return {name: reason for name, reason in first.record.failed.items() if name in good and name not in bad}
+
+
+def _others(tiers: Sequence[str]) -> list[str]:
+    return [each for each in (*TIERS, "long", "e2e") if each not in tiers]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Tiers of tests: `quick` for `make test`, `gate` for every change, `full` for `make test-all`.
+
+Each test names its tier by a mark of this name: on itself, its class, or its module. The closest mark counts.
+`--tier` selects; it may be repeated. Without it every tier runs. `long` and `e2e` stand beside the tier, see `-m`.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TIERS = ("quick", "gate", "full")
+NO_TIER_NEEDED = {"long", "e2e"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tier`."""
+    parser.addoption("--tier", action="append", choices=TIERS, default=[], help="run the tests of this tier only")
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the tier of a test: the closest mark that names one; empty if none does."""
+    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), "")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers than the selected."""
+    wanted = config.getoption("tier")
+    if not wanted:
+        return
+    others = [item for item in items if tier_of(item) not in wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if tier_of(item) in wanted]
+
+
+def tiers_in(source: str) -> dict[str, set[str]]:
+    """Return for each test function of a module the tiers and exemptions that it names, or else its class or module.
+
+    Keys are `test_name` or `TestClass.test_name`. An empty set is a test without a tier.
+    """
+    module = ast.parse(source)
+    return dict(_tests(module, _named(module)))
+
+
+def tests_of(path: Path) -> dict[str, set[str]]:
+    """Return `tiers_in` for a file."""
+    return tiers_in(path.read_text(encoding="utf-8"))
+
+
+def _tests(node: ast.Module | ast.ClassDef, inherited: set[str], prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+    for each in node.body:
+        if isinstance(each, ast.ClassDef) and each.name.startswith("Test"):
+            named = _decorators(each) | _named(each)
+            yield from _tests(each, _closest(named, inherited), f"{each.name}.")
+        elif isinstance(each, ast.FunctionDef) and each.name.startswith("test"):
+            yield prefix + each.name, _closest(_decorators(each), inherited)
+
+
+def _closest(own: set[str], inherited: set[str]) -> set[str]:
+    """A tier of its own hides an inherited one; what exempts adds up."""
+    return own | (inherited & NO_TIER_NEEDED if own & {*TIERS} else inherited)
+
+
+def _named(node: ast.Module | ast.ClassDef) -> set[str]:
+    """The marks of interest in `pytestmark`."""
+    found = set()
+    for each in node.body:
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "pytestmark" for t in each.targets):
+            found |= _marks(each.value)
+    return found
+
+
+def _decorators(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
+    return {mark for decorator in node.decorator_list for mark in _marks(decorator)}
+
+
+def _marks(node: ast.AST) -> set[str]:
+    names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return names & {*TIERS, *NO_TIER_NEEDED}

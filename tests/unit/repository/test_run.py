@@ -1,0 +1,144 @@
+"""The runner of the tiers: what failed is asked once more, alone, and nothing that did not run counts as passed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).parents[3]
+CONFTEST = """
+import pytest
+from support import record, tiers
+
+def pytest_addoption(parser):
+    tiers.pytest_addoption(parser)
+    record.pytest_addoption(parser)
+
+def pytest_configure(config):
+    record.register(config)
+
+def pytest_collection_modifyitems(config, items):
+    tiers.select(config, items)
+"""
+HEAD = """
+import os, signal, time
+from pathlib import Path
+import pytest
+
+pytestmark = pytest.mark.quick
+FOLDER = Path(__file__).parent
+
+def first_time(name):
+    file = FOLDER / name
+    file.touch(exist_ok=(had := file.exists()))
+    return not had
+"""
+GOOD = "".join(f"def test_good_{number}():\n    pass\n" for number in range(8))
+FLAKY = "def test_flaky_{0}():\n    assert not first_time('flaky-{0}'), 'a reason'\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the tiers of a suite of a project's own, and return the finished process and the list of flaky tests."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n quick\n gate\n full\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"HARVEST_HOME": str(tmp_path / "state"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+    def command(body, *arguments):
+        (tmp_path / "test_it.py").write_text(HEAD + body)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.run", "quick", *arguments, "--tests", str(tmp_path / "test_it.py")],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        flaky = tmp_path / "state" / "test" / "flaky.json"
+        return done, json.loads(flaky.read_text()) if flaky.exists() else None
+
+    return command
+
+
+def test_what_passes_the_second_time_is_flaky_and_passes(run):
+    done, flaky = run(GOOD + FLAKY.format(1))
+    assert done.returncode == 0, done.stdout
+    assert list(flaky) == ["test_it.py::test_flaky_1"]
+    assert "flaky: test_it.py::test_flaky_1 (first: AssertionError: a reason" in done.stdout
+    assert "9 passed, 0 failed, 0 skipped" in done.stdout
+
+
+def test_what_fails_twice_fails_the_run(run):
+    done, flaky = run(GOOD + "def test_bad():\n    assert 0, 'never'\n")
+    assert (done.returncode, flaky) == (1, {})
+    assert "failed: test_it.py::test_bad (AssertionError: never" in done.stdout
+
+
+def test_more_than_three_flaky_tests_fail_the_run(run):
+    three = "".join(FLAKY.format(number) for number in range(3))
+    assert run(GOOD + three)[0].returncode == 0
+    four = "".join(FLAKY.format(number) for number in range(10, 14))
+    done, flaky = run(GOOD + four)
+    assert done.returncode == 1
+    assert len(flaky) == 4
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_worker_that_dies_once_costs_nothing(run, end):
+    done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD)
+    assert done.returncode == 0, done.stdout
+    assert list(flaky) == ["test_it.py::test_dies"]
+    assert "9 passed, 0 failed" in done.stdout
+
+
+def test_a_worker_that_dies_twice_fails_the_run(run):
+    done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD)
+    assert done.returncode == 1
+    assert "failed: test_it.py::test_dies" in done.stdout
+
+
+def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
+    done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, "--timeout", "2")
+    assert done.returncode == 1
+    assert "failed: test_it.py::test_hangs" in done.stdout
+    assert "8 passed, 1 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("", "no test was collected"),
+        ("def test_skipped():\n    pytest.skip('lacks a program')\n", "none has passed"),
+        ("import no_such_module\n" + GOOD, "No module named 'no_such_module'"),
+        ("@pytest.mark.gate\ndef test_of_another_tier():\n    pass\n", "no test was collected"),
+    ],
+)
+def test_a_run_that_proves_nothing_fails(run, body, reason):
+    done, _ = run(body)
+    assert done.returncode == 1, done.stdout
+    assert reason in done.stdout
+
+
+def test_two_runs_at_once_do_not_share_a_record(run, tmp_path):
+    locks = tmp_path / "state" / "test" / "run-1"
+    locks.mkdir(parents=True)
+    holder = (
+        "import sys; from pathlib import Path; from harvest_lib.local_stack.state import locked\n"
+        f"with locked(Path({str(locks / 'lock')!r}), wait=False) as got:\n    print(got, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as other:
+        assert other.stdout.readline() == "True\n"
+        done, _ = run(GOOD)
+        other.stdin.close()
+    assert done.returncode == 0
+    assert (locks.parent / "run-2" / "first.jsonl").exists()
+    assert not (locks / "first.jsonl").exists()
