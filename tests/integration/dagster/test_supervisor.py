@@ -168,6 +168,7 @@ def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tic
     assert verdicts(tick())["backlog_size"] == (True, "WARN")
 
 
+@pytest.mark.usefixtures("elected")
 def test_a_harvester_elsewhere_is_only_watched(tick, settings, outbox, dsn, bootstrap_servers, group_id):
     external = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"mode": "external"})})
     with Harvest(harvest_config(dsn, bootstrap_servers, group_id, leadership="neli", name="elsewhere")) as harvest:
