@@ -11,7 +11,14 @@ PYTHON ?= python3
 BIN := "$(HARVEST_HOME)/venv/bin"
 STAMP := "$(HARVEST_HOME)/venv/.ready"
 export UV_PROJECT_ENVIRONMENT := $(HARVEST_HOME)/venv
-export UV_CACHE_DIR ?= $(HARVEST_HOME)/cache/uv
+# What is downloaded is shared by all clones; set HARVEST_CACHE to move it.
+HARVEST_CACHE := $(shell sh infra/downloads.sh cache "$(HARVEST_HOME)")
+export HARVEST_CACHE
+export UV_CACHE_DIR ?= $(HARVEST_CACHE)/uv
+# Behind a company's proxy only the machine knows whom to trust. What the user has set stays.
+ifeq ($(origin UV_SYSTEM_CERTS) $(origin UV_NATIVE_TLS),undefined undefined)
+export UV_SYSTEM_CERTS := $(shell sh infra/downloads.sh certificates)
+endif
 # Interpreters cannot be downloaded everywhere; the one that is here will do.
 export UV_PYTHON_DOWNLOADS := never
 # Tests start hundreds of processes: what one has compiled, the next one finds, and no source tree is written to.
@@ -20,10 +27,10 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
 EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
 WORKERS ?= 2
-# A worker that ends, as a test took too long, ends the session: xdist would wait for ever for what it had left.
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+RUN = $(BIN)/python -m tests.run --workers $(WORKERS)
+PARALLEL = -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-faults test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
+.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,13 +52,17 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 demo-spark: setup  ## orders go from files through Spark, outbox and topic into totals, while each joint is killed
 	@$(BIN)/python -m infra.demo_spark
 
-test: lint audit  ## lint, types, layers, audit and the quick tests, on WORKERS=2 workers
+test: lint audit  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
 	@sh infra/machine.sh pooler
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not faults and not long and not e2e"
+	@$(RUN) quick
 
-test-faults: setup  ## the tests that kill, freeze and disconnect processes, and the slow ones
+test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test test-gate`
 	@sh infra/machine.sh pooler
-	@$(BIN)/python -m pytest $(PARALLEL) -m "faults and not long and not e2e"
+	@$(RUN) gate
+
+test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
+	@sh infra/machine.sh pooler
+	@HYPOTHESIS_PROFILE=random $(RUN) quick gate full
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer
@@ -106,5 +117,5 @@ docs: setup  ## rewrite the generated parts of docs/, and build the site, strict
 	@$(BIN)/python -m infra.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -f infra/site/mkdocs.yml -d "$(HARVEST_HOME)/site"
 
-clean:  ## remove all state: environment, servers' data, reports
-	@rm -rf "$(HARVEST_HOME)" .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove all state: environment, servers' data, reports; the downloads that clones share stay
+	@sh infra/clean.sh "$(HARVEST_HOME)" "$(HARVEST_CACHE)"

@@ -1,8 +1,8 @@
 """Run tiers of the tests in parallel, then ask once more, alone, what failed: `python -m tests.run quick gate`.
 
 A test that fails twice fails the run. One that passes the second time is named as flaky, also in `flaky.json`; more
-than three of them fail the run. Tests that a worker left behind when it died are run too. A session in which no test
-ends for five minutes is ended.
+than three of them fail the run. Tests that did not run, as a worker died, are run too. A session in which no test ends
+any more is ended.
 """
 
 import argparse
@@ -27,15 +27,36 @@ from harvest_lib.local_stack.state import default_state, locked, write_private
 
 MOST_FLAKY = 3
 MOST_ASKED_AGAIN = 20
-STILL_SECONDS = 300
-"""No test takes this long: its timeout is far below, and the servers of a session start within it."""
-TIMEOUT_SECONDS = 140
-"""For one test, twice: a test that hangs ends the run within five minutes."""
+COLLECTION_SECONDS = 900
+"""Thousands of modules are imported before the first test, by each worker, perhaps on a busy machine."""
+WORKER_RESTARTS = 8
+"""With `worksteal` a worker that dies costs the test that it ran; by file or group the session could wait for ever."""
 NEXT = {
     "quick": "`make test-gate` before a change is proposed; CONTRIBUTING.md says when to run which",
     "gate": "`make test-all` before a release, and where CONTRIBUTING.md asks for it",
     "full": "`make test-long` and `make test-e2e` before a release",
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits in seconds, each above the one before: of one test, with its fixtures, and between the ends of two.
+
+    A test that hangs has ended twice within five minutes.
+    """
+
+    test: int = 140
+    fixtures: int = 270
+    still: int = 280
+
+    @classmethod
+    def of(cls, tiers: Sequence[str]) -> "Limits":
+        """Return the limits of these tiers: in `full` there are tests of a quarter of an hour."""
+        return cls(240, 1200, 1300) if "full" in tiers else cls()
+
+    def arguments(self) -> list[str]:
+        """Return pytest's options."""
+        return ["--timeout", str(self.test), "-o", f"faulthandler_timeout={self.fixtures}"]
 
 
 @dataclass(frozen=True)
@@ -53,22 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("tiers", nargs="+", choices=TIERS)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=int, default=TIMEOUT_SECONDS, help="seconds for one test")
+    parser.add_argument("--limits", nargs=3, type=int, help="seconds: of a test, with its fixtures, between two")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="folders or files instead of all")
     given = parser.parse_args(arguments)
+    limits = Limits(*given.limits) if given.limits else Limits.of(given.tiers)
     with ExitStack() as held:
         # A second run at the same time has a folder of its own.
         folders = (default_state() / "test" / f"run-{number}" for number in count(1))
         folder = next(each for each in folders if held.enter_context(locked(each / "lock", wait=False)))
-        parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", "4"]
-        return run(given.tiers, folder, [*parallel, *given.tests], timeout=given.timeout)
+        parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", str(WORKER_RESTARTS)]
+        return run(given.tiers, folder, [*parallel, *given.tests], limits)
 
 
-def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], *, timeout: int) -> int:
+def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: Limits) -> int:
     """Run the tiers, then what failed and what was left; say what became of them and return the exit code."""
     selected = [part for tier in tiers for part in ("--tier", tier)]
-    limit = ["--timeout", str(timeout)]
-    first = session([*selected, *limit, *arguments], folder / "first.jsonl")
+    first = session([*selected, *arguments], folder / "first.jsonl", limits)
     record = first.record
     again = [*record.failed, *(each for each in record.left if each not in record.failed)]
     if record.uncollected or not record.collected or len(record.failed) > MOST_ASKED_AGAIN:
@@ -78,14 +99,15 @@ def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], *, timeout
     print(f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run")
     asked = folder / "again.txt"
     asked.write_text("\n".join(again), encoding="utf-8")
-    return _verdict(tiers, first, session(["-p", "no:xdist", *limit, f"@{asked}"], folder / "second.jsonl"))
+    return _verdict(tiers, first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits))
 
 
-def session(arguments: Sequence[str], file: Path) -> Session:
-    """Run pytest, and end it if nothing moves any more."""
+def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
+    """Run pytest, and end it if nothing moves any more. Tests run in a worker: its death leaves the session alive."""
     file.unlink(missing_ok=True)
     cache = file.with_suffix(".cache")
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--record", str(file), *arguments]
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--record", str(file)]
+    command += [*limits.arguments(), *arguments]
     began = moved = time.monotonic()
     size, stuck = 0, False
     with subprocess.Popen(command, start_new_session=True) as process:
@@ -95,7 +117,7 @@ def session(arguments: Sequence[str], file: Path) -> Session:
                 grown = file.stat().st_size if file.exists() else 0
                 if grown != size:
                     size, moved = grown, time.monotonic()
-                elif time.monotonic() - moved > STILL_SECONDS:
+                elif time.monotonic() - moved > (limits.still if size else COLLECTION_SECONDS):
                     stuck = True
                     _end(process)
         except BaseException:
@@ -152,7 +174,7 @@ def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
             found["the session"] = f"it ended with exit code {first.code}"
         return found
     found |= second.record.failed | second.record.uncollected
-    reason = f"no test ended for {STILL_SECONDS} s" if second.stuck else f"exit code {second.code}"
+    reason = "no test ended any more" if second.stuck else f"exit code {second.code}"
     asked = [*first.record.failed, *first.record.left]
     lost = [each for each in asked if each not in second.record.ended]
     return found | dict.fromkeys(lost, f"it was asked once more and did not end ({reason})")

@@ -43,7 +43,7 @@ def tiers_in(source: str) -> dict[str, set[str]]:
     return dict(_tests(module, _named(module)))
 
 
-def tests_of(path: Path) -> dict[str, set[str]]:
+def read_tiers(path: Path) -> dict[str, set[str]]:
     """Return `tiers_in` for a file."""
     return tiers_in(path.read_text(encoding="utf-8"))
 
