@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import shutil
+import threading
 from types import MappingProxyType
 
 import psycopg
@@ -13,6 +14,7 @@ from support.outbox import harvest_config, read_topic
 from support.row_shapes import ends, messages
 from support.waiting import eventually
 
+from harvest_lib.delivery import PipelinedBatches
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.kafka import KafkaCluster
@@ -205,7 +207,7 @@ def far(parts, tmp_path_factory):
 
 @pytest.mark.parametrize("delivery", ["transactional", "pipelined", "sequenced"])
 def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
-    dsn, group_id, far, impl, handed_over, delivery, caplog
+    dsn, group_id, far, impl, handed_over, delivery, caplog, monkeypatch
 ):
     """The broker is away for longer than a record may wait: the batch is given up, and read again, and that twice."""
     cluster, link = far
@@ -222,11 +224,19 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
     def read():
         return [int(each.value) for each in read_topic(servers, topic, isolation="read_committed")]
 
-    link.delay(_DELAY_SECONDS)  # so that it takes seconds, and is cut in the middle
+    is_cut, wait_for_room = threading.Event(), PipelinedBatches._wait_for_room
+
+    def cut_in_the_middle(*given):
+        if not is_cut.is_set() and ends(servers, topic)[0] > _QUEUE:
+            link.cut()
+            is_cut.set()
+        return wait_for_room(*given)
+
+    monkeypatch.setattr(PipelinedBatches, "_wait_for_room", cut_in_the_middle)
+    link.delay(_DELAY_SECONDS)  # so that the queue is full for long
     try:
         with Harvest(config):
-            eventually(lambda: ends(servers, topic)[0] > _QUEUE)
-            link.cut()
+            eventually(is_cut.is_set)
             eventually(lambda: [each.message for each in caplog.records].count("batch_failed") >= 2)
             assert ends(servers, topic)[0] < count
             link.heal()

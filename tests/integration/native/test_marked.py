@@ -215,11 +215,12 @@ def test_a_page_stays_where_it_is_when_it_may_not_go_on(make_topic, lane, page):
 def test_what_a_full_queue_does_not_take_stays(make_topic, lane, page):
     topic = make_topic()
     rows = page((topic, "k", "v", [], []) for _ in range(500))
-    delivery = lane(**{"queue.buffering.max.messages": 150, "linger.ms": 1_000})
+    delivery = lane(**{"queue.buffering.max.messages": 150, "linger.ms": 500_000})
     queue = queued(rows)
     delivery.send(queue, lambda: True)
     assert queue.ids == rows.ids[150:]
     assert queue.pages, "it is a page still"
+    delivery._producer.flush(60)  # which does not linger
     assert polled(delivery, 150) == (rows.ids[:150], [])
 
 
