@@ -1,9 +1,11 @@
-"""Downloads Java libraries by their Maven coordinates, once, into the state folder.
+"""Downloads Java libraries by their Maven coordinates, once, into the cache of downloads that a user's clones share.
 
-The work is done by the Ivy that comes inside pyspark, with its cache in the state folder too. A set of jars appears
-whole or not at all (resolved beside its place, then renamed), and a set that is there is never looked up again.
+The work is done by the Ivy that comes inside pyspark, with its own cache there too. A set of jars appears whole or not
+at all (resolved beside its place, then renamed), under a lock between processes. A set that is there is never looked up
+again.
 """
 
+import shutil
 import subprocess
 import tempfile
 import time
@@ -17,7 +19,7 @@ from xml.sax.saxutils import quoteattr
 
 from harvest_lib.errors import StackError, install_hint
 from harvest_lib.local_stack.process import through_child
-from harvest_lib.local_stack.state import locked, make_folder
+from harvest_lib.local_stack.state import download_cache, locked, make_folder
 from harvest_lib.local_stack.truststore import write_truststore
 
 _ATTEMPTS = 3
@@ -59,25 +61,29 @@ def spark_kafka_jars() -> JarSet:
 def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
     """Return the paths of a set's jars, sorted, bringing them first if they are not there.
 
-    Safe to call from several processes at once. Raises StackError when they cannot be brought.
+    They are in the cache of downloads, which is below `state` only where the user has no other. Safe to call from
+    several processes at once, also of several clones. Raises StackError when they cannot be brought.
     """
-    folder = state / "jars" / jars.name
+    cache = download_cache(state)
+    folder = cache / "jars" / jars.name
     if not folder.is_dir():
         make_folder(folder.parent)
-        with locked(state / "jars" / ".lock"):
+        with locked(folder.parent / ".lock"):
             if not folder.is_dir():
-                _bring(jars, state, java_home, folder)
+                _bring(jars, cache, java_home, folder)
     return sorted(folder.glob("*.jar"))
 
 
-def _bring(jars: JarSet, state: Path, java_home: Path, folder: Path) -> None:
+def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
+    for left in folder.parent.glob(f".{jars.name}-*"):  # by a process that was killed: only who holds the lock has one
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
         work = Path(name)
         (work / "ivy.xml").write_text(_ivy_file(jars))
         options = proxy_options()
         answer = ""
         for attempt in range(_ATTEMPTS):
-            code, answer = _ivy(work, state / "ivy", java_home, options)
+            code, answer = _ivy(work, cache / "ivy", java_home, options)
             if code == 0 and any((work / "jars").glob("*.jar")):
                 (work / "jars").chmod(0o755)
                 (work / "jars").rename(folder)

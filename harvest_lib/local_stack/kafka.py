@@ -25,13 +25,15 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack.jars import kafka_jars, resolve
 from harvest_lib.local_stack.java import argument_file, find_java, java_environment
 from harvest_lib.local_stack.kafka_security import OPERATOR, SASL_USER, KafkaSecurity, unsecured_settings
-from harvest_lib.local_stack.ports import accepts, keep_ports
+from harvest_lib.local_stack.log_evidence import telling
+from harvest_lib.local_stack.ports import accepts, keep_ports, occupant
 from harvest_lib.local_stack.process import ServerProcess, through_child
 from harvest_lib.local_stack.state import make_private, write_private
 
 VERSIONS = ("4.3.1", "3.9.1")
 
-_READY_SECONDS = 90
+_READY_SECONDS = 180
+_STARTS = 3
 _STOP_SECONDS = 10
 
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
@@ -89,6 +91,8 @@ class KafkaCluster:
         self._folder = state / f"kafka-{version}-{brokers}{'-secure' if security else ''}"
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
+        self._starts = 0
+        """With the ports of `prepare`, which may still change; 0 once clients may know them."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -162,18 +166,8 @@ class KafkaCluster:
     def spawn(self) -> None:
         """Start all brokers without waiting until they answer; call `prepare` first."""
         while self._formatting:
-            number, formatting = self._formatting.pop()
-            try:
-                output, _ = formatting.communicate(timeout=_READY_SECONDS)
-            finally:
-                self._format_file(number).unlink()
-            if formatting.returncode != 0:
-                shutil.rmtree(self.data(number), ignore_errors=True)
-                raise StackError(
-                    f"the data of Kafka broker {number} could not be made",
-                    evidence=" | ".join(output.strip().splitlines()[-3:]),
-                    next_step="remove it with `harvest up --fresh`",
-                )
+            self._finish_formatting(*self._formatting.pop())
+        self._starts += 1
         for number in self._numbers:
             self.start_broker(number)
 
@@ -183,19 +177,70 @@ class KafkaCluster:
         self.brokers[number - 1].spawn(command, environment=java_environment())
 
     def await_ready(self) -> None:
-        """Wait until every broker has joined and answers clients."""
-        for number, broker in zip(self._numbers, self.brokers, strict=True):
-            port = self.port(number)
-            broker.await_ready(lambda port=port: accepts(port), seconds=_READY_SECONDS)  # type: ignore[misc]
-        self.brokers[0].await_ready(self.answers, seconds=_READY_SECONDS)
+        """Wait until every broker has joined and answers clients. Until then another process may take a port that was
+        chosen: the cluster starts again on others, as long as nobody can know them."""
+        while True:
+            try:
+                self._await_brokers()
+            except StackError as error:
+                taken = [each for each in self.brokers if each.found_port_taken]
+                if not taken:
+                    raise
+                if not 0 < self._starts < _STARTS:
+                    raise self._port_taken(error) from error
+                self.kill()
+                self.prepare()
+                self.spawn()
+            else:
+                self._starts = 0
+                return
+
+    def _await_brokers(self) -> None:
+        def ready() -> bool:
+            for broker in self.brokers:
+                broker.require_running()
+            return all(accepts(self.port(number)) for number in self._numbers) and self.answers()
+
+        self.brokers[0].await_ready(ready, seconds=_READY_SECONDS)
+
+    def _port_taken(self, error: StackError) -> StackError:
+        occupants = "; ".join(filter(None, map(occupant, self.ports.values())))
+        return StackError(
+            f"{error.cause}, since another process has a port of it",
+            evidence=f"{occupants}; {error.evidence}" if occupants else error.evidence,
+            next_step="end that process, then start it again",
+        )
+
+    def _finish_formatting(self, number: int, formatting: subprocess.Popen[str]) -> None:
+        try:
+            output, _ = formatting.communicate(timeout=_READY_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._give_up_formatting(number, formatting)
+            output = f"it was not done within {_READY_SECONDS} s"
+        finally:
+            self._format_file(number).unlink(missing_ok=True)
+        if formatting.returncode != 0:
+            shutil.rmtree(self.data(number), ignore_errors=True)
+            raise StackError(
+                f"the data of Kafka broker {number} could not be made",
+                evidence=telling(output),
+                next_step="remove it with `harvest up --fresh`",
+            )
+
+    def _give_up_formatting(self, number: int, formatting: subprocess.Popen[str]) -> None:
+        formatting.kill()
+        formatting.communicate()
+        self._format_file(number).unlink(missing_ok=True)
+        shutil.rmtree(self.data(number), ignore_errors=True)
 
     def answers(self) -> bool:
-        """Tell whether all brokers are members of the cluster as a client sees it."""
+        """Tell whether all brokers are members of the cluster as a client sees it; another cluster does not count."""
         admin = AdminClient({**self.operator_settings, "log_level": 0})
         try:
-            return len(admin.list_topics(timeout=2).brokers) == len(self.brokers)
+            seen = admin.list_topics(timeout=2)
         except KafkaException:
             return False
+        return seen.cluster_id == self._identity()["cluster"] and len(seen.brokers) == len(self.brokers)
 
     def begin_stop(self) -> None:
         """Ask all brokers to shut down, without waiting."""
@@ -204,6 +249,8 @@ class KafkaCluster:
 
     def stop(self) -> None:
         """Shut all brokers down, together, then by force."""
+        while self._formatting:
+            self._give_up_formatting(*self._formatting.pop())
         self.begin_stop()
         for broker in self.brokers:
             broker.stop()
@@ -287,6 +334,8 @@ class KafkaCluster:
             "share.coordinator.state.topic.min.isr": min(2, replicas),
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1000,
+            # A minute by default, after which a broker that a busy machine holds up ends itself.
+            "initial.broker.registration.timeout.ms": 1000 * _READY_SECONDS,
             # A broker that crashed may come back once its old session is over.
             "broker.session.timeout.ms": 4000,
             "broker.heartbeat.interval.ms": 500,

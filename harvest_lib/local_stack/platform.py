@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from harvest_lib.errors import StackError
 from harvest_lib.local_stack import example
 from harvest_lib.local_stack.airflow import USER, Airflow, dagster_connection, kafka_connections
 from harvest_lib.local_stack.dagster import Dagster
@@ -20,6 +21,8 @@ from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.prometheus import Prometheus
 from harvest_lib.local_stack.service import Service
 from harvest_lib.local_stack.state import make_folder
+
+_STARTS = 3
 
 DEFINITIONS = "dagster_harvest.definitions"
 
@@ -54,7 +57,21 @@ class Platform:
         self._guard: subprocess.Popen[str] | None = None
 
     def start(self, *, dsn: str, bootstrap_servers: str) -> None:
-        """Start all services on servers that answer, and wait until they serve. Raises StackError; stop it then."""
+        """Start all services on servers that answer, and wait until they serve. Raises StackError; stop it then.
+
+        If another process took a port since it was chosen, all start again on others.
+        """
+        for last in (False,) * (_STARTS - 1) + (True,):
+            try:
+                self._start(dsn, bootstrap_servers)
+            except StackError:
+                if last or not any(service.found_port_taken for service in self._services):
+                    raise
+                self.stop()
+            else:
+                return
+
+    def _start(self, dsn: str, bootstrap_servers: str) -> None:
         passwords = make_folder(self._state / "passwords")
         passwords.chmod(0o700)
         self._dagster.prepare()

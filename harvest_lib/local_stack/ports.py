@@ -1,14 +1,21 @@
 """Ports on 127.0.0.1: chosen once, then kept as long as no other process takes them.
 
 They are below the ephemeral range. A server binds its port seconds after it was chosen, and on a busy machine an
-outgoing connection could have an ephemeral port by then.
+outgoing connection could have an ephemeral port by then. Other processes of this user that choose ports here pass over
+those chosen by this one, as long as it lives.
 """
 
+import fcntl
 import json
+import os
 import secrets
 import socket
+import tempfile
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+
+import psutil
 
 from harvest_lib.local_stack.state import write_private
 
@@ -16,6 +23,9 @@ _LOWEST = 10_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768  # Linux's default
 _TRIES = 100
+
+_chosen: set[int] = set()
+"""What this process chose, for whatever file: not chosen again for another one."""
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
@@ -26,6 +36,7 @@ def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
         for name in names:
             listener = (_bind(known[name]) if name in known else None) or _bind_another()
             ports[name] = held.enter_context(listener).getsockname()[1]
+    _chosen.update(ports.values())
     if ports != known:
         write_private(file, json.dumps(ports))
     return ports
@@ -40,10 +51,25 @@ def accepts(port: int) -> bool:
     return True
 
 
+def occupant(port: int) -> str:
+    """Say which process listens on the port, as far as this user may know; nothing when none does."""
+    try:
+        found = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
+        listening = [each for each in found if each.status == psutil.CONN_LISTEN]
+        if not listening:
+            return ""
+        pid = listening[0].pid
+        name = psutil.Process(pid).name() if pid else ""
+    except psutil.Error:
+        return ""
+    return f"port {port} is taken by {f'{name} (process {pid})' if pid else 'a process of another user'}"
+
+
 def _bind_another() -> socket.socket:
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else _FIRST_EPHEMERAL
     for _ in range(_TRIES if end > _LOWEST else 0):
-        listener = _bind(_LOWEST + secrets.randbelow(end - _LOWEST))
+        port = _LOWEST + secrets.randbelow(end - _LOWEST)
+        listener = None if port in _chosen else _bind(port)
         if listener is not None:
             return listener
     listener = _bind(0)
@@ -60,4 +86,33 @@ def _bind(port: int) -> socket.socket | None:
     except OSError:
         listener.close()
         return None
+    if port and not _reserve(port):
+        listener.close()
+        return None
     return listener
+
+
+def _reserve(port: int) -> bool:
+    """Keep other processes that choose ports from this one until this process ends; false when one of them has it."""
+    file = _reservations()
+    if file is None:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _reservations() -> int | None:
+    """Open the file whose bytes stand for ports, a lock on one for a reservation; None where there can be none."""
+    place = Path(tempfile.gettempdir()) / f"harvest-ports-{os.getuid()}"
+    try:
+        file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    if os.fstat(file).st_uid != os.getuid():
+        os.close(file)
+        return None
+    return file  # stays open: the locks end when it is closed

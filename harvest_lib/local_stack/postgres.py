@@ -22,6 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.errors import StackError, install_hint
+from harvest_lib.local_stack.log_evidence import telling
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres_tls import ServerTls
 from harvest_lib.local_stack.process import Identity, ServerProcess, through_child
@@ -30,7 +31,9 @@ from harvest_lib.local_stack.state import make_folder, write_private
 VERSIONS = {"18": "pginstall18", "16": "pginstall"}
 """The versions the wheel has, and the folder of each in it."""
 
-_READY_SECONDS = 60
+_READY_SECONDS = 120
+_MAKE_SECONDS = 180
+_STARTS = 3
 _SOCKET_PATH_BYTES = 100  # a Unix socket's path, the file's own name included, must stay below 108
 
 _SETTINGS = {
@@ -124,8 +127,16 @@ class PostgresServer:
         self._process.spawn(command, environment=_environment(), user=user, paths=[self._data])
 
     def await_ready(self) -> None:
-        """Wait until a client can connect."""
-        self._process.await_ready(self.answers, seconds=_READY_SECONDS)
+        """Wait until a client can connect. If another process took the port since it was chosen, start on another."""
+        for last in (False,) * (_STARTS - 1) + (True,):
+            try:
+                self._process.await_ready(self.answers, seconds=_READY_SECONDS)
+            except StackError:
+                if last or not self._process.found_port_taken:
+                    raise
+                self.spawn()
+            else:
+                return
 
     def answers(self) -> bool:
         """Tell whether a client can connect now."""
@@ -201,18 +212,26 @@ class PostgresServer:
     def _run(
         command: list[str | Path], user: Identity | None, data: Path, failed: str, environment: dict[str, str]
     ) -> None:
-        done = subprocess.run(
-            through_child(command, user=user, paths=[data]),
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd="/",
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                through_child(command, user=user, paths=[data]),
+                capture_output=True,
+                text=True,
+                env=environment,
+                cwd="/",
+                timeout=_MAKE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StackError(
+                failed,
+                evidence=f"{Path(command[0]).name} was not done within {_MAKE_SECONDS} s",
+                next_step="try again once the machine has less to do",
+            ) from error
         if done.returncode != 0:
             raise StackError(
                 failed,
-                evidence=" | ".join(done.stderr.strip().splitlines()[-3:]),
+                evidence=telling(done.stderr),
                 next_step="use a state folder (HARVEST_HOME) that other users can reach, or run it as another user",
             )
 
@@ -234,12 +253,20 @@ class PostgresServer:
     def _clear_leftover(self) -> None:
         """End a server that an earlier run left behind, and remove a lock file whose process id was reused."""
         lock = self._data / "postmaster.pid"
-        with suppress(FileNotFoundError, ValueError, IndexError, psutil.NoSuchProcess):
+        if not lock.exists():
+            return
+        with suppress(FileNotFoundError, ValueError, IndexError, psutil.Error):
             leftover = psutil.Process(int(lock.read_text().splitlines()[0]))
             if str(self._data) in leftover.cmdline():
                 leftover.send_signal(signal.SIGQUIT)
                 leftover.wait(15)
             lock.unlink()
+        # Backends outlive a postmaster that was killed until they look up, and no other starts as long as one lives.
+        orphans = [each for each in psutil.process_iter() if _works_in(each, self._data)]
+        for each in orphans:
+            with suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(orphans, timeout=15)
 
     def _socket_folder(self) -> str:
         socket = self._data / f".s.PGSQL.{self.port}"
@@ -254,6 +281,13 @@ def _binary(name: str, version: str) -> Path:
             next_step=f"{install_hint('local')}; or name a running server in HARVEST_DSN",
         )
     return Path(found.origin).resolve().parent / VERSIONS[version] / "bin" / name
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return Path(process.cwd()) == folder
+    except psutil.Error:
+        return False
 
 
 def _unprivileged() -> Identity | None:

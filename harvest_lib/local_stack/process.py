@@ -16,6 +16,7 @@ import psutil
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import child
+from harvest_lib.local_stack.log_evidence import said_since, telling, tells_taken_address
 from harvest_lib.local_stack.state import make_folder, private_log
 
 _POLL_SECONDS = 0.02
@@ -45,6 +46,17 @@ class ServerProcess:
         self._stop_signals = stop_signals
         self._end_signal = end_signal
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def said(self) -> str:
+        """Return what the process has logged since it was started, the end of it if that is much."""
+        return said_since(self.log, self._log_start)
+
+    @property
+    def found_port_taken(self) -> bool:
+        """Tell whether the process has ended because it could not have its port."""
+        return self._process is not None and self.pid is None and tells_taken_address(self.said)
 
     @property
     def pid(self) -> int | None:
@@ -64,6 +76,7 @@ class ServerProcess:
         if self.log.exists() and self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
         with private_log(self.log) as log:
+            self._log_start = log.seek(0, os.SEEK_END)
             self._process = subprocess.Popen(
                 through_child(command, end_signal=self._end_signal, user=user, paths=paths),
                 stdin=subprocess.DEVNULL,
@@ -75,15 +88,19 @@ class ServerProcess:
             )
 
     def await_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Wait until `ready()`; fails when the process ends first or the time is over, with the log's last lines."""
+        """Wait until `ready()`; fails when the process ends first or the time is over, with what its log says of it."""
         deadline = time.monotonic() + seconds
         while not ready():
-            if self.pid is None:
-                code = self._process.returncode if self._process else None
-                raise self._failed(f"{self.name} ended while it started (exit code {code})")
+            self.require_running()
             if time.monotonic() > deadline:
                 raise self._failed(f"{self.name} was not ready within {seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
+
+    def require_running(self) -> None:
+        """Raise StackError, with what its log says of it, when a process that is starting has ended."""
+        if self.pid is None:
+            code = self._process.returncode if self._process else None
+            raise self._failed(f"{self.name} ended while it started (exit code {code})")
 
     def begin_stop(self) -> None:
         """Ask the process to end, without waiting: for several that shall end together."""
@@ -140,7 +157,7 @@ class ServerProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def _failed(self, cause: str) -> StackError:
-        return StackError(cause, evidence=tail(self.log), next_step=f"read {self.log}, then run `harvest up` again")
+        return StackError(cause, evidence=telling(self.said), next_step=f"read {self.log}, then run `harvest up` again")
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -73,6 +73,11 @@ class Service:
         """The session of the service and of all it started; 0 when it was not started."""
         return self._session
 
+    @property
+    def found_port_taken(self) -> bool:
+        """Tell whether the service has ended because it could not have its port."""
+        return self._process.found_port_taken
+
     def spawn(self) -> None:
         """Start the service without waiting until it serves."""
         self._started = time.time()

@@ -10,7 +10,7 @@ run. Start it from a thread that lives as long as the stack: the kernel ends the
 
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack.circumstances import explained
 from harvest_lib.local_stack.description import Description, Server, hide_password, process_started
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.platform import Platform
@@ -86,6 +87,7 @@ class Stack:
         )
         self._fresh = fresh
         self._held = ExitStack()
+        self._holds = False
 
     @property
     def dsn(self) -> str:
@@ -103,14 +105,8 @@ class Stack:
         Raises StackError when another process holds the state folder or a server does not come up; nothing is left
         running then.
         """
-        make_folder(self.state)
-        if not self._held.enter_context(locked(self.state / "lock", wait=False)):
-            raise StackError(
-                "another process holds a stack in this state folder",
-                evidence=str(self.state),
-                next_step="end it with `harvest down`, or name another folder in HARVEST_HOME",
-            )
         try:
+            self._hold_folder()
             (self.state / "stack.json").unlink(missing_ok=True)
             if self._fresh:
                 self._wipe()
@@ -118,15 +114,14 @@ class Stack:
             if self.platform:
                 self.platform.start(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers)
             self.describe().save(self.state)
-        except OSError as error:
-            self.stop()
-            raise StackError(
-                "the local stack may not do what it must on this machine",
-                evidence=str(error),
-                next_step="run it as the owner of the state folder, or name another folder in HARVEST_HOME",
-            ) from error
+        except (OSError, StackError) as error:
+            self._abandon()
+            shown = explained(error, self.state)
+            if shown is error:
+                raise
+            raise shown from error
         except BaseException:
-            self.stop()
+            self._abandon()
             raise
 
     def stop(self) -> None:
@@ -143,6 +138,7 @@ class Stack:
             if self.state.is_dir():
                 (self.state / "stack.json").unlink(missing_ok=True)
         finally:
+            self._holds = False
             self._held.close()
 
     def revive(self) -> list[str]:
@@ -163,6 +159,14 @@ class Stack:
         if names:
             self.describe().save(self.state)
         return names
+
+    def mend(self) -> list[str]:
+        """Thaw the servers that a test froze, and start those again that ended; without network when none ended."""
+        if self.postgres:
+            self.postgres.resume()
+        if self.kafka:
+            self.kafka.resume()
+        return self.revive()
 
     def describe(self) -> Description:
         """Say what runs and where, as in `stack.json`."""
@@ -204,6 +208,23 @@ class Stack:
     def __repr__(self) -> str:
         """Show the folder, and nothing secret."""
         return f"Stack({str(self.state)!r})"
+
+    def _hold_folder(self) -> None:
+        make_folder(self.state)
+        if not self._held.enter_context(locked(self.state / "lock", wait=False)):
+            raise StackError(
+                "another process holds a stack in this state folder",
+                evidence=str(self.state),
+                next_step="end it with `harvest down`, or name another folder in HARVEST_HOME",
+            )
+        self._holds = True
+
+    def _abandon(self) -> None:
+        """Stop what was started; a folder that another process holds is left as it is."""
+        with suppress(OSError):  # the first error says why
+            if self._holds:
+                self.stop()
+        self._held.close()
 
     def _start_servers(self) -> None:
         if self.security:

@@ -1,4 +1,7 @@
-"""The state folder: everything the local stack writes is below it, and one stack at a time holds it."""
+"""The state folder: everything the local stack writes is below it, and one stack at a time holds it.
+
+Downloads alone are in another folder, which all state folders of a user share.
+"""
 
 import fcntl
 import os
@@ -22,6 +25,25 @@ def default_state() -> Path:
     return here / ".harvest"
 
 
+def download_cache(state: Path) -> Path:
+    """Name the folder of downloads: `HARVEST_CACHE`, else `harvest` in the user's cache folder.
+
+    Where neither HOME nor XDG_CACHE_HOME names a folder that can be written it is `cache` in the state folder.
+    """
+    if named := os.environ.get("HARVEST_CACHE"):
+        return Path(named).expanduser().resolve()
+    # infra/downloads.sh chooses in the same way.
+    base, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
+    if not base.startswith("/"):
+        base = f"{home}/.cache" if home and Path(home).is_dir() else ""
+    if base:
+        folder = Path(base) / "harvest"
+        above = next(each for each in (folder, *folder.parents) if each.exists())
+        if above.is_dir() and os.access(above, os.W_OK):
+            return folder
+    return state / "cache"
+
+
 def make_folder(path: Path) -> Path:
     """Make a folder and its parents, and return it."""
     try:
@@ -30,7 +52,7 @@ def make_folder(path: Path) -> Path:
         raise StackError(
             "the state folder cannot be written",
             evidence=f"{path}: {error.strerror}",
-            next_step="name a folder you may write to in HARVEST_HOME",
+            next_step="name a folder you may write to in HARVEST_HOME, or for downloads in HARVEST_CACHE",
         ) from error
     return path
 

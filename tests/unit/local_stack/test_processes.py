@@ -133,6 +133,7 @@ def test_ports_are_kept_while_free(tmp_path):
 def test_no_two_names_get_the_same_port_when_the_dice_return_a_number_twice(tmp_path, monkeypatch):
     """A server that binds beside another, and not in its place, would answer for it."""
     one, another = keep_ports(tmp_path / "free.json", ["one", "another"]).values()
+    monkeypatch.setattr(ports, "_chosen", set())  # another process chose them
     diced = iter([one - 10_000, one - 10_000, another - 10_000])
     monkeypatch.setattr(ports.secrets, "randbelow", lambda _end: next(diced))
     assert keep_ports(tmp_path / "ports.json", ["first", "second"]) == {"first": one, "second": another}

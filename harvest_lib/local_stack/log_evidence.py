@@ -1,0 +1,44 @@
+"""The lines of a server's log that say why it ended: errors rather than the shutdown that follows them."""
+
+import re
+from pathlib import Path
+
+_EMPTY = "its log is empty"
+_READ_BYTES = 512 * 1024
+_FIRST, _LAST = 3, 2
+
+_TELLING = re.compile(
+    r"\b(ERROR|FATAL|PANIC|CRITICAL)\b"
+    r"|^(Caused by: )?([\w$]+\.)*\w*(Error|Exception)\b"
+    r"|No space left on device|[Aa]ddress already in use|Read-only file system"
+)
+_ADDRESS_TAKEN = re.compile(r"address already in use|BindException|could not bind|failed to bind", re.IGNORECASE)
+_TIME = re.compile(r"^[\d:., T+-]{19,}Z?( [A-Z]{3,4})?\s*")
+
+
+def said_since(log: Path, start: int) -> str:
+    """Return what was written from a position on, its end if that is much."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _READ_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def telling(text: str) -> str:
+    """Return the first and the last errors of a log in one line, each once; the last lines where it has none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found: dict[str, str] = {}
+    for line in lines:
+        message = _TIME.sub("", line)
+        if _TELLING.search(message):
+            found.setdefault(message, line)
+    errors = [*found.values()]
+    if not errors:
+        return " | ".join(lines[-5:]) or _EMPTY
+    return " | ".join(errors[:_FIRST] + errors[_FIRST:][-_LAST:])
+
+
+def tells_taken_address(text: str) -> bool:
+    """Tell whether a server says that it could not have its port."""
+    return _ADDRESS_TAKEN.search(text) is not None
