@@ -70,7 +70,7 @@ def stack(parts: Path) -> Iterator[Stack]:
         # A second session at the same time gets a folder of its own.
         folders = (parts / f"test-stack-{number}" for number in count(1))
         state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
-        made = held.enter_context(Stack(state, fresh=True, parts=parts, acls=least.LIMITED))
+        made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
         held.enter_context(least.limiting(made))
         yield made
 

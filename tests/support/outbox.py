@@ -73,19 +73,22 @@ class Outbox:
         self.connection.close()
 
 
-def harvest_config(dsn, bootstrap_servers, group, **settings):
-    """A configuration with timeouts short enough for a test, delivered and elected as goharvest does; `settings`
-    override."""
-    limits = {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
+def harvest_config(dsn, bootstrap_servers, group, *, leadership="solo", **settings):
+    """A configuration that delivers as goharvest does; `settings` override.
+
+    Alone by default, where an election is not the subject; else the timeouts are short enough to wait for.
+    """
+    soon, session = (5.0, 10.0) if leadership == "solo" else (1.5, 3.0)
+    limits = {"heartbeat_timeout_seconds": soon, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
     kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
     named = {
         "data_source": dsn,
         "base_kafka_config": kafka,
         "leader_group_id": group,
         "limits": limits,
-        "session_timeout_seconds": 3.0,
+        "session_timeout_seconds": session,
         "delivery": "barrier",
-        "leadership": "neli",
+        "leadership": leadership,
         **settings,
     }
     config = HarvestConfig(**named)
