@@ -98,7 +98,7 @@ def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -
 @contextmanager
 def _own_settings() -> Iterator[None]:
     """Hide the variables of other harvesters from Dagster."""
-    ours = {"HARVEST_HOME", "HARVEST_SPARK_JARS"}
+    ours = {"HARVEST_CACHE", "HARVEST_HOME", "HARVEST_SPARK_JARS"}
     others = {name: value for name, value in os.environ.items() if name.startswith("HARVEST_") and name not in ours}
     for name in others:
         del os.environ[name]

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Remove all state of this clone, and say what that frees.
+#   clean.sh STATE_DIR CACHE_DIR
+set -eu
+state=$1 cache=$2
+
+megabytes() { du -sk "$1" 2>/dev/null | awk '{ printf "%.0f MB", $1 / 1024 }'; }
+
+for each in "$state" .mypy_cache .ruff_cache .pytest_cache .hypothesis; do
+  [ -e "$each" ] || continue
+  size=$(megabytes "$each")
+  rm -rf "$each"
+  echo "removed $each: $size"
+done
+if [ -d "$cache" ]; then
+  echo "kept $cache: $(megabytes "$cache") of downloads, shared by all clones; to remove it: rm -rf '$cache'"
+fi
