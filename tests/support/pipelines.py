@@ -96,7 +96,7 @@ def declared(folder, reader, writers, *, flush=0.02, settings: Mapping[str, Mapp
             folder=folder,
             flush_seconds=flush,
             commit_log=log or CommitLogSettings(sync_seconds=0.05, compact_seconds=0.0),
-            **{"shutdown_seconds": 10.0, **more},
+            **{"shutdown_seconds": 60.0, **more},
         ),
         reader=DeclaredReader(adaptor="script", open=lambda: reader),
         writers=[

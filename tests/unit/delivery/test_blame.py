@@ -60,7 +60,7 @@ class Made:
         self.fails, self.why = {}, None
         self.topics = Topics({})
         settings = BatchDeliverySettings(
-            kafka={}, delivery_timeout_seconds=1, producer_provider=lambda own: FakeProducer(own, self)
+            kafka={}, delivery_timeout_seconds=600, producer_provider=lambda own: FakeProducer(own, self)
         )
         transactional = (settings, self.topics, "id", PLACE)
         self.delivery = Transactional(*transactional) if is_transactional else PipelinedBatches(settings, self.topics)

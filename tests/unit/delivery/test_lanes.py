@@ -48,7 +48,7 @@ def test_pipelined_what_was_overdue_and_landed_after_all_is_said_to_have_halted(
     )
     delivery = begun(Pipelined(settings, Topics({})))
     assert send(delivery, row(1, "k")) == []
-    delivery._give_up = Deadline(5)  # as when it is overdue
+    delivery._give_up = Deadline(600)  # as when it is overdue
     made[0].landing = True
     seen = [delivery.poll(0) for _ in range(3)]
     assert [each.acknowledged for each in seen] == [[1], [], []]
@@ -62,7 +62,7 @@ def test_pipelined_what_was_overdue_and_landed_after_all_is_said_to_have_halted(
 def test_a_report_without_an_offset_is_the_clients_inference_and_counts_as_failed():
     made = []
     settings = LaneSettings(
-        kafka={}, delivery_timeout_seconds=5, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
+        kafka={}, delivery_timeout_seconds=600, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
     )
     delivery = begun(AtLeastOnce(settings, Topics({})))
     assert send(delivery, row(1, "k")) == []
@@ -75,7 +75,7 @@ def test_a_report_without_an_offset_is_the_clients_inference_and_counts_as_faile
 
 @pytest.mark.parametrize("kind", [AtLeastOnce, Pipelined])
 def test_a_record_that_its_producer_never_reports_is_reported_failed(kind):
-    delivery = begun(kind(LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=Slow), Topics({})))
+    delivery = begun(kind(LaneSettings(kafka={}, delivery_timeout_seconds=600, producer_provider=Slow), Topics({})))
     send(delivery, row(1, "k"))
     assert failed_ids(delivery.abandon()) == [1]
     assert delivery.outstanding == 0
@@ -83,14 +83,14 @@ def test_a_record_that_its_producer_never_reports_is_reported_failed(kind):
 
 def test_the_settings_of_a_lane_show_no_secret():
     """I10."""
-    assert "hunter2" not in repr(LaneSettings(kafka={"sasl.password": "hunter2"}, delivery_timeout_seconds=9))
+    assert "hunter2" not in repr(LaneSettings(kafka={"sasl.password": "hunter2"}, delivery_timeout_seconds=600))
 
 
 def test_a_fatally_failed_producer_is_replaced_only_when_what_it_has_on_the_wire_has_landed():
     """Else the next one's records could be followed by these."""
     made = []
     settings = LaneSettings(
-        kafka={}, delivery_timeout_seconds=9, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
+        kafka={}, delivery_timeout_seconds=600, producer_provider=lambda given: made.append(Slow(given)) or made[-1]
     )
     delivery = begun(AtLeastOnce(settings, Topics({})))
     send(delivery, row(1, "k"))
@@ -112,7 +112,7 @@ def test_lanes_that_are_abandoned_stop_sending_before_the_first_is_closed():
         def close(self):
             said.append(("close", id(self)))
 
-    settings = LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=Noted)
+    settings = LaneSettings(kafka={}, delivery_timeout_seconds=600, producer_provider=Noted)
     Lanes([AtLeastOnce(settings, Topics({})) for _ in range(3)]).abandon()
     first_close = [what for what, _ in said].index("close")
     assert len({lane for what, lane in said[:first_close] if what == "purge"}) == 3

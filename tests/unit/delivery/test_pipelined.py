@@ -71,7 +71,7 @@ class Made:
 
 
 def delivery(broker):
-    settings = LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=broker)
+    settings = LaneSettings(kafka={}, delivery_timeout_seconds=600, producer_provider=broker)
     return begun(Pipelined(settings, Topics({})))
 
 
@@ -136,7 +136,7 @@ def test_a_record_that_wants_to_travel_alone_ends_a_round_and_fails_nothing(limi
     topics = Topics({})
     if limit:
         topics._limits[row(4, "k")[1]] = topics.smallest_limit = limit
-    settings = LaneSettings(kafka={}, delivery_timeout_seconds=9, producer_provider=broker)
+    settings = LaneSettings(kafka={}, delivery_timeout_seconds=600, producer_provider=broker)
     made = begun(Pipelined(settings, topics))
     odd = row(4, "k", "x" * 9_000 if limit else "unspeakable")
     assert ids(send(made, *rows(1, 3), odd, *rows(5, 6))) == [4, 5, 6]

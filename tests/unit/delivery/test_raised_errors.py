@@ -48,7 +48,7 @@ class Raising:
 
 
 def delivery(producer):
-    settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=1, producer_provider=lambda _: producer)
+    settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=600, producer_provider=lambda _: producer)
     made = PipelinedBatches(settings, Topics({}))
     made.begin(uuid.uuid4())
     return made

@@ -416,7 +416,7 @@ def test_who_was_fenced_long_ago_leaves_with_a_word(lead, server, clock):
 def test_the_lock_is_kept_until_nothing_is_in_flight(lead, server):
     member, term = lead(quiesce_timeout_seconds=30.0)
     term.quiesced.clear()
-    stopper = threading.Thread(target=member.stop, args=(20,))
+    stopper = threading.Thread(target=member.stop, args=(60,))
     stopper.start()
     eventually(lambda: term.ended is TermEnd.REVOKED, "told in time")
     looked(server)  # which keeps the session, too
@@ -470,7 +470,7 @@ def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server):
     terms = member.terms(0)
     for term in terms:
         term.quiesced.clear()
-    stopper = threading.Thread(target=member.stop, args=(20,))
+    stopper = threading.Thread(target=member.stop, args=(60,))
     stopper.start()
     for term in terms:
         eventually(lambda one=term: one.ended is TermEnd.REVOKED, "told in time")
@@ -496,7 +496,7 @@ def test_the_successor_begins_when_the_word_is_over_and_not_before(lead, join, s
     second = join()
     spoken, over = threading.Event(), threading.Event()
     server.in_word = lambda: (spoken.set(), over.wait(60))
-    stopper = threading.Thread(target=first.stop, args=(20,))
+    stopper = threading.Thread(target=first.stop, args=(60,))
     stopper.start()
     try:
         assert spoken.wait(60)

@@ -74,7 +74,7 @@ def test_metrics_are_what_was_read(served):
 
 def test_openmetrics_is_there_for_who_asks_for_it(served):
     host, _, port = served.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as client:
+    with socket.create_connection((host, int(port)), 60) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
         answer = client.makefile("rb").read().decode()
     assert "application/openmetrics-text" in answer
@@ -157,11 +157,11 @@ def test_errors_of_kafka_are_counted_by_their_kind(served):
 
 def test_clients_that_hang_hold_up_nobody(served):
     host, _, port = served.rpartition(":")
-    hanging = [socket.create_connection((host, int(port)), 10) for _ in range(3 * server._MOST_CLIENTS)]
+    hanging = [socket.create_connection((host, int(port)), 60) for _ in range(3 * server._MOST_CLIENTS)]
     try:
         hanging[-1].sendall(b"GET /metrics HT")  # and says no more
-        assert get(served, seconds=10)[0] == 200
-        hanging[0].settimeout(10)
+        assert get(served, seconds=60)[0] == 200
+        hanging[0].settimeout(60)
         assert hanging[0].recv(1) == b"", "who was there longest is hung up on"
     finally:
         for each in hanging:
@@ -171,9 +171,9 @@ def test_clients_that_hang_hold_up_nobody(served):
 def test_an_answer_that_is_slow_holds_up_no_other(served, subject):
     subject.go_on.clear()
     slow = []
-    thread = threading.Thread(target=lambda: slow.append(get(served, seconds=30)))
+    thread = threading.Thread(target=lambda: slow.append(get(served, seconds=60)))
     thread.start()
-    assert get(served, "/livez", seconds=10)[0] == 200
+    assert get(served, "/livez", seconds=60)[0] == 200
     assert slow == []
     subject.go_on.set()
     thread.join(60)
@@ -184,7 +184,7 @@ def test_a_client_that_says_nothing_is_let_go(subject, monkeypatch):
     monkeypatch.setattr(server._Handler, "timeout", 0.1)
     with Listener("127.0.0.1:0", subject) as listener:
         host, _, port = listener.address.rpartition(":")
-        with socket.create_connection((host, int(port)), 10) as client:
+        with socket.create_connection((host, int(port)), 60) as client:
             assert client.recv(1) == b""
         eventually(lambda: not listener._server._clients, "it is forgotten")
 
