@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     record.register(config)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules of other tiers: most of a worker's start is imports."""
+    return tiers.ignores(collection_path, config) or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tiers that are not selected, and what does not run under least privilege, if that is asked for."""

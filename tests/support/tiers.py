@@ -34,6 +34,15 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if tier_of(item) in wanted]
 
 
+def ignores(path: Path, config: pytest.Config) -> bool:
+    """Tell whether a module names none of the selected tiers, so that it need not be imported."""
+    wanted = config.getoption("tier")
+    if not wanted or path.suffix != ".py" or not path.name.startswith("test_"):
+        return False
+    source = path.read_text(encoding="utf-8")
+    return not any(f"mark.{tier}" in source for tier in wanted)
+
+
 def tiers_in(source: str) -> dict[str, set[str]]:
     """Return for each test function of a module the tiers and exemptions that it names, or else its class or module.
 
