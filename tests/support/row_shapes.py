@@ -62,8 +62,8 @@ def ends(servers, topic):
     """Return the offset that each partition ends at."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "reader"})
     try:
-        numbers = consumer.list_topics(topic, 10).topics[topic].partitions
-        return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 10)[1] for each in numbers}
+        numbers = consumer.list_topics(topic, 60).topics[topic].partitions
+        return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 60)[1] for each in numbers}
     finally:
         consumer.close()
 

@@ -12,8 +12,8 @@ def ends_of(bootstrap_servers, topic):
     """Return the end of each partition, as an offset, by its number."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "asks"})
     try:
-        partitions = consumer.list_topics(topic, 10).topics[topic].partitions
-        return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 10)[1] for each in partitions}
+        partitions = consumer.list_topics(topic, 60).topics[topic].partitions
+        return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 60)[1] for each in partitions}
     finally:
         consumer.close()
 

@@ -42,7 +42,7 @@ class Writers:
     def __exit__(self, *_):
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(60)
 
     def committed(self):
         return dict(self._outbox.connection.execute("SELECT key, version FROM aggregate").fetchall())

@@ -54,9 +54,9 @@ class Kept:
 def read(bootstrap_servers, topic):
     """Read what is committed, in the order of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "reader", "enable.auto.commit": False})
-    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
+    numbers = consumer.list_topics(topic, 60).topics[topic].partitions
     partitions = [TopicPartition(topic, number, 0) for number in numbers]
-    ends = {each.partition: consumer.get_watermark_offsets(each, 10)[1] for each in partitions}
+    ends = {each.partition: consumer.get_watermark_offsets(each, 60)[1] for each in partitions}
     consumer.assign(partitions)
     found = []
     try:

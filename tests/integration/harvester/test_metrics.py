@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -74,7 +75,7 @@ def write(connection, topic, records, age=0.0):
 
 
 def test_every_metric_is_reported_and_none_that_is_not_described(native, config, make_topic, serve):
-    topic = make_topic()
+    topic, began = make_topic(), time.monotonic()
     write(native.connection, topic, 500)
     write(native.connection, f"{topic}-missing", 1)
     harvest = Harvest(config)
@@ -93,6 +94,7 @@ def test_every_metric_is_reported_and_none_that_is_not_described(native, config,
             60,
         )
         _, text = get(address)
+    elapsed = time.monotonic() - began
     described = {each.name for each in OURS}
     reported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE harvest_")}
     assert reported == described
@@ -103,9 +105,11 @@ def test_every_metric_is_reported_and_none_that_is_not_described(native, config,
     assert found["harvest_batches_total", ("committed", "0")] == found["harvest_batch_duration_seconds_count", ("0",)]
     assert found["harvest_batches_total", ("committed", "0")] == found["harvest_commit_duration_seconds_count", ("0",)]
     assert found["harvest_subscription_epoch", ("0", "default")] == 1
-    assert found["harvest_checkpoint_age_seconds", ("0", "default")] < 60
+    assert found["harvest_checkpoint_age_seconds", ("0", "default")] <= elapsed
     assert series(found, "harvest_parked_records") == {("parked", f"{topic}-missing"): 1}
-    assert 0 < found["harvest_delivery_latency_seconds_sum", ("0",)] < 60
+    latency = found["harvest_delivery_latency_seconds_sum", ("0",)]
+    assert latency > 0
+    assert latency <= elapsed * found["harvest_delivery_latency_seconds_count", ("0",)]
     (info,) = series(found, "harvest_info")
     assert {"solo", "snapshot", "barrier", "default", "outbox"} <= set(info)
 
@@ -186,7 +190,7 @@ def test_few_records_are_counted_and_many_are_estimated(native, config, serve):
 
 
 def test_what_is_left_of_a_large_window_is_estimated_from_where_it_is_read(native, config, dsn):
-    write(native.connection, "orders", 5_000, age=500.0)
+    write(native.connection, "orders", 5_000, age=7_500.0)
     native.subscribe("1:1:", name="default")
     last = native.connection.execute("SELECT max(id) FROM outbox").fetchone()[0]
     checkpoint = {
@@ -201,7 +205,7 @@ def test_what_is_left_of_a_large_window_is_estimated_from_where_it_is_read(nativ
     )
     sample, _ = samples(dsn, config)
     assert (sample.records, sample.is_estimate) == (1_500, True)
-    assert 500 <= sample.age_seconds < 600
+    assert sample.age_seconds // 3_600 == 2
 
 
 @pytest.mark.parametrize("layout", ["goharvest", "native"])
@@ -212,7 +216,7 @@ def test_the_age_is_by_the_clock_of_the_database(dsn, config, serve, layout):
     address = serve(Harvest(config))
     assert scrape(address)["harvest_backlog_age_seconds", ()] == 0
     write(table.connection, "orders", 1, age=7_200)
-    assert 7_200 <= eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()], "asked") < 7_300
+    assert eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()], "asked") // 3_600 == 2
     table.connection.execute("DELETE FROM outbox")
     write(table.connection, "orders", 1, age=-3_600)  # a writer whose clock is ahead
     eventually(lambda: scrape(address)["harvest_backlog_age_seconds", ()] == 0, "not negative")
@@ -275,7 +279,7 @@ def test_while_postgres_is_away_it_is_said(native, config, serve, dsn, elsewhere
         finally:
             elsewhere.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
         eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "back")
-        assert get(address, "/progress?seconds=1")[0] == 200
+        eventually(lambda: get(address, "/progress?seconds=1")[0] == 200, "nothing waits")
 
 
 def test_what_changes_slowly_takes_nothing_else_away(native, config, serve, monkeypatch):
@@ -291,7 +295,21 @@ def test_what_changes_slowly_takes_nothing_else_away(native, config, serve, monk
         assert series(found, "harvest_outbox_bytes") == {}
 
 
-def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve):
+@pytest.fixture
+def waits(monkeypatch):
+    """The seconds for which scrapes have waited for Postgres, at most."""
+    noted, wait_for = [], threading.Condition.wait_for
+
+    def noting(condition, predicate, timeout=None):
+        if "Sampler.seen" in getattr(predicate, "__qualname__", ""):
+            noted.append(timeout)
+        return wait_for(condition, predicate, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", noting)
+    return noted
+
+
+def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve, waits):
     address = serve(Harvest(config))
     eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "there")
     find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'harvest telemetry'"
@@ -299,11 +317,13 @@ def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve):
     os.kill(backend, signal.SIGSTOP)
     try:
         eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 0, "silent")
-        began = time.monotonic()
-        for _ in range(10):  # only the first has waited
+        assert any(waits)
+        waits.clear()
+        for _ in range(10):
             assert "does not answer in time" in get(address, "/progress?seconds=0.1")[1]
             assert scrape(address)["harvest_postgres_up", ()] == 0
-        assert time.monotonic() - began < 10, "a second each would be twenty"
+        assert len(waits) >= 20
+        assert set(waits) == {0.0}, "only the first has waited"
     finally:
         os.kill(backend, signal.SIGCONT)
     eventually(lambda: scrape(address)["harvest_postgres_up", ()] == 1, "it answers")

@@ -51,7 +51,7 @@ def test_the_leader_says_once_in_a_while_how_it_goes(started, dsn):
     said = events(caplog, "harvest_progress")
     assert {each.levelname for each in said} == {"INFO"}
     assert any(each.records_per_second > 0 for each in said)
-    assert said[-1].backlog_age_seconds == 0.0
+    eventually(lambda: events(caplog, "harvest_progress")[-1].backlog_age_seconds == 0.0, "nothing waits")
 
 
 def test_the_age_is_that_of_the_oldest_record_that_waits(started, dsn):
@@ -68,23 +68,28 @@ def test_the_age_is_that_of_the_oldest_record_that_waits(started, dsn):
                 "VALUES (now() - make_interval(hours => %s), %s, 'k', '{}', '{}')",
                 (hours, topic),
             )
-        assert 7_200 <= harvest._engine.backlog_age_seconds(connection) < 7_300
+        assert harvest._engine.backlog_age_seconds(connection) // 3_600 == 2
 
 
 def test_a_standby_and_a_postgres_that_is_away_are_no_trouble(dsn, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    leads = []
+    leads, asked = [], []
+
+    def is_leader():
+        asked.append(None)
+        return bool(leads)
+
     line = progress.Progress(
         "host=127.0.0.1 port=1 dbname=x connect_timeout=1",
         delivered=lambda: 5,
-        leads=lambda: bool(leads),
+        leads=is_leader,
         backlog_age_seconds=lambda _: 1.0,
     )
     assert line._age() is None
     monkeypatch.setattr(progress, "EVERY_SECONDS", 0.05)
     over = threading.Event()
     line.begin(over)
-    over.wait(0.3)
+    eventually(lambda: len(asked) > 3, "it is time for a line, and again")
     assert events(caplog, "harvest_progress") == []
     leads.append(True)
     eventually(lambda: events(caplog, "harvest_progress"), "said")
@@ -120,7 +125,7 @@ def test_the_age_is_read_from_the_first_records_that_wait(dsn, bootstrap_servers
 
     write("theirs", 2, 10)
     write("ours", 9, 1)
-    assert 7_200 <= reader.oldest_age_seconds() < 7_300
+    assert reader.oldest_age_seconds() // 3_600 == 2
     native.connection.execute("UPDATE outbox_subscriptions SET topics = ARRAY['ours']")
-    assert 32_400 <= reader.oldest_age_seconds() < 32_500, "none of the first is ours"
+    assert reader.oldest_age_seconds() // 3_600 == 9, "none of the first is ours"
     native.connection.close()

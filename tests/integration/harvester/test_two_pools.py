@@ -29,6 +29,7 @@ def outbox(dsn, make_topic, bootstrap_servers, group_id):
 
 def member(outbox, group=None, dsn=None, **settings):
     """A process of a pool; with another group, of another pool."""
+    settings = {"leadership": "neli", **settings}
     return Harvest(harvest_config(dsn or outbox.dsn, outbox.servers, group or outbox.group, **settings))
 
 
@@ -129,7 +130,7 @@ def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share
         other.fill(7)
         (ended,) = eventually(lambda: [each for _, each in pools if each.state is State.STOPPED], "one ends")
         with pytest.raises(CheckpointError, match="another outbox") as raised:
-            ended.await_stopped(1)
+            ended.await_stopped(60)
         assert all(f"{each}/" in raised.value.evidence for each in (name, outbox.connection.info.dbname))
         assert "leaderGroupID" in raised.value.next_step
         ((records, survivor),) = ((table.count(), each) for table, each in pools if each is not ended)
@@ -222,7 +223,7 @@ def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, 
             second.start()
         with pytest.raises(PoolConflict, match=r"first-process|second-process"):
             second.await_stopped(60)
-            first.await_stopped(1)
+            first.await_stopped(60)
         eventually(lambda: conflicts(caplog), "told")
         second.stop()
 

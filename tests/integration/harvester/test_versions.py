@@ -21,7 +21,10 @@ def test_a_harvest_on_postgres_16_and_kafka_3_9(tmp_path, parts):
         outbox = Outbox(stack.dsn, "orders")
         assert outbox.connection.info.server_version // 10_000 == 16
         outbox.fill(2_000, keys=50)
-        assert Harvest(harvest_config(stack.dsn, stack.bootstrap_servers, "pool")).drain(60).records == 2_000
+        assert (
+            Harvest(harvest_config(stack.dsn, stack.bootstrap_servers, "pool", leadership="neli")).drain(60).records
+            == 2_000
+        )
         outbox.close()
         delivered = read_topic(stack.bootstrap_servers, "orders")
     assert sorted(record.outbox_id for record in delivered) == list(range(1, 2_001))

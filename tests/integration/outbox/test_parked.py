@@ -260,7 +260,8 @@ def test_a_list_is_cut_and_filtered_and_has_no_payload(place):
     assert place.parked.list(place.connection, topic="none") == []
     (first, *_) = place.parked.list(place.connection)
     assert first.reason == "refused"
-    assert 0 <= first.age_seconds <= time.time() - began
+    assert first.age_seconds >= 0
+    assert first.age_seconds <= time.time() - began
     assert not hasattr(first, "row")
     assert place.parked.counts(place.connection) == ParkedCounts(parked=2, held=1)
     assert place.parked.counts(place.connection, ParkedSelection(key="b")) == ParkedCounts(parked=1, held=0)

@@ -310,7 +310,7 @@ def test_the_server_does_not_give_up_a_reader_that_waits_for_its_writers(source)
     replication = Replication(make_conninfo(source.dsn, options="-c wal_sender_timeout=1s"), {})
     try:
         replication.ask("SHOW wal_sender_timeout")
-        assert replication.answer(10) == [("0",)]
+        assert replication.answer(60) == [("0",)]
     finally:
         replication.close()
 
@@ -406,7 +406,7 @@ def test_changes_made_while_it_copies_all_arrive(source, reader):
     found, _ = collect(
         reader(batch_rows=50), until=lambda found, _: stop.is_set() and found and found[-1].data["id"] == 0
     )
-    changing.join()
+    changing.join(60)
     table = {}
     for each in found:
         if each.op is Op.DELETE:

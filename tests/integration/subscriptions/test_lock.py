@@ -59,11 +59,11 @@ def test_who_may_only_connect_keeps_nobody_from_leading_or_moving(outbox, subscr
     """Advisory locks may be taken by everybody."""
     with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
         squatter.execute(SQUAT)
-        subscriptions.connection.execute("SET statement_timeout = '5s'")
+        subscriptions.connection.execute("SET statement_timeout = '60s'")
         checkpoints().lead(uuid4())
         subscriptions.add("new")
         subscriptions.rewind("new", to="now")
-        assert Resharding(subscriptions, "new", 2).run(10).after == 2
+        assert Resharding(subscriptions, "new", 2).run(60).after == 2
         assert len(subscriptions.remove("new")) == 2
 
 
@@ -73,7 +73,7 @@ def test_who_may_only_connect_keeps_nobody_from_starting(outbox):
     ParkedRecords(name).create(connection)
     with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
         squatter.execute(SQUAT_DDL, {"outbox": str(name), "placed": str(name.placed(connection))})
-        connection.execute("SET statement_timeout = '5s'")
+        connection.execute("SET statement_timeout = '60s'")
         assert not create_beside(connection, name)
         assert not ParkedRecords(name).create(connection)
         assert not NativeTable(outbox=name).create(connection)
@@ -128,7 +128,7 @@ def test_a_leader_waits_for_who_divides_and_sees_what_came_of_it(outbox, subscri
 
     leader = threading.Thread(target=lead)
     with outbox.connection.transaction():
-        assert Resharding(subscriptions, "default", 2).run(10).after == 2
+        assert Resharding(subscriptions, "default", 2).run(60).after == 2
         leader.start()
         with psycopg.connect(outbox.dsn, autocommit=True) as other:
             eventually(lambda: other.execute(WAITS).fetchone() == (1,), "the leader waits")

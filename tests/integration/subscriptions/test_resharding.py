@@ -1,7 +1,6 @@
 """The number of shards changes while records come: each key's order is kept, nothing is lost, nothing comes twice."""
 
 import threading
-import time
 
 import psycopg
 import pytest
@@ -43,7 +42,7 @@ def writer(outbox):
 
     def stop():
         stopping.set()
-        thread.join()
+        thread.join(60)
         return sum(written)
 
     thread = threading.Thread(target=write)
@@ -52,7 +51,7 @@ def writer(outbox):
     stop()
 
 
-def reshard(outbox, shards, seconds=30):
+def reshard(outbox, shards, seconds=60):
     return Resharding(outbox.subscriptions, "default", shards).run(seconds)
 
 
@@ -72,14 +71,14 @@ def test_each_key_keeps_its_order_across_the_change(outbox, writer, source, deli
     with outbox.made(shards=before, **settings) as old, outbox.made(shards=after, **settings) as new:
         old.start()
         await_shards(outbox, before)
-        time.sleep(0.5)  # for records on both sides of the change, not for luck
+        eventually(lambda: old.delivered_records > 2 * KEYS, "there are records before the change")
         done = reshard(outbox, after)
         assert (done.before, done.after) == (before, after)
         with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):
             outbox.harvest(shards=before, **settings).start()
         new.start()
         await_shards(outbox, after)
-        time.sleep(0.5)  # likewise
+        eventually(lambda: new.delivered_records > 2 * KEYS, "and after it")
         total = writer()
         eventually(lambda: waiting(outbox) == 0)
         with pytest.raises(CheckpointError, match=f"divided into {after}, not {before}"):

@@ -1,5 +1,6 @@
 """Subscriptions on real servers: filters, rewinding while harvesters run, and what does not fit is refused."""
 
+import time
 import uuid
 from contextlib import contextmanager
 
@@ -179,7 +180,7 @@ def test_a_lost_checkpoint_topic_halts_and_the_mirror_takes_its_place(outbox, ad
         future.result(60)
     eventually(lambda: settings["checkpoint_topic"] not in admin.list_topics(timeout=60).topics)
     with pytest.raises(CheckpointError, match="--to mirror"):
-        outbox.harvest(**settings).drain(30)
+        outbox.harvest(**settings).drain(60)
     outbox.subscriptions.rewind("default", to="mirror")
     write(outbox, "more")
     outbox.harvest(**settings).drain(60)
@@ -351,7 +352,7 @@ def test_two_databases_of_one_cluster_do_not_share_a_transactional_id(outbox, ma
     try:
         write(other, "b")
         with pytest.raises(CheckpointError, match="another outbox"):
-            other.harvest(delivery="transactional").drain(30)
+            other.harvest(delivery="transactional").drain(60)
     finally:
         other.close()
         outbox.connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
@@ -362,6 +363,7 @@ def test_two_databases_of_one_cluster_do_not_share_a_transactional_id(outbox, ma
 
 @pytest.mark.parametrize("source", KINDS)
 def test_the_lag_is_what_is_still_to_come(outbox, source):
+    began = time.time()
     outbox.subscriptions.add("all", source=source, shards=2)
     outbox.subscriptions.add("some", source=source, keys="^a")
     write(outbox, "a", "ab", "b")
@@ -371,7 +373,9 @@ def test_the_lag_is_what_is_still_to_come(outbox, source):
 
     assert sum(each.records for each in lags("all")) == 3
     assert lags("some")[0].records == 2
-    assert 0 <= lags("some")[0].oldest_age_seconds < 60
+    age = lags("some")[0].oldest_age_seconds
+    assert age >= 0
+    assert age <= time.time() - began
     assert not lags("some")[0].is_estimate
     outbox.harvest(subscription="some", source=source).drain(60)
     assert lags("some")[0].records == 0
