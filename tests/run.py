@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limits", nargs=3, type=int, help="seconds: of a test, with its fixtures, between two")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="folders or files instead of all")
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the session ends with us
     limits = Limits(*given.limits) if given.limits else Limits.of(given.tiers)
     with ExitStack() as held:
         # A second run at the same time has a folder of its own.
