@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from itertools import count
 
 import pytest
 from support import least
@@ -14,6 +13,7 @@ from support.encoded import databases
 from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.pipeline_ends import PostgresSource, own_database, readers
 from support.secured import Secured
+from support.session_folder import session_folder
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
 from support.subscribed import Subscribed
@@ -22,7 +22,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.stack import Stack
-from harvest_lib.local_stack.state import default_state, locked
+from harvest_lib.local_stack.state import default_state
 
 REAPER = """\
 harvest:
@@ -111,22 +111,20 @@ def elected(reaper):
 
 
 @pytest.fixture(scope="session")
-def breakable_stack(parts):
+def breakable_stack(request, parts):
     """A Postgres and a Kafka that a test may kill or freeze: those of the session serve everybody else."""
     with ExitStack() as held:
-        folders = (parts / f"test-breakable-{number}" for number in count(1))
-        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        state = held.enter_context(session_folder(request.session, parts, "test-breakable"))
         made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
         held.enter_context(least.limiting(made))
         yield made
 
 
 @pytest.fixture(scope="session")
-def secure_stack(parts):
+def secure_stack(request, parts):
     """A secured Postgres and Kafka for the whole session."""
     with ExitStack() as held:
-        folders = (parts / f"test-secure-{number}" for number in count(1))
-        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        state = held.enter_context(session_folder(request.session, parts, "test-secure"))
         yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, secure=True))
 
 

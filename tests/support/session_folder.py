@@ -29,7 +29,7 @@ def session_folder(session: pytest.Session, parts: Path, name: str) -> Iterator[
 
 
 def _empty(folder: Path) -> None:
-    """Remove all but the lock: a session that opened a lock before it was removed would hold another than the next one."""
+    """Remove all but the lock: were it removed, two sessions could each hold a lock of its name."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)  # what stays does not make a session fail that passed

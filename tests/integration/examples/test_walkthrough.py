@@ -17,11 +17,11 @@ from confluent_kafka.admin import (
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.outbox import read_topic
+from support.session_folder import session_folder
 from support.waiting import eventually
 from support.walkthrough import Walkthrough, blocks, tools
 
 from harvest_lib.local_stack.stack import Stack
-from harvest_lib.local_stack.state import locked
 
 pytestmark = pytest.mark.full
 
@@ -30,11 +30,10 @@ PASSWORD = "typed-nowhere-5e"
 
 
 @pytest.fixture(scope="module")
-def servers(parts):
+def servers(request, parts):
     """A Postgres and a Kafka in which nobody has done anything."""
-    state = parts / "test-newcomer"
     with ExitStack() as held:
-        held.enter_context(locked(state / "session.lock", wait=True))
+        state = held.enter_context(session_folder(request.session, parts, "test-newcomer"))
         yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts))
 
 

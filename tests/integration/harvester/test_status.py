@@ -7,24 +7,23 @@ import psycopg
 import pytest
 from support.native import Native
 from support.outbox import harvest_config
+from support.session_folder import session_folder
 from support.waiting import eventually
 
 from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.stack import Stack
-from harvest_lib.local_stack.state import locked
 from harvest_lib.outbox import OutboxTable
 
 pytestmark = pytest.mark.gate
 
 
 @pytest.fixture
-def untouched(parts):
+def untouched(request, parts):
     """A broker that no group has ever met: it has no coordinator for any."""
-    state = parts / "test-untouched"
     with ExitStack() as held:
-        held.enter_context(locked(state / "session.lock", wait=True))
+        state = held.enter_context(session_folder(request.session, parts, "test-untouched"))
         yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts))
 
 
@@ -45,7 +44,7 @@ def test_before_the_first_run_nobody_has_run_yet(untouched, harvest):
     assert status["kafka_trouble"] is None
     assert status["notes"] == ["no harvester of the group 'billing' has run yet: start one with `harvest run`"]
     assert (status["leader"], status["members"]) == (None, 0)
-    config = harvest_config(untouched.dsn, untouched.kafka.bootstrap_servers, "billing")
+    config = harvest_config(untouched.dsn, untouched.kafka.bootstrap_servers, "billing", leadership="neli")
     Harvest(config).drain(60)
     status = json.loads(harvest("status", "--json", **servers).stdout)
     assert status["notes"] == ["no harvester of the group 'billing' runs now: start one with `harvest run`"]
@@ -69,10 +68,10 @@ def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_server
 
 
 def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):
-    config = harvest_config(outbox.dsn, bootstrap_servers, group_id)
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="neli")
     with Harvest(config) as harvest:
         eventually(lambda: harvest.is_leader, "leads")
-        assert notes(outbox, config) == []
+        eventually(lambda: notes(outbox, config) == [], "it is found to lead")
         for future in admin.delete_topics([config.leader_topic]).values():
             future.result(60)
         eventually(lambda: not harvest.is_leader, "fenced")
