@@ -21,9 +21,8 @@ def test_a_disk_without_room_is_named(number):
 
 
 def test_a_server_that_found_no_room_is_named():
-    found = StackError(
-        "kafka-1 ended", evidence="ERROR | java.io.IOException: No space left on device", next_step="read"
-    )
+    seen = "ERROR | java.io.IOException: No space left on device"
+    found = StackError("kafka-1 ended", evidence=seen, next_step="read its log")
     said = explained(found, STATE)
     assert said.cause == "kafka-1 ended, since the disk is full"
     assert said.evidence == seen
