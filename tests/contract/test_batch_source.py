@@ -680,9 +680,8 @@ _SIZES = st.one_of(
 @example(sizes=[(PAGE_BYTES // 2, "x")] * 5, late=[2 * PAGE_BYTES, 10], limits=[20], resumed=True)
 @settings(
     max_examples=25,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_page_has_no_more_bytes_than_there_is_room_for_whatever_the_rows_have(table, sizes, late, limits, resumed):
     """Unless it is a single record. All come once and in order, also if each page is read by another process."""

@@ -27,7 +27,7 @@ REFUSED, UNREACHABLE = 3, 5
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-usual = settings(max_examples=125, deadline=None, suppress_health_check=_CHECKS, phases=_PHASES)
+usual = settings(max_examples=125, suppress_health_check=_CHECKS, phases=_PHASES)
 many = settings(usual, max_examples=2_500)
 
 _COMMANDS = typer.main.get_command(cli.app)

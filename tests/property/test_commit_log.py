@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.hypothesis_profiles import examples
 from support.power import MEMORY, Crash, Power
 
 from harvest_lib.pipeline.commit_log import CommitLog, Entry, log, segment
@@ -221,9 +222,11 @@ class Logs(RuleBasedStateMachine):
 
 
 def test_nothing_synced_is_lost_and_nothing_torn_is_read():
-    run_state_machine_as_test(Logs, settings=settings(max_examples=1_000, stateful_step_count=12, deadline=None))
+    run_state_machine_as_test(
+        Logs, settings=settings(max_examples=examples(gate=200, random=1_000), stateful_step_count=12)
+    )
 
 
 @pytest.mark.long
 def test_nothing_synced_is_lost_and_nothing_torn_is_read_for_long():
-    run_state_machine_as_test(Logs, settings=settings(max_examples=10_000, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Logs, settings=settings(max_examples=10_000, stateful_step_count=40))

@@ -34,7 +34,6 @@ ANEW = st.sampled_from([0.0, 0.0, 0.1, 0.5])
 
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
-@settings(deadline=None)
 @given(seed=SEEDS, trouble=TROUBLE, keys=st.integers(1, 6), page=st.integers(1, 9), anew=ANEW)
 def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page, anew):
     shape = Shape(promise=promise, trouble=trouble, keys=keys, page=page, anew=anew)
@@ -45,7 +44,6 @@ def test_a_correct_system_keeps_its_promise(promise, seed, trouble, keys, page, 
 
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)
-@settings(deadline=None)
 @given(seed=SEEDS, trouble=TROUBLE, keys=st.integers(1, 6), page=st.integers(1, 9))
 def test_a_correct_system_keeps_its_promise_over_failovers(promise, seed, trouble, keys, page):
     shape = Shape(promise=promise, trouble=trouble, keys=keys, page=page, failovers=0.3)
@@ -54,7 +52,7 @@ def test_a_correct_system_keeps_its_promise_over_failovers(promise, seed, troubl
 
 
 @pytest.mark.parametrize(("mutation", "promised"), MUTATIONS, ids=lambda value: getattr(value, "__name__", value))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=SEEDS, trouble=TROUBLE)
 def test_a_broken_system_is_found_out(mutation, promised, seed, trouble):
     promise = PROMISES[promised]
@@ -71,7 +69,6 @@ def test_a_broken_system_is_found_out(mutation, promised, seed, trouble):
     assert names & check(changed, promise).unexplained.keys(), mutation.__name__
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, promise=st.sampled_from(list(PROMISES.values())), anew=ANEW)
 def test_a_history_comes_back_from_its_lines(seed, promise, anew):
     events = list(history(seed, Shape(promise=promise, writes=4, anew=anew, failovers=0.2)))

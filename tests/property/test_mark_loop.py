@@ -18,6 +18,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.fakes import FakeDelivery, FakeSource, FakeTable
+from support.hypothesis_profiles import examples
 from support.rows import row
 
 from harvest_lib.config import Limits
@@ -531,9 +532,8 @@ class Pool(RuleBasedStateMachine):
 
 
 Pool.TestCase.settings = settings(
-    max_examples=1000,
+    max_examples=examples(gate=200, random=1_000),
     stateful_step_count=35,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining would trace every line
 )
 TestPool = Pool.TestCase

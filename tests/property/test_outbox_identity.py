@@ -121,10 +121,9 @@ def test_no_pool_goes_on_from_another_s_checkpoint(stack, bootstrap_servers, mak
 
     @settings(
         max_examples=14,
-        deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[*HealthCheck],
-        derandomize=True,
+        derandomize=True,  # it counts what was drawn
     )
     @given(steps)
     def pools_take_turns(turns):

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hypothesis_profiles import examples
 
 from harvest_lib.consume import Batch, Flag, MalformedId, Message, Sequencer, pack, unpack
 from harvest_lib.sequencing import pending_runs
@@ -49,14 +50,14 @@ def stands(sequencer):
     return counted, sequencer.states(), list(sequencer._holding)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(gate=200, random=600))
 @given(log=LOGS, ring=st.integers(1, 60))
 def test_a_batch_comes_to_the_same_as_its_messages(log, ring):
     messages = [Message(offset, message_id, None) for offset, message_id in enumerate(ids_of(log))]
     assert list(taken(Batch.of(messages), ring)) == list(taken(iter(messages), ring))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(gate=100, random=200))
 @given(log=LOGS)
 def test_a_run_is_of_one_producer_pending_and_rising(log):
     checked(ids_of(log))

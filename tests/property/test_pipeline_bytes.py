@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.produced import Produced
 
@@ -90,7 +90,6 @@ def test_each_line_is_the_one_of_its_message(batches, content):
     assert answer(lambda: encode_all(found, content)) == answer(lambda: [encode(each, content) for each in found])
 
 
-@settings(deadline=None)  # the disk takes the time it takes
 @given(BATCHES, st.sampled_from(["{namespace}.jsonl", "all.jsonl"]))
 def test_files_are_the_same(batches, name):
     found = Routing(NamespaceFilter.parse()).as_it_is(in_memory(batches).run(0, 99, 99))
@@ -104,7 +103,6 @@ def test_files_are_the_same(batches, name):
     assert contents[0] == contents[1]
 
 
-@settings(deadline=None)  # loaded machines pause longer than any of it takes
 @given(
     BATCHES,
     st.dictionaries(NAMESPACES, st.lists(NAMES, max_size=2), max_size=3),

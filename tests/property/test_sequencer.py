@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from support.hypothesis_profiles import examples
 from support.published import Log, Publisher, Reading
 
 from harvest_lib.consume import Flag, Message, Replay, Sequencer, pack, unpack
@@ -126,7 +127,7 @@ class Partition(RuleBasedStateMachine):
 
 
 TestPartition = Partition.TestCase
-TestPartition.settings = settings(max_examples=1_000, stateful_step_count=20, deadline=None, print_blob=True)
+TestPartition.settings = settings(max_examples=examples(gate=200, random=1_000), stateful_step_count=20)
 
 
 class LetsRepetitionsThrough(Sequencer):
@@ -219,7 +220,7 @@ def naive(log):
 IDS = st.tuples(st.integers(1, 3), st.integers(0, 12), st.sampled_from(Flag))
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=examples(gate=300, random=1_000))
 @example(
     ids=[(1, 1, Flag.OUTSIDE_TXN), (1, 3, Flag.CONTINUE_TXN), (1, 2, Flag.CONTINUE_TXN), (1, 2, Flag.ACK_TXN)],
     ring=1,

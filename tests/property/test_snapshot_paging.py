@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.histories import History, histories
+from support.hypothesis_profiles import examples
 from support.paged import FakePagedTable, RealPagedTable
 from support.rows import row
 
@@ -36,14 +37,14 @@ def _taken(ended, xmax):
 
 
 @given(snapshots())
-@settings(max_examples=1_000)
+@settings(max_examples=examples(gate=200, random=1_000))
 def test_a_snapshot_is_what_postgres_spells(pair):
     for snapshot in pair:
         assert Snapshot.parse(str(snapshot)) == snapshot
 
 
 @given(snapshots())
-@settings(max_examples=1_000)
+@settings(max_examples=examples(gate=200, random=1_000))
 def test_what_became_visible_is_what_is_fresh_and_what_was_late(pair):
     """And each in one of them only."""
     prev, cur = pair
@@ -107,7 +108,7 @@ class Answers:
     st.lists(st.integers(1, 9), min_size=1, max_size=50),
     st.sets(st.integers(0, 50)),
 )
-@settings(max_examples=1_000)
+@settings(max_examples=examples(gate=200, random=1_000))
 @example(owners=[0, 1] * 5, limits=[3], restarts=set())
 def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
     """Whatever the limit of each page, and if all streams are begun anew after any of them."""
@@ -228,7 +229,7 @@ class InMemory(FakePagedTable):
 
 @pytest.mark.parametrize("make", [InMemory, FakePagedTable])
 @given(steps=histories(40), chosen=st.lists(st.integers(0, 40), max_size=3), limit=st.integers(1, 7))
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=examples(gate=200, random=1_000))
 def test_every_record_comes_once_and_every_key_in_order(make, steps, chosen, limit):
     history = History(make())
     history.play(steps)
@@ -250,10 +251,9 @@ def real(request, dsn):
 
 @given(steps=histories(25), chosen=st.lists(st.integers(0, 25), max_size=1), limit=st.integers(1, 7))
 @settings(
-    max_examples=50,
-    deadline=None,
+    max_examples=examples(gate=20, random=50),
     phases=[Phase.generate],  # to shrink takes long where waiting is part of it
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_so_it_is_on_postgres(real, steps, chosen, limit):
     real.connection.execute("TRUNCATE outbox RESTART IDENTITY")

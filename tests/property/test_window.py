@@ -93,5 +93,5 @@ class Barrier(RuleBasedStateMachine):
         assert not self.table, "rows that were never sent"
 
 
-Barrier.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Barrier.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestBarrier = Barrier.TestCase

@@ -1,19 +1,19 @@
 """Hypothesis's profiles: `gate` draws the same examples in each run, `random` draws other ones and more of them.
 
 The environment variable HYPOTHESIS_PROFILE chooses; without it, `gate` does. Neither has a deadline: a busy machine is
-slow, and no finding.
+slow, and no finding. For the same reason neither minds that examples are drawn slowly.
 """
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 VARIABLE = "HYPOTHESIS_PROFILE"
+_BOTH = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 PROFILES = {
-    "gate": settings(settings.default, deadline=None, derandomize=True, max_examples=100, print_blob=True),
-    "random": settings(settings.default, deadline=None, derandomize=False, max_examples=500, print_blob=True),
+    "gate": settings(_BOTH, derandomize=True, max_examples=100),
+    "random": settings(_BOTH, derandomize=False, max_examples=500),
 }
-"""The second one's failures are printed with what repeats them."""
 
 
 def chosen() -> str:

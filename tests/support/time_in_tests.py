@@ -185,7 +185,7 @@ def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
 
 
 def deadline_of_hypothesis(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
-    """Find settings of Hypothesis that bring back a deadline, or other examples in each run."""
+    """Find settings of Hypothesis that bring back a deadline, a check of the time, or other examples in each run."""
     for node in ast.walk(statement):
         for keyword in node.keywords if _is_call(node, "settings") else []:
             value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ...
@@ -193,6 +193,8 @@ def deadline_of_hypothesis(_module: _Module, statement: ast.stmt) -> Iterator[Fi
                 yield Finding(node.lineno, "Hypothesis has a deadline for each example")
             if keyword.arg == "derandomize" and value is not True:
                 yield Finding(node.lineno, "Hypothesis draws other examples in each run; the profile decides that")
+            if keyword.arg == "suppress_health_check" and not _suppresses_slowness(keyword.value):
+                yield Finding(node.lineno, "Hypothesis minds that examples are drawn slowly: suppress `too_slow` too")
 
 
 RULES: tuple[Callable[[_Module, ast.stmt], Iterator[Finding]], ...] = (
@@ -221,6 +223,13 @@ def _timed_names(module: _Module, statement: ast.stmt) -> set[str]:
             elif _collects(node) and any(_stems(module, timed, each) for each in node.args):
                 timed |= set(_names(node.func.value))
     return timed
+
+
+def _suppresses_slowness(checks: ast.expr) -> bool:
+    """Tell whether the health checks that are suppressed, where they are listed, have the one that measures time."""
+    if not isinstance(checks, (ast.List, ast.Tuple)):
+        return True
+    return any(ast.unparse(each).endswith((".too_slow", "*HealthCheck")) for each in checks.elts)
 
 
 def _collects(node: ast.AST) -> bool:

@@ -6,7 +6,7 @@ from binascii import crc32
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.log_format import decode, decode_index, encode
 
@@ -116,14 +116,12 @@ ENTRIES = st.lists(
 ).map(sorted)
 
 
-@settings(deadline=None)  # a busy machine is slow, and no finding
 @given(entries=ENTRIES, begin=st.integers(0, 2**60))
 def test_entries_come_back(entries, begin):
     assert unpack(pack(entries)) == entries
     assert unpack(pack(entries), begin) == [entry for entry in entries if entry.offset >= begin]
 
 
-@settings(deadline=None)  # a busy machine is slow, and no finding
 @given(entries=ENTRIES.filter(bool), data=st.data())
 def test_part_of_an_entry_is_none(entries, data):
     packed, last = pack(entries), len(pack(entries[-1:]))
@@ -153,7 +151,6 @@ def test_offsets_rise_and_stay_below_the_end(offsets, at):
     assert raised.value.at == at * len(packed[0])
 
 
-@settings(deadline=None)  # a busy machine is slow, and no finding
 @given(data=st.binary(max_size=200))
 def test_bytes_that_are_no_entries_never_pass(data):
     try:

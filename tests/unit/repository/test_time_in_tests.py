@@ -15,6 +15,7 @@ ABOUT = "an assertion compares the machine's clock approximately"
 SLEEP = "a fixed sleep; wait for what has to come"
 SHORT = "a deadline of 5 s; give at least 60 s"
 DEADLINE = "Hypothesis has a deadline for each example"
+SLOW_DRAWS = "Hypothesis minds that examples are drawn slowly: suppress `too_slow` too"
 DICE = "Hypothesis draws other examples in each run; the profile decides that"
 
 
@@ -156,6 +157,10 @@ def test_long_deadlines_polls_and_settings_are_none(call):
         ("@hypothesis.settings(derandomize=False, deadline=None)", [DICE]),
         ("@settings(max_examples=20, derandomize=True)", []),
         ("@given(deadline=st.integers())", []),
+        ("@settings(suppress_health_check=[HealthCheck.large_base_example])", [SLOW_DRAWS]),
+        ("@settings(suppress_health_check=[HealthCheck.too_slow])", []),
+        ("@settings(suppress_health_check=[*HealthCheck])", []),
+        ("@settings(suppress_health_check=CHECKS)", []),
     ],
 )
 def test_settings_of_hypothesis(decorator, reasons):
