@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.jars import kafka_jars, resolve
 from harvest_lib.local_stack.java import argument_file, find_java, java_environment
+from harvest_lib.local_stack.kafka_configuration import broker_properties
 from harvest_lib.local_stack.kafka_security import OPERATOR, SASL_USER, KafkaSecurity, unsecured_settings
 from harvest_lib.local_stack.log_evidence import telling
 from harvest_lib.local_stack.ports import accepts, keep_ports, occupant
@@ -301,47 +302,21 @@ class KafkaCluster:
         return identity
 
     def _configuration(self, number: int) -> str:
-        ports, replicas = self.ports, len(self.brokers)
-        listeners = {role.upper(): f"127.0.0.1:{ports[f'{role}-{number}']}" for role in self._roles}
+        listeners = {role.upper(): f"127.0.0.1:{self.ports[f'{role}-{number}']}" for role in self._roles}
         advertised = {role: address for role, address in listeners.items() if role != "CONTROLLER"}
         for name, detour in self.detours.items():
             place = detour[number - 1]
             advertised[name.upper()] = place if isinstance(place, str) else f"127.0.0.1:{place}"
-        voters = ",".join(f"{voter}@127.0.0.1:{ports[f'controller-{voter}']}" for voter in self._numbers)
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": number,
-            # Named here and not in the data, so that a port may change between two runs.
-            "controller.quorum.voters": voters,
-            "controller.listener.names": "CONTROLLER",
-            "listeners": ",".join(f"{role}://{address}" for role, address in listeners.items()),
-            "advertised.listeners": ",".join(f"{role}://{address}" for role, address in advertised.items()),
-            **(
+        return broker_properties(
+            number,
+            data=self.data(number),
+            controllers=[self.ports[f"controller-{voter}"] for voter in self._numbers],
+            listeners=listeners,
+            advertised=advertised,
+            access=(
                 self._security.settings()
                 if self._security
                 else unsecured_settings(self._roles, self._identity()["password"], acls=self._acls)
             ),
-            "log.dirs": self.data(number),
-            "auto.create.topics.enable": "false",
-            "default.replication.factor": replicas,
-            "min.insync.replicas": min(2, replicas),
-            "offsets.topic.num.partitions": 4,
-            "offsets.topic.replication.factor": replicas,
-            "transaction.state.log.num.partitions": 4,
-            "transaction.state.log.replication.factor": replicas,
-            "transaction.state.log.min.isr": min(2, replicas),
-            "share.coordinator.state.topic.replication.factor": replicas,
-            "share.coordinator.state.topic.min.isr": min(2, replicas),
-            "group.initial.rebalance.delay.ms": 0,
-            "group.min.session.timeout.ms": 1000,
-            # A minute by default, after which a broker that a busy machine holds up ends itself.
-            "initial.broker.registration.timeout.ms": 1000 * _READY_SECONDS,
-            # A broker that crashed may come back once its old session is over.
-            "broker.session.timeout.ms": 4000,
-            "broker.heartbeat.interval.ms": 500,
-            # By default half of the heap below.
-            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
-            "num.network.threads": 2,
-            "num.io.threads": 4,
-        }
-        return "".join(f"{name}={value}\n" for name, value in settings.items())
+            start_seconds=_READY_SECONDS,
+        )

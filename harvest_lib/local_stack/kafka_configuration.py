@@ -1,0 +1,57 @@
+"""The configuration of one Kafka broker, which is a controller too."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def broker_properties(
+    number: int,
+    *,
+    data: Path,
+    controllers: Sequence[int],
+    listeners: Mapping[str, str],
+    advertised: Mapping[str, str],
+    access: Mapping[str, object],
+    start_seconds: int,
+) -> str:
+    """Return the text of its file. There is a broker for each port in `controllers`; listeners are addresses by name,
+    `access` says who may do what there. A broker may take `start_seconds` to join."""
+    replicas = len(controllers)
+    voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(controllers, 1))
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": number,
+        # Named here and not in the data, so that a port may change between two runs.
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "CONTROLLER",
+        "listeners": _addresses(listeners),
+        "advertised.listeners": _addresses(advertised),
+        **access,
+        "log.dirs": data,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": min(2, replicas),
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": min(2, replicas),
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": min(2, replicas),
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1000,
+        # A minute by default, after which a broker that a busy machine holds up ends itself.
+        "initial.broker.registration.timeout.ms": 1000 * start_seconds,
+        # A broker that crashed may come back once its old session is over.
+        "broker.session.timeout.ms": 4000,
+        "broker.heartbeat.interval.ms": 500,
+        # By default half of the heap below.
+        "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _addresses(listeners: Mapping[str, str]) -> str:
+    return ",".join(f"{name}://{address}" for name, address in listeners.items())
