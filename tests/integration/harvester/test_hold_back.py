@@ -25,7 +25,8 @@ def test_a_process_that_abandoned_records_leads_again_only_after_the_session_tim
     table, delivery, leadership, acquired = FakeTable(), FakeDelivery(), FakeLeadership(), []
     table.insert(row(1, "a"))
     delivery.hold = abandons
-    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, session_timeout_seconds=session)
+    limits = {"heartbeat_timeout_seconds": 1.5}
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, session_timeout_seconds=session, limits=limits)
     harvest = Harvest(config, source=FakeSource(table), delivery=delivery, leadership=leadership)
     harvest.set_event_handler(
         lambda event: acquired.append(boot_seconds()) if isinstance(event, LeaderAcquired) else None
