@@ -43,7 +43,7 @@ class _Broker:
 
     def __init__(self, cluster):
         self.settings = cluster.sasl_settings
-        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})  # outlives them
         self._granted = set()
 
     def grant(self, config):
