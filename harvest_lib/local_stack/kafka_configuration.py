@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_SESSION_OF_ONE_MS = 15_000
+
 
 def broker_properties(
     number: int,
@@ -42,8 +44,9 @@ def broker_properties(
         "group.min.session.timeout.ms": 1000,
         # A minute by default, after which a broker that a busy machine holds up ends itself.
         "initial.broker.registration.timeout.ms": 1000 * start_seconds,
-        # A broker that crashed may come back once its old session is over.
-        "broker.session.timeout.ms": 4000,
+        # A broker that crashed may come back once its old session is over. One that a busy machine holds up for longer
+        # takes no new topics for a moment, and where it is alone nobody else can.
+        "broker.session.timeout.ms": 4000 if replicas > 1 else _SESSION_OF_ONE_MS,
         "broker.heartbeat.interval.ms": 500,
         # By default half of the heap below.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
