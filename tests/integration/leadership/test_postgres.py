@@ -244,8 +244,9 @@ def test_postgres_away_while_stopping_does_not_keep_a_member(pool, stack):
     member = pool()
     term = member.term(60)
     stack.postgres.kill()
+    thread = member._thread
     member.stop(60)
-    assert not member._thread.is_alive()
+    assert not thread.is_alive()
     assert not term.is_live()
 
 
