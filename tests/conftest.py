@@ -5,7 +5,6 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -13,14 +12,15 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support import least, record, tiers
+from support import hypothesis_profiles, least, record, tiers  # noqa: F401 - the first puts its profile in use
 from support.least_modules import reason
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
+from support.session_folder import session_folder
 from support.waiting import eventually
 
 from harvest_lib.local_stack import Stack
-from harvest_lib.local_stack.state import default_state, locked
+from harvest_lib.local_stack.state import default_state
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,12 +69,10 @@ def parts() -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(parts: Path) -> Iterator[Stack]:
+def stack(request: pytest.FixtureRequest, parts: Path) -> Iterator[Stack]:
     """Postgres and Kafka for the whole session, with no data of earlier sessions."""
     with ExitStack() as held:
-        # A second session at the same time gets a folder of its own.
-        folders = (parts / f"test-stack-{number}" for number in count(1))
-        state = next(folder for folder in folders if held.enter_context(locked(folder / "session.lock", wait=False)))
+        state = held.enter_context(session_folder(request.session, parts, "test-stack"))
         made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
         held.enter_context(least.limiting(made))
         yield made
@@ -90,6 +88,13 @@ def bootstrap_servers(stack: Stack) -> str:
 def admin(bootstrap_servers: str) -> AdminClient:
     """A Kafka admin client."""
     return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
+@pytest.fixture(autouse=True)
+def _servers(request: pytest.FixtureRequest) -> None:
+    """Bring servers of the session back that something killed or froze: it costs one test."""
+    if "stack" in request.fixturenames:
+        request.getfixturevalue("stack").mend()
 
 
 @pytest.fixture
@@ -116,10 +121,7 @@ def dsn(stack: Stack, unique: Unique) -> Iterator[str]:
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
     yield make_conninfo(stack.dsn, dbname=database)
-    if stack.postgres:  # a test may have killed or frozen it
-        stack.postgres.resume()
-        if stack.postgres.pid is None:
-            stack.postgres.start()
+    stack.mend()
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
 

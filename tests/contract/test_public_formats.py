@@ -112,7 +112,17 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
     connection.execute(FILL, (BAD_TOPIC, 1))
     connection.execute(FILL, (topic, 2))
     connection.execute(FILL, (BAD_TOPIC, 1))
-    config = harvest_config(dsn, bootstrap_servers, group_id, source=source, delivery=delivery, subscription="lake")
+    patient = {"session_timeout_seconds": 40, "limits": {"heartbeat_timeout_seconds": 30}}  # one term alone is listed
+    config = harvest_config(
+        dsn,
+        bootstrap_servers,
+        group_id,
+        source=source,
+        delivery=delivery,
+        subscription="lake",
+        leadership="neli",
+        **patient,
+    )
     before = set(admin.list_topics(timeout=60).topics)
     names |= {topic: "TOPIC", group_id: "GROUP"}
     events = []

@@ -78,7 +78,7 @@ def harvest_config(dsn, bootstrap_servers, group, *, leadership="solo", **settin
 
     Alone by default, where an election is not the subject; else the timeouts are short enough to wait for.
     """
-    soon, session = (5.0, 10.0) if leadership == "solo" else (1.5, 3.0)
+    soon, session = (60.0, 90.0) if leadership == "solo" else (1.5, 3.0)
     limits = {"heartbeat_timeout_seconds": soon, "io_error_backoff_seconds": 0.1, **settings.pop("limits", {})}
     kafka = {"bootstrap.servers": bootstrap_servers, **settings.pop("base_kafka_config", {})}
     named = {
@@ -100,7 +100,7 @@ def _end(consumer, partition, patience_seconds=60):
 
     def answered():
         with suppress(KafkaException):
-            return consumer.get_watermark_offsets(partition, 10)
+            return consumer.get_watermark_offsets(partition, 60)
         return None
 
     _, end = eventually(answered, f"{partition} has a leader", seconds=patience_seconds)
@@ -123,7 +123,7 @@ def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted", **clie
         }
     )
     partitions = [
-        TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, 10).topics[topic].partitions
+        TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, 60).topics[topic].partitions
     ]
     ends = {partition.partition: _end(consumer, partition) for partition in partitions}
     consumer.assign(partitions)

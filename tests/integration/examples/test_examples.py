@@ -133,6 +133,7 @@ def test_custom_logger(run, outbox, bootstrap_servers, with_structlog):
         assert "[harvest_lib.harvester.harvest] harvester_stopped delivered=1" in example.log
 
 
+@pytest.mark.full  # it stands still for longer than its heartbeats may
 def test_every_event_is_shown(run, outbox, bootstrap_servers):
     """Acquired, then fenced by a freeze, refreshed by a connection that is cut, revoked by the end."""
     outbox.fill(3)

@@ -133,6 +133,7 @@ def somebody_waits_for_a_lock(look: psycopg.Connection) -> bool:
     return row is not None and row[0] > 0
 
 
+@pytest.mark.gate
 def test_flights_and_their_records_say_what_the_file_says(
     job: Job, batches: dict[int, Batch], slice_file: Path
 ) -> None:
@@ -330,6 +331,7 @@ def test_the_command_line_tells_each_batch_and_the_sum(
     job: Job, slice_file: Path, jdbc_jar: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--dsn", job.dsn, "--source", str(slice_file), "--jdbc-jar", str(jdbc_jar), "--months", "1,3,10"]
+    began = int(time.time())
     assert main([*arguments, "--json"]) == 0
     *reports, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(report["batch"], report["rows"], report["status"]) for report in reports] == [
@@ -338,7 +340,7 @@ def test_the_command_line_tells_each_batch_and_the_sum(
         ("flights-2013-10", 100, "promoted"),
     ]
     assert set(reports[0]) >= {"batch", "rows", "status", "staging_seconds", "promote_seconds", "at"}
-    assert abs(reports[0]["at"] - time.time()) < DEADLINE_SECONDS
+    assert began <= reports[0]["at"] <= time.time()
     assert last["summary"]["promoted_rows"] == 1_100
 
     assert main(arguments) == 0

@@ -48,6 +48,7 @@ def test_without_an_order_records_stand_as_the_frame_does(database, frame):
     assert [value for _, value, _, _ in database.records()] == [row.text for row in frame.collect()]
 
 
+@pytest.mark.gate
 def test_business_rows_and_records_are_written_together_and_say_the_same(orders, frame):
     rows = frame.select(
         "customer",
