@@ -669,6 +669,7 @@ _SIZES = st.one_of(
 )
 
 
+@pytest.mark.gate
 @only_real
 @given(
     sizes=st.lists(st.tuples(_SIZES, st.sampled_from("xé")), min_size=1, max_size=12),

@@ -48,7 +48,7 @@ from harvest_lib.pipeline.message import Mode, Op
 from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings
 from harvest_lib.pipeline.transforms.loading import READY
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "public_names.json"

@@ -21,7 +21,7 @@ from harvest_lib import cli
 from harvest_lib.harvester.preflight import kafka
 from harvest_lib.kafka_client import topic_partitions
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 REFUSED, UNREACHABLE = 3, 5
 

@@ -23,7 +23,7 @@ from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ['"$', "$date", "%s", "%", "\\", "\n", "é$"]

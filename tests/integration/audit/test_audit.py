@@ -179,6 +179,7 @@ def test_a_topic_that_is_not_there_is_not_made(settings, admin, unique):
     assert topic not in admin.list_topics(timeout=60).topics
 
 
+@pytest.mark.full
 def test_kafka_that_does_not_answer():
     with pytest.raises(KafkaUnavailable, match="next step") as raised:
         next(read_topics({"bootstrap.servers": f"127.0.0.1:{closed_port()}", "sasl.password": "canary"}, ["t"]))

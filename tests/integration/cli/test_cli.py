@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 
 def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
@@ -26,6 +26,7 @@ def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already exists and is valid: ")
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("elected")
 def test_run_delivers_and_ends_cleanly_on_sigterm(harvest, reaper, outbox, bootstrap_servers, allowed, tmp_path):
     outbox.fill(500)

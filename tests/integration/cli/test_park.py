@@ -98,6 +98,7 @@ def test_list_and_show_in_batches(park, in_batches):
     assert park("show", "3").returncode == 0
 
 
+@pytest.mark.quick
 def test_retry_and_drop_in_batches(park, in_batches):
     assert park("retry", "3").stdout.splitlines() == [
         "will be sent again: 0 parked records, and 0 held behind them",

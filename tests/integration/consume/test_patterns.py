@@ -80,6 +80,7 @@ class Failing(PostgresStore):
         return kept
 
 
+@pytest.mark.quick
 def test_from_outbox_to_outbox_each_record_comes_once(
     outbox, bootstrap_servers, make_topic, consuming, harvest, query, caplog
 ):

@@ -103,6 +103,7 @@ def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execu
     assert outbox.count() == 0
 
 
+@pytest.mark.quick
 def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     execute, outbox, heartbeats, instance, bootstrap_servers
 ):

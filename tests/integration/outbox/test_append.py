@@ -23,7 +23,7 @@ from harvest_lib.errors import DatabaseError, LifecycleError, OutboxTableError, 
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 
 class Undone(Exception):
@@ -399,6 +399,7 @@ def test_a_missing_table_is_named_as_such(dsn, sync_writer):
         sync_writer.write(records("k"))
 
 
+@pytest.mark.quick
 def test_it_joins_the_business_rows_of_the_same_transaction(table, dsn):
     """Whatever the caller did before with the connection, both come and go together."""
     table.connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")

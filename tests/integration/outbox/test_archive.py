@@ -57,6 +57,7 @@ def archived_rows(url):
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
+@pytest.mark.quick
 def test_an_archive_has_what_postgres_had(native, url):
     """All that a column can hold, over two topics and days."""
     hostile = ["", "ü€\U0001f600", "a/b", "..", "line\nbreak", '"', "%", "x" * 9_999, None]

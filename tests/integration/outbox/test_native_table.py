@@ -19,7 +19,7 @@ from harvest_lib.outbox.native_table import create_beside
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 NAMES = ["outbox", 'Mixed "Case"', "100%s %(x)s %", "{table}", "billing.Outbox", "n" * 49]
 
@@ -159,6 +159,7 @@ def test_what_is_printed_runs_in_psql_and_gives_the_same_table(dsn, connection, 
     assert [line.split(":")[0] for line in again.stdout.splitlines()] == ["already exists and is valid"] * 4
 
 
+@pytest.mark.quick
 def test_init_makes_the_native_table_unless_another_is_there_or_asked_for(harvest, dsn, connection):
     def init(*arguments):
         return harvest("init", *arguments, HARVEST_DSN=dsn)

@@ -45,6 +45,7 @@ def test_keys_name_the_row_and_the_namespace_where_a_topic_has_several(write, bo
     assert keys == {'{"namespace": "public.t", "key": {"id": 1}}', '{"namespace": "u"}'}
 
 
+@pytest.mark.quick
 def test_a_table_in_order_by_key_and_deletes_as_tombstones(write, bootstrap_servers, make_topic):
     topic = make_topic(partitions=4)
     changes = [message(namespace=topic, id=n % 5, n=n) for n in range(100)]

@@ -47,7 +47,6 @@ def test_rows_become_records_in_the_declared_order(spark, dsn, layout, value_typ
     database.connection.close()
 
 
-@pytest.mark.gate
 def test_business_rows_and_records_are_written_together(spark, database):
     database.connection.execute(ORDERS)
     rows = hundred_orders(spark).selectExpr(

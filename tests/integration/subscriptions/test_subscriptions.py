@@ -97,6 +97,7 @@ def test_a_name_is_added_once_and_only_a_known_one_is_found(outbox):
 # -- filters
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("source", KINDS)
 def test_a_filter_is_applied_however_hostile_it_looks(outbox, make_topic, source):
     other = make_topic()
@@ -129,6 +130,7 @@ def _sees(outbox, seen):
 # -- rewinding
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("source", KINDS)
 def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(outbox, source, delivery):

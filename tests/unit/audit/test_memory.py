@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 # In a process of its own, for the peak of a process never falls. Every fourth record is a copy by another term.
 PROGRAM = """

@@ -8,7 +8,7 @@ import yaml
 from support.machine import promtool
 from support.metrics import METRICS
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "infra" / "monitoring" / "alerts.yml"

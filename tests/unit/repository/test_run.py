@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[3]
 CONFTEST = """
@@ -81,6 +81,7 @@ def test_what_fails_twice_fails_the_run(run):
     assert "failed: test_it.py::test_bad (AssertionError: never" in done.stdout
 
 
+@pytest.mark.full
 def test_more_than_three_flaky_tests_fail_the_run(run):
     three = "".join(FLAKY.format(number) for number in range(3))
     assert run(GOOD + three)[0].returncode == 0
@@ -98,6 +99,7 @@ def test_a_worker_that_dies_once_costs_nothing(run, end):
     assert "9 passed, 0 failed" in done.stdout
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_twice_fails_the_run(run):
     done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD)
     assert done.returncode == 1
@@ -126,6 +128,7 @@ def test_a_run_that_proves_nothing_fails(run, body, reason):
     assert reason in done.stdout
 
 
+@pytest.mark.full
 def test_two_runs_at_once_do_not_share_a_record(run, tmp_path):
     locks = tmp_path / "state" / "test" / "run-1"
     locks.mkdir(parents=True)
