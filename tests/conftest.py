@@ -16,6 +16,7 @@ from support import hypothesis_profiles, least, record, tiers  # noqa: F401 - th
 from support.least_modules import reason
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
+from support.quiet import end_clients, keep_py4j_quiet
 from support.session_folder import session_folder
 from support.waiting import eventually
 
@@ -32,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Record the session, if that is asked for."""
     record.register(config)
+    keep_py4j_quiet()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -76,6 +78,7 @@ def stack(request: pytest.FixtureRequest, parts: Path) -> Iterator[Stack]:
         made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
         held.enter_context(least.limiting(made))
         yield made
+        end_clients()
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +90,7 @@ def bootstrap_servers(stack: Stack) -> str:
 @pytest.fixture(scope="session")
 def admin(bootstrap_servers: str) -> AdminClient:
     """A Kafka admin client."""
-    return AdminClient({"bootstrap.servers": bootstrap_servers})
+    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
 
 @pytest.fixture(autouse=True)
