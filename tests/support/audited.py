@@ -5,7 +5,6 @@ from dataclasses import asdict
 from itertools import count
 
 from confluent_kafka import Producer
-from support.markers import await_markers
 from support.outbox import harvest_config, read_topic
 
 from harvest_lib.harvester.harvest import Harvest
@@ -54,7 +53,6 @@ class Audited:
         return changed
 
     def log(self):
-        await_markers(self.servers, self.outbox.topic)
         return read_topic(self.servers, self.outbox.topic, isolation="read_committed")
 
     def produce(self, like, *, outbox_id=None, leader=None, headers=None, header=True):

@@ -2,12 +2,12 @@
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from support.waiting import eventually
+from support.waiting import PATIENCE_SECONDS, eventually
 
 
-def await_markers(servers, topic):
+def await_markers(servers, topic, *, seconds=PATIENCE_SECONDS, **client):
     """Wait until no transaction is open in a topic: readers of committed records read to its end then."""
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0, **client})
     places = [TopicPartition(topic, number) for number in admin.list_topics(topic, 60).topics[topic].partitions]
 
     def ends(isolation):
@@ -18,4 +18,5 @@ def await_markers(servers, topic):
     eventually(
         lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
         f"no transaction is open in {topic}",
+        seconds=seconds,
     )

@@ -10,6 +10,7 @@ import psycopg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg import sql
 from support.least import limited
+from support.markers import await_markers
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
@@ -17,6 +18,8 @@ from harvest_lib.consume import Message, Sequencer
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
+
+_MARKERS_SECONDS = 15  # how long a marker may take on a busy machine
 
 _FILL = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
@@ -110,8 +113,12 @@ def _end(consumer, partition, patience_seconds=60):
 def read_topic(bootstrap_servers, topic, *, isolation="read_uncommitted", **client):
     """Read a topic to its present end; records in offset order per partition. `client` are more of its settings.
 
-    Where only what is committed is read, of messages with ids only those come that are acknowledged.
+    Where only what is committed is read, of messages with ids only those come that are acknowledged. The markers of
+    transactions that have committed are waited for; one that stays open ends the reading where it began.
     """
+    if isolation == "read_committed":
+        with suppress(AssertionError, KafkaException):
+            await_markers(bootstrap_servers, topic, seconds=_MARKERS_SECONDS, **client)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
