@@ -121,7 +121,7 @@ def ran(stack, admin, tmp_path_factory):
             connection.execute(f"DROP ROLE {name}")
 
 
-@pytest.mark.quick
+@pytest.mark.gate
 def test_the_dags_import_without_errors(ran):
     assert ran.imported == {"errors": {}, "dags": sorted(DAGS)}
 

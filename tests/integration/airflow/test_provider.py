@@ -9,7 +9,7 @@ import trustme
 from support.dagster_stub import dagster_stub
 from support.installed import build, find_uv, install
 
-pytestmark = [pytest.mark.gate, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 CANARY = "canary-51b0"
 TRIGGER = """

@@ -254,6 +254,7 @@ for each in archive_segments(connect(sys.argv[1]), OutboxTable.parse("outbox"), 
 """
 
 
+@pytest.mark.full
 def test_killed_at_every_step_it_is_finished_by_the_next_run(native, url):
     native.write(2 * SEGMENT + 1)
     native.subscribe(native.snapshot())
