@@ -17,7 +17,7 @@ from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTable
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 REAL = ["snapshot", "transaction_id"]
 
@@ -73,6 +73,7 @@ only_real = pytest.mark.parametrize("table", REAL, indirect=True)
 # -- order and completeness
 
 
+@pytest.mark.quick
 def test_what_was_committed_comes_once_in_order(table, source):
     written = [row for number in range(10) for row in table.write(f"key-{number % 3}", "a", "b", "c")]
     assert read_rows(source, 30, limit=7) == written
@@ -119,6 +120,7 @@ def test_a_page_of_several_transactions_is_no_longer_than_asked(table, source):
     assert max(len(page.rows) for page in pages) <= 4
 
 
+@pytest.mark.quick
 def test_it_goes_on_from_every_position(table, source):
     """Also from within a window, by another process, while newer records are written."""
     late = table.begin()
@@ -283,6 +285,7 @@ def test_what_is_written_while_a_batch_is_read_comes_with_the_next(table, source
     resumed.close()
 
 
+@pytest.mark.quick
 def test_a_transaction_that_was_open_comes_when_it_commits(table, source):
     late = table.begin()
     rows = late.write("late", "1")
@@ -350,6 +353,7 @@ def test_records_come_by_transaction_and_then_by_id(table, source):
     assert_nothing(source)
 
 
+@pytest.mark.quick
 def test_what_rolled_back_never_comes(table, source):
     written = table.write("k", "a")
     late, undone = table.begin(), table.begin()

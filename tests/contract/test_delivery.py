@@ -8,7 +8,7 @@ from support.brokers import KINDS, FakeBroker, RealBroker, begun, by_key, delive
 
 from harvest_lib.delivery import Reports
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 
 @pytest.fixture(params=["fake", *KINDS])

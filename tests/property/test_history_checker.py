@@ -13,7 +13,7 @@ from support.well_formed import Shape, history
 from harvest_lib.audit.checker import Promise, check
 from harvest_lib.audit.history.lines import from_line, to_line
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 PROMISES = {
     "barrier": Promise(delivery="at_least_once"),

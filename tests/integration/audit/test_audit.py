@@ -25,7 +25,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.record.header import HEADER_NAME, stamp
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 RECORDS = 50_000
 
@@ -80,6 +80,7 @@ def fill_outbox(dsn, topic, ids):
         )
 
 
+@pytest.mark.quick
 def test_everything_committed_is_found(dsn, settings, make_topic, producers):
     topic, leader = make_topic(partitions=4), uuid.uuid4()  # partition 3 stays empty
     with psycopg.connect(dsn) as connection:
@@ -260,6 +261,7 @@ def harvest_audit(dsn, bootstrap_servers, tmp_path):
     return run
 
 
+@pytest.mark.quick
 def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producers, harvest_audit, tmp_path):
     topic = make_topic()
     producer = producers()
@@ -297,6 +299,7 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
     assert harvest_audit("-t", topic, "--committed-file", str(committed), "--pending", pending).exit_code == 0
 
 
+@pytest.mark.quick
 def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, producers, harvest_audit):
     topic = make_topic()
     fill_outbox(dsn, topic, [])

@@ -11,7 +11,7 @@ from harvest_lib.delivery import topics as topics_module
 from harvest_lib.delivery.topic_facts import ask
 from harvest_lib.record.rows import RowQueue
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def small(request, bootstrap_servers, make_topic):
     broker.close()
 
 
+@pytest.mark.quick
 def test_of_a_batch_that_is_refused_only_the_record_to_blame_is(small):
     """Only the topic knows how large is too large, and a broker refuses all that travel together."""
     delivery = begun(small.delivery())

@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 RECORDS = 10_000
 WARM_UP = 10
@@ -81,6 +81,7 @@ def outbox(dsn, make_topic):
     return native
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("delivery", "most"),
     [("transactional", (160, 20, 700_000)), ("pipelined", (150, 20, 700_000)), ("barrier", (180, 40, 1_200_000))],

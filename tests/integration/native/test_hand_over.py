@@ -22,7 +22,7 @@ from harvest_lib.native import (
 )
 
 pytestmark = [
-    pytest.mark.quick,
+    pytest.mark.gate,
     pytest.mark.skipif(
         implementation().library is None, reason=f"there is no native library here: {implementation().reason}"
     ),
@@ -62,6 +62,7 @@ def test_what_fails_after_it_was_handed_over_is_heard_once_of_each_kind(bootstra
     assert [error.code() for error, _ in heard] == [KafkaError.MSG_SIZE_TOO_LARGE], "Python's own is Python's to hear"
 
 
+@pytest.mark.quick
 def test_where_records_arrived_is_told_once(bootstrap_servers, make_topic, dsn):
     made_outbox(dsn)
     topics = [make_topic(partitions=3), make_topic()]

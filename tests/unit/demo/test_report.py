@@ -22,7 +22,7 @@ from infra.demo.page import html, write
 from infra.demo.progress import Progress, View, summary
 from infra.demo.report import Kill, Sample, Seen, document, whole
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 BEGAN = 1_000_000.0
 FIRST, SECOND, THIRD = (UUID(int=number << 96) for number in (1, 2, 3))

@@ -10,7 +10,7 @@ import pytest
 from infra import supply_chain
 from infra.supply_chain import incomplete, main, reviewed, unhashed
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 KNOWN = "GHSA-test-test-test"
 

@@ -6,7 +6,7 @@ from textwrap import dedent, indent
 import pytest
 from support.time_in_tests import findings, report
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
