@@ -122,7 +122,8 @@ def dsn(stack: Stack, unique: Unique) -> Iterator[str]:
     """A connection string for an empty database of this test's own, dropped with its connections afterwards."""
     database = unique("db")[:63]
     with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        # A copy of files costs a fraction of a copy through the log where neither waits for the disk.
+        connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY file_copy").format(sql.Identifier(database)))
     yield make_conninfo(stack.dsn, dbname=database)
     stack.mend()
     with psycopg.connect(stack.dsn, autocommit=True) as connection:

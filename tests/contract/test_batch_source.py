@@ -673,7 +673,7 @@ _SIZES = st.one_of(
 )
 
 
-@pytest.mark.gate
+@pytest.mark.full
 @only_real
 @given(
     sizes=st.lists(st.tuples(_SIZES, st.sampled_from("xé")), min_size=1, max_size=12),

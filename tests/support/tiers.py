@@ -20,8 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def tier_of(item: pytest.Item) -> str:
-    """Return the tier of a test: the closest mark that names one; empty if none does."""
-    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), "")
+    """Return the tier of a test: the closest mark that names one; empty if none does.
+
+    Of the marks of a function and those of its parameters the later tier counts.
+    """
+    for node in reversed(item.listchain()):
+        if named := {mark.name for mark in node.own_markers} & {*TIERS}:
+            return max(named, key=TIERS.index)
+    return ""
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,7 +87,8 @@ def _named(node: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def _decorators(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
-    return {mark for decorator in node.decorator_list for mark in _marks(decorator)}
+    """The marks that stand above a test, not those of single parameters."""
+    return {mark for each in node.decorator_list if isinstance(each, ast.Attribute) for mark in _marks(each)}
 
 
 def _marks(node: ast.AST) -> set[str]:

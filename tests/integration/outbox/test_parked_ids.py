@@ -28,7 +28,10 @@ INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafk
 VALUES (%s, %s, %s, %s, %s) RETURNING id
 """
 
-DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
+DELIVERIES = [
+    "transactional",
+    *(pytest.param(each, marks=pytest.mark.full) for each in ("barrier", "pipelined", "sequenced")),
+]
 
 
 @pytest.fixture

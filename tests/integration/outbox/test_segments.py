@@ -284,6 +284,7 @@ def test_a_prepared_writer_keeps_its_segment_open(native, dsn, prepared_before):
     assert native.count() == 26
 
 
+@pytest.mark.full
 def test_a_writer_that_was_prepared_before_a_restart_keeps_its_segment_open(breakable_stack, unique):
     """Noted before it had a transaction id, under a name that the restart changes: its lock on the segment tells."""
     dsn, name = create(breakable_stack.postgres, unique("db")[:63]), uuid.uuid4().hex
@@ -456,6 +457,7 @@ def test_a_drop_that_was_killed_is_finished_by_the_next(native, reached):
 # -- as a person does
 
 
+@pytest.mark.full
 def test_the_commands(harvest, native):
     native.write(25)
     native.subscribe(native.snapshot())
