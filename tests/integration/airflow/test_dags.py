@@ -20,7 +20,7 @@ from support.waiting import eventually
 from harvest_lib.local_stack.airflow import Airflow, kafka_connections
 from harvest_lib.local_stack.databases import own_database
 
-pytestmark = [pytest.mark.gate, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 DAGS = {
@@ -121,7 +121,7 @@ def ran(stack, admin, tmp_path_factory):
             connection.execute(f"DROP ROLE {name}")
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_the_dags_import_without_errors(ran):
     assert ran.imported == {"errors": {}, "dags": sorted(DAGS)}
 

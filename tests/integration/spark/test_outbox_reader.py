@@ -48,7 +48,7 @@ def ids(options, parts):
     return [i for part in parts for batch in outbox_rows.read(options, part, schema) for i in batch["id"].to_pylist()]
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_every_column_comes_as_it_was_written(spark, native):
     record = OutboxRecord(topic="orders", key="a b", value='{"n": 1}', headers={"event": "placed", "none": None})
     append(native.connection, [record, OutboxRecord(topic="orders", key="c", value=None)])

@@ -173,7 +173,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(native, place, target, tai
     assert all(each == sorted(each) for key, each in of_each.items() if key not in writers.committed())
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_the_archive_comes_first(spark, native, place, target, tail, bootstrap_servers, tmp_path):
     native.subscribe(native.snapshot())
     write(native, 900)
