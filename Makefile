@@ -52,9 +52,9 @@ demo-pipeline: setup  ## a table is copied and followed into Kafka, a second tab
 demo-spark: setup  ## orders go from files through Spark, outbox and topic into totals, while each joint is killed
 	@$(BIN)/python -m infra.demo_spark
 
-test: lint audit  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
+test: setup  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
 	@sh infra/machine.sh pooler
-	@$(RUN) quick
+	@$(RUN) quick --beside "$(MAKE) --no-print-directory lint audit"
 
 test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test test-gate`
 	@sh infra/machine.sh pooler

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.record import Record
 from support.tiers import TIERS
 
+from harvest_lib.local_stack.process import through_child
 from harvest_lib.local_stack.state import default_state, locked, write_private
 
 MOST_FLAKY = 3
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tiers", nargs="+", choices=TIERS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limits", nargs=3, type=int, help="seconds: of a test, with its fixtures, between two")
+    parser.add_argument("--beside", default="", metavar="COMMAND", help="run it meanwhile; it has to succeed too")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="folders or files instead of all")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the session ends with us
@@ -84,23 +86,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folders = (default_state() / "test" / f"run-{number}" for number in count(1))
         folder = next(each for each in folders if held.enter_context(locked(each / "lock", wait=False)))
         parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", str(WORKER_RESTARTS)]
-        return run(given.tiers, folder, [*parallel, *given.tests], limits)
+        other = held.enter_context(_beside(given.beside, folder / "beside.log"))
+        first, second = run(given.tiers, folder, [*parallel, *given.tests], limits)
+        beside = {given.beside: "its output is above"} if other() else {}
+        return _verdict(given.tiers, first, second, beside)
 
 
-def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: Limits) -> int:
-    """Run the tiers, then what failed and what was left; say what became of them and return the exit code."""
+@contextmanager
+def _beside(command: str, log: Path) -> Iterator[Callable[[], int]]:
+    """Run a command of the shell meanwhile; yields a function that waits for it, shows what it printed, and returns
+    its exit code."""
+    if not command:
+        yield lambda: 0
+        return
+    with log.open("w") as file:
+        process = subprocess.Popen(through_child(["/bin/sh", "-c", command]), stdout=file, stderr=subprocess.STDOUT)
+
+    def end() -> int:
+        code = process.wait()
+        print(f"\n{command}:\n{log.read_text(encoding='utf-8').strip()}")
+        return code
+
+    try:
+        yield end
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: Limits) -> tuple[Session, Session | None]:
+    """Run the tiers, then what failed and what was left, alone. Where that cannot change the verdict it is not run."""
     selected = [part for tier in tiers for part in ("--tier", tier)]
     first = session([*selected, *arguments], folder / "first.jsonl", limits)
     record = first.record
     again = [*record.failed, *(each for each in record.left if each not in record.failed)]
-    if record.uncollected or not record.collected or len(record.failed) > MOST_ASKED_AGAIN:
-        return _verdict(tiers, first, None)
-    if not again:
-        return _verdict(tiers, first, None)
+    hopeless = record.uncollected or len(record.failed) > MOST_ASKED_AGAIN
+    if not again or hopeless:
+        return first, None
     print(f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run")
     asked = folder / "again.txt"
     asked.write_text("\n".join(again), encoding="utf-8")
-    return _verdict(tiers, first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits))
+    return first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits)
 
 
 def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
@@ -111,7 +137,8 @@ def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
     command += [*limits.arguments(), *arguments]
     began = moved = time.monotonic()
     size, stuck = 0, False
-    with subprocess.Popen(command, start_new_session=True) as process:
+    # Where this process is killed, the session ends with it, and with the session its servers.
+    with subprocess.Popen(through_child(command), start_new_session=True) as process:
         try:
             while process.poll() is None:
                 time.sleep(0.2)
@@ -137,21 +164,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _verdict(tiers: Sequence[str], first: Session, second: Session | None) -> int:
-    """Print the end of the run, and return its exit code."""
+def _verdict(tiers: Sequence[str], first: Session, second: Session | None, beside: dict[str, str]) -> int:
+    """Print the end of the run, and return its exit code. `beside` is what else failed, with reasons."""
     twice = _failed_twice(first, second)
     flaky = _flaky(first, second)
     write_private(default_state() / "test" / "flaky.json", json.dumps(flaky, indent=1) + "\n")
     passed = len(first.record.passed | (second.record.passed if second else set()))
     seconds = first.seconds + (second.seconds if second else 0)
     print()
-    for name, reason in twice.items():
+    for name, reason in (beside | twice).items():
         print(f"failed: {name} ({reason})")
     for name, reason in flaky.items():
         print(f"flaky: {name} (first: {reason})")
     print(f"{passed} passed, {len(twice)} failed, {len(first.record.skipped)} skipped")
     print(f"ran: {', '.join(tiers)}, in {seconds:.0f} s.  not run: {', '.join(_others(tiers))}.")
-    if twice:
+    if twice or beside:
         print("next: mend what failed; the log above has each by name")
         return 1
     if len(flaky) > MOST_FLAKY:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from support.waiting import eventually
 
 pytestmark = pytest.mark.gate
 
@@ -43,28 +45,48 @@ FLAKY = "def test_flaky_{0}():\n    assert not first_time('flaky-{0}'), 'a reaso
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run the tiers of a suite of a project's own, and return the finished process and the list of flaky tests."""
+def suite(tmp_path):
+    """Write a suite of a project's own; returns the command that runs it, and the environment."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n quick\n gate\n full\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # Plugins of other packages take longer to load than the tests to run.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
     environment |= {"HARVEST_HOME": str(tmp_path / "state"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
-    def command(body, limits=("--limits", "60", "70", "80")):
-        (tmp_path / "test_it.py").write_text(HEAD + body)
+    def write(body, limits=("60", "70", "80"), beside=""):
+        file = tmp_path / "test_it.py"
+        file.write_text(HEAD + body)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.run",
+            "quick",
+            "--limits",
+            *limits,
+            "--beside",
+            beside,
+            "--tests",
+            str(file),
+        ]
+        return command, environment
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path, suite):
+    """Run a suite; returns the finished process and the list of flaky tests."""
+
+    def finished(*arguments, **limits):
+        command, environment = suite(*arguments, **limits)
         done = subprocess.run(
-            [sys.executable, "-m", "tests.run", "quick", *limits, "--tests", str(tmp_path / "test_it.py")],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         flaky = tmp_path / "state" / "test" / "flaky.json"
         return done, json.loads(flaky.read_text()) if flaky.exists() else None
 
-    return command
+    return finished
 
 
 def test_what_passes_the_second_time_is_flaky_and_passes(run):
@@ -73,6 +95,14 @@ def test_what_passes_the_second_time_is_flaky_and_passes(run):
     assert list(flaky) == ["test_it.py::test_flaky_1"]
     assert "flaky: test_it.py::test_flaky_1 (first: AssertionError: a reason" in done.stdout
     assert "9 passed, 0 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.parametrize(("command", "code"), [("echo clean", 0), ("echo unclean; exit 3", 1)])
+def test_what_runs_beside_the_tests_has_to_succeed_too(run, command, code):
+    done, _ = run(GOOD, beside=command)
+    assert done.returncode == code, done.stdout
+    assert command.split(";")[0].removeprefix("echo ") in done.stdout
+    assert (f"failed: {command} " in done.stdout) == (code != 0)
 
 
 def test_what_fails_twice_fails_the_run(run):
@@ -107,7 +137,7 @@ def test_a_worker_that_dies_twice_fails_the_run(run):
 
 
 def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
-    done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, limits=("--limits", "2", "70", "80"))
+    done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, limits=("2", "70", "80"))
     assert done.returncode == 1
     assert "failed: test_it.py::test_hangs" in done.stdout
     assert "8 passed, 1 failed" in done.stdout
@@ -126,6 +156,18 @@ def test_a_run_that_proves_nothing_fails(run, body, reason):
     done, _ = run(body)
     assert done.returncode == 1, done.stdout
     assert reason in done.stdout
+
+
+def test_a_run_that_is_killed_leaves_no_session_behind(tmp_path, suite):
+    started = tmp_path / "started"
+    command, environment = suite(
+        f"def test_waits():\n    Path({str(started)!r}).write_text(str(os.getpid()))\n    time.sleep(600)\n"
+    )
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
+        eventually(lambda: started.exists() and started.read_text(), "the test runs")
+        worker = psutil.Process(int(started.read_text()))
+        process.kill()
+    eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker ended")
 
 
 @pytest.mark.full
