@@ -12,6 +12,7 @@ from support.counted import Counted
 from support.encoded import databases
 from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.pipeline_ends import PostgresSource, own_database, readers
+from support.quiet import end_clients
 from support.secured import Secured
 from support.session_folder import session_folder
 from support.sink import ORDERS, Database, hundred_orders
@@ -126,6 +127,7 @@ def secure_stack(request, parts):
     with ExitStack() as held:
         state = held.enter_context(session_folder(request.session, parts, "test-secure"))
         yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, secure=True))
+        end_clients()  # before their brokers go
 
 
 @pytest.fixture

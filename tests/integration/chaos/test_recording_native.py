@@ -19,7 +19,7 @@ from harvest_lib.record import OutboxRecord
 from infra.chaos.clock import clock_of
 from infra.chaos.recording_native import count_handed_over
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.full
 
 RECORDS = 300
 _PURGES = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[3]
 

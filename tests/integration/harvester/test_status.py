@@ -32,6 +32,7 @@ def notes(outbox, config):
         return list(StatusReader(connection, config).leaders().notes)
 
 
+@pytest.mark.full
 def test_before_the_first_run_nobody_has_run_yet(untouched, harvest):
     with psycopg.connect(untouched.dsn, autocommit=True) as connection:
         OutboxTable.parse("outbox").create(connection)

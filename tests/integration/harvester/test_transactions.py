@@ -7,7 +7,7 @@ from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.local_stack.kafka import KafkaCluster
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.full
 
 
 class TooFewBrokers(KafkaCluster):

@@ -24,7 +24,7 @@ from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 from infra.chaos.link import Links
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.full
 
 TIMESTAMP = 1_356_999_300_000
 FIRST = 5

@@ -245,7 +245,14 @@ WRITERS = {
 }
 
 
-@pytest.fixture(params=WRITERS.values(), ids=WRITERS)
+ONE_OF_EACH_KIND = {"psycopg", "sqlalchemy_session", "asyncpg", "django"}
+
+
+def _tier(name):
+    return [] if name in ONE_OF_EACH_KIND else pytest.mark.full
+
+
+@pytest.fixture(params=[pytest.param(made, id=name, marks=_tier(name)) for name, made in WRITERS.items()])
 def writer(request, dsn):
     return request.param(dsn)
 

@@ -15,7 +15,7 @@ from spark_jobs.audit import kafka_side
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_anomalies_of_all_kinds_are_told_apart(native):
     outbox = native.outbox
     outbox.fill(RECORDS, keys=KEYS)

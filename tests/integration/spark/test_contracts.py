@@ -23,6 +23,7 @@ def frame(spark, contract, **changes):
     return found.withColumns(dict.fromkeys(times, F.current_timestamp()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "contract",
     [FLIGHTS, pytest.param(OUTBOX, marks=pytest.mark.gate), AUDIT_SUMMARY],

@@ -222,7 +222,7 @@ def test_a_run_that_was_freed_survives_its_leader(lost):
     assert steps_back(runs.kafka.log) == 0
 
 
-@pytest.mark.gate
+@pytest.mark.full
 def test_no_more_is_freed_before_a_run_has_gone():
     """Memory, and the ids in a checkpoint, are bounded by one run."""
     runs = BatchRuns(one_per_key=True)

@@ -53,6 +53,7 @@ def test_the_rules_fire_at_what_they_should():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_a_rule_that_fires_too_early_is_found(tmp_path):
     (tmp_path / "alerts.yml").write_text(RULES.read_text().replace("> 60", "> 30"))
     (tmp_path / "alerts-test.yml").write_text(TESTS.read_text())
