@@ -280,34 +280,36 @@ def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
     with refused_settings():
         admin = AdminClient(client_settings(settings, error_cb=last))
     deadline = Deadline(timeout_seconds)
-    while True:
-        try:
-            return admin.list_topics(timeout=min(1.0, timeout_seconds))
-        except KafkaException as error:
-            admin.poll(0)
-            if last.denied or deadline.passed:  # a refusal will not pass by itself, silence may
-                raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
+    with admin:
+        while True:
+            try:
+                return admin.list_topics(timeout=min(1.0, timeout_seconds))
+            except KafkaException as error:
+                admin.poll(0)
+                if last.denied or deadline.passed:  # a refusal will not pass by itself, silence may
+                    raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
 
 
 def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:
     """Create a topic, or find that it exists; raises TopicMissing when it may not be created."""
-    admin = AdminClient(client_settings(settings))
-    topic = NewTopic(name, num_partitions=partitions, config=dict(config))
-    try:
-        admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name].result(REACH_TIMEOUT_SECONDS * 2)
-    except KafkaException as error:
-        if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
-            return
-        missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
-        if is_refusal(error.args[0]):
-            raise TopicMissing(
-                f"the topic {name!r} is not there, or not ours to see, and we may not create it",
-                evidence=missing.evidence,
-                next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
-            ) from error
-        raise missing from error
-    except TimeoutError as error:
-        raise topic_missing(name, partitions=partitions, evidence="no answer in time") from error
+    with AdminClient(client_settings(settings)) as admin:
+        topic = NewTopic(name, num_partitions=partitions, config=dict(config))
+        try:
+            asked = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
+            asked.result(REACH_TIMEOUT_SECONDS * 2)
+        except KafkaException as error:
+            if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
+                return
+            missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
+            if is_refusal(error.args[0]):
+                raise TopicMissing(
+                    f"the topic {name!r} is not there, or not ours to see, and we may not create it",
+                    evidence=missing.evidence,
+                    next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
+                ) from error
+            raise missing from error
+        except TimeoutError as error:
+            raise topic_missing(name, partitions=partitions, evidence="no answer in time") from error
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:

@@ -253,13 +253,13 @@ class Consumer:
 
     def _topic_id(self, topic: str) -> str:
         """Return Kafka's id of a topic, empty where it cannot be asked."""
-        admin = AdminClient(client_settings(self._settings))
-        asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
-        try:
-            return str(asked.result(2 * _ANSWER_SECONDS).topic_id)
-        except (KafkaException, TimeoutError) as error:
-            _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
-            return ""
+        with AdminClient(client_settings(self._settings)) as admin:
+            asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
+            try:
+                return str(asked.result(2 * _ANSWER_SECONDS).topic_id)
+            except (KafkaException, TimeoutError) as error:
+                _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
+                return ""
 
 
 class _Ownership:

@@ -92,15 +92,15 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
         )
     if partitions < needed:
         raise topic_too_small(place.log, partitions=partitions, needed=needed, why="a recovery log for each shard")
-    admin = AdminClient(client_settings(settings))
-    resource = ConfigResource(ConfigResource.Type.TOPIC, place.log)
-    partition = TopicPartition(place.log, place.partition)
-    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    try:
-        config: Any = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
-        found: Any = admin.list_offsets({partition: earliest})[partition].result(_ANSWER_SECONDS)
-    except KafkaException as error:
-        raise translate(error.args[0], settings=settings) from error
+    with AdminClient(client_settings(settings)) as admin:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, place.log)
+        partition = TopicPartition(place.log, place.partition)
+        earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        try:
+            config: Any = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
+            found: Any = admin.list_offsets({partition: earliest})[partition].result(_ANSWER_SECONDS)
+        except KafkaException as error:
+            raise translate(error.args[0], settings=settings) from error
     policy = config["cleanup.policy"].value
     if policy != "compact":
         raise CheckpointError(

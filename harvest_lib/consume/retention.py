@@ -86,9 +86,9 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
     """Ask Kafka about partitions that are read next from these offsets. Raises KafkaException, or TimeoutError."""
     if not positions:
         return []
-    admin = AdminClient(client_settings(settings))
-    starts, ends = (_offsets(admin, positions, spec) for spec in (_EARLIEST, _LATEST))
-    kept_seconds = _retention_seconds(admin, {topic for topic, _ in positions})
+    with AdminClient(client_settings(settings)) as admin:
+        starts, ends = (_offsets(admin, positions, spec) for spec in (_EARLIEST, _LATEST))
+        kept_seconds = _retention_seconds(admin, {topic for topic, _ in positions})
     known = [place for place in positions if place in starts and place in ends]
     timed = [
         place

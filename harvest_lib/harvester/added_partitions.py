@@ -154,14 +154,14 @@ class PartitionWatch:
                 self._memory = None  # asked again every time, it would be an error in the server's log each time
 
     def _counted(self, names: list[str]) -> dict[str, int]:
-        admin = AdminClient(client_settings(self._kafka))
-        counted = {}
-        for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
-            try:
-                counted[topic] = len(answer.result(2 * _ANSWER_SECONDS).partitions)
-            except (KafkaException, TimeoutError):  # gone, or not ours to see
-                continue
-        return counted
+        with AdminClient(client_settings(self._kafka)) as admin:
+            counted = {}
+            for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
+                try:
+                    counted[topic] = len(answer.result(2 * _ANSWER_SECONDS).partitions)
+                except (KafkaException, TimeoutError):  # gone, or not ours to see
+                    continue
+            return counted
 
     def _run(self, term: Term, stopping: threading.Event) -> None:
         stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics

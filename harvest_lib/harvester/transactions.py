@@ -28,9 +28,9 @@ def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider 
         ensure_checkpoint_topic(config.kafka_settings(for_producer=False), config.checkpoint_topic, config.shards)
     except (KafkaAccessDenied, TopicMissing) as error:
         raise type(error)(error.cause, evidence=error.evidence, next_step=f"{error.next_step}; {WITHOUT}") from error
-    admin = AdminClient(client_settings(config.kafka_settings(for_producer=False)))
-    _require_writing(config, admin)
-    _say_removed(config, admin)
+    with AdminClient(client_settings(config.kafka_settings(for_producer=False))) as admin:
+        _require_writing(config, admin)
+        _say_removed(config, admin)
     try_transactions(config, provider)
 
 

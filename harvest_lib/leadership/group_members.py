@@ -61,18 +61,18 @@ def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
 
 def members(settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[Member]:
     """Return the members of a group, none if there is no such group; waits out what passes. Raises KafkaException."""
-    admin = AdminClient(client_settings(settings))
-    deadline = Deadline(timeout_seconds)
-    while True:
-        try:
-            return _members(admin, group, max(0.5, deadline.remaining_seconds))
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.GROUP_ID_NOT_FOUND:
-                return []
-            if code not in _PASSES or deadline.passed:
-                raise
-        admin.poll(_AGAIN_SECONDS)
+    with AdminClient(client_settings(settings)) as admin:
+        deadline = Deadline(timeout_seconds)
+        while True:
+            try:
+                return _members(admin, group, max(0.5, deadline.remaining_seconds))
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.GROUP_ID_NOT_FOUND:
+                    return []
+                if code not in _PASSES or deadline.passed:
+                    raise
+            admin.poll(_AGAIN_SECONDS)
 
 
 def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Member]:

@@ -69,7 +69,8 @@ class Trouble:
 def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> str:
     """Ask Kafka what is the matter with the leader topic; empty if it knows of nothing."""
     try:
-        found = AdminClient(client_settings(settings)).list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
+        with AdminClient(client_settings(settings)) as admin:
+            found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
     except KafkaException as error:
         return f"the brokers do not say how the leader topic {topic!r} is: {error.args[0].str()}"
     if found is None or (found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):

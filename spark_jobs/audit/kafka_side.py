@@ -108,14 +108,14 @@ class Topics:
 
     def ids(self) -> Mapping[str, str]:
         """Return the id that Kafka gave each topic, another one after it was recreated; empty where it is not told."""
-        admin = AdminClient(client_settings(self._settings))
-        found = {}
-        for name in self.names:
-            asked = admin.describe_topics(TopicCollection([name]), request_timeout=_REACH_SECONDS)[name]
-            try:
-                found[name] = str(asked.result(2 * _REACH_SECONDS).topic_id)
-            except (KafkaException, TimeoutError):
-                found[name] = ""
+        with AdminClient(client_settings(self._settings)) as admin:
+            found = {}
+            for name in self.names:
+                asked = admin.describe_topics(TopicCollection([name]), request_timeout=_REACH_SECONDS)[name]
+                try:
+                    found[name] = str(asked.result(2 * _REACH_SECONDS).topic_id)
+                except (KafkaException, TimeoutError):
+                    found[name] = ""
         return found
 
     def read(
