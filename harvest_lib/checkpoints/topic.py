@@ -34,7 +34,9 @@ from harvest_lib.kafka_client import (
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _READ_SECONDS = 5.0
-"""Whoever stops waits for this; what takes longer is asked again."""
+"""A stop waits for this; what takes longer is asked again."""
+_MAKE_SECONDS = 30.0
+"""Shards that start at once all add partitions, which a busy cluster shows one after the other."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
 
@@ -44,16 +46,18 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
 
     Raises TopicMissing or KafkaUnavailable.
     """
-    deadline = Deadline(_READ_SECONDS)
+    deadline = Deadline(_MAKE_SECONDS)
     while (present := topic_partitions(settings).get(topic, 0)) < partitions:
         if deadline.passed:
             raise topic_too_small(topic, partitions=present, needed=partitions, why="a checkpoint for each shard")
         if not present:
             create_topic(settings, topic, partitions=partitions, config=_CONFIG)
             continue
-        admin = AdminClient(client_settings(settings))
         try:
-            admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_READ_SECONDS)
+            with AdminClient(client_settings(settings)) as admin:
+                admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_READ_SECONDS)
+        except TimeoutError:
+            continue
         except KafkaException as error:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
                 raise translate(error.args[0], settings=settings) from error
@@ -131,9 +135,9 @@ def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> Found:
 def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
     """Return the id that Kafka gave the topic when it was made; None if it cannot be known."""
     try:
-        admin = AdminClient(client_settings(settings))
-        described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
-        return str(described[topic].result(_READ_SECONDS).topic_id)
+        with AdminClient(client_settings(settings)) as admin:
+            described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
+            return str(described[topic].result(_READ_SECONDS).topic_id)
     except (KafkaException, TimeoutError):
         return None
 
