@@ -70,7 +70,8 @@ class Resharding:
             while True:
                 at, place = self._subscriptions.anchor("now")
                 self._stop_at(str(at))
-                if self._all_come_to(at, deadline) and (done := self._swap(at, place)) is not None:
+                stopped = self._all_come_to(at, deadline)
+                if stopped is not None and (done := self._swap(stopped, place if stopped == at else None)) is not None:
                     return done
         finally:
             self._stop_at(None)
@@ -79,13 +80,17 @@ class Resharding:
         with translated():
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
-    def _all_come_to(self, at: Snapshot, deadline: float) -> bool:
-        """Wait until every shard has stopped; False if one of them had passed the place before it was told."""
+    def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
+        """Wait until every shard has stopped. Return the place where all of them stand: the one that they were told, or
+        where the last leaders left them, if these ended without hearing of it. None if one had passed the place before
+        it was told."""
         told: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
             if len(rows) == rows[0].shards and all(_has_stopped(each, at) for each in rows):
-                return all(_stands_at(each, at) for each in rows)
+                return at if all(_stands_at(each, at) for each in rows) else None
+            if (resting := _resting_place(rows)) is not None:
+                return resting
             waits = _waits_for(rows, at)
             if waits not in told:
                 told.add(waits)
@@ -106,7 +111,8 @@ class Resharding:
             lock_subscription(subscriptions.connection, subscriptions.outbox.subscriptions.identifier, self._name)
             rows = subscriptions.get(self._name)
             told = rows[0].until is not None
-            if not (all(_stands_at(each, at) for each in rows) if told else _resting_place(rows) == at):
+            stand = told and all(_stands_at(each, at) for each in rows)
+            if not stand and _resting_place(rows) != at:
                 return None
             generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))
             self._move_set_aside(rows)

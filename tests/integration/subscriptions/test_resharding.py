@@ -9,6 +9,7 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError
+from harvest_lib.leadership.pool import announced
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import SnapshotSource
@@ -115,6 +116,27 @@ def test_shards_at_rest_in_one_place_need_no_harvester(outbox, source):
     assert min(each.generation for each in shards) > before
     outbox.harvest(shards=4, source=source).drain(60)
     assert sorted(outbox.arrived()) == list(range(1, 21))
+
+
+@pytest.mark.gate
+def test_a_leader_that_ends_without_hearing_of_it_is_not_waited_for(outbox):
+    """As one that was stopped a moment before: its session is not over yet."""
+    outbox.fill(20)
+    outbox.harvest().drain(60)
+    eventually(lambda: not outbox.shard().is_led)
+    ending = psycopg.connect(outbox.dsn, application_name=announced(outbox.shard().leader_id))
+    assert outbox.shard().is_led
+    told = []
+
+    def tell(text):
+        told.append(text)
+        ending.close()
+
+    assert Resharding(outbox.subscriptions, "default", 3, tell=tell).run(60).after == 3
+    assert told == ["waiting for shard 0"]
+    outbox.fill(20)
+    outbox.harvest(shards=3).drain(60)
+    assert sorted(outbox.arrived()) == list(range(1, 41))
 
 
 def test_a_transaction_that_is_open_during_the_change_is_delivered_once_after_it(outbox):
