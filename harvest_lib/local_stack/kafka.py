@@ -61,13 +61,15 @@ class KafkaCluster:
         detours: Mapping[str, Sequence[int | str]] | None = None,
         security: KafkaSecurity | None = None,
         acls: bool = False,
+        optimized: bool = True,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
         `ports["name-1"]` and so on: a client that bootstraps there is directed back there, without authentication.
         With `security` there are its listeners instead. With `acls` an authenticated client may do only what was
-        granted; a client without authentication may do everything, grant too.
+        granted; a client without authentication may do everything, grant too. Without `optimized` a broker costs less
+        in its first minutes, and more later.
         """
         if version not in VERSIONS:
             raise StackError(f"there is no Kafka {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}")
@@ -89,6 +91,7 @@ class KafkaCluster:
         self._parts = parts or state
         self._security = security
         self._acls = acls
+        self._options = _JVM if optimized else (*_JVM, *_SHORT_LIVED)
         self._folder = state / f"kafka-{version}-{brokers}{'-secure' if security else ''}"
         self._formatting: list[tuple[int, subprocess.Popen[str]]] = []
         self._java: list[str | Path] = []
@@ -142,7 +145,7 @@ class KafkaCluster:
         """Bring jars and configuration, and begin to format new data, which takes a second or so."""
         java_home = find_java(self._parts)
         jars = resolve(kafka_jars(self.version), self._parts, java_home)
-        self._java = [java_home / "bin" / "java", *_JVM, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
+        self._java = [java_home / "bin" / "java", *self._options, *_LOGGING, "-cp", os.pathsep.join(map(str, jars))]
         make_private(self._folder)
         names = [f"{role}-{number}" for number in self._numbers for role in self._roles]
         self.ports = keep_ports(self._folder / "ports.json", names)
@@ -236,11 +239,11 @@ class KafkaCluster:
 
     def answers(self) -> bool:
         """Tell whether all brokers are members of the cluster as a client sees it; another cluster does not count."""
-        admin = AdminClient({**self.operator_settings, "log_level": 0})
-        try:
-            seen = admin.list_topics(timeout=2)
-        except KafkaException:
-            return False
+        with AdminClient({**self.operator_settings, "log_level": 0}) as admin:
+            try:
+                seen = admin.list_topics(timeout=2)
+            except KafkaException:
+                return False
         return seen.cluster_id == self._identity()["cluster"] and len(seen.brokers) == len(self.brokers)
 
     def begin_stop(self) -> None:

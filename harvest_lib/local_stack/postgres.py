@@ -45,14 +45,17 @@ _SETTINGS = {
 _TLS = {"ssl": "on", "ssl_cert_file": "server.pem", "ssl_key_file": "server.key", "ssl_min_protocol_version": "TLSv1.2"}
 _TLS_ONLY = "hostssl all,replication all 127.0.0.1/32 scram-sha-256\n"
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+_HASHED_ONCE = {"scram_iterations": "1"}
+_HASHED_ONCE_SINCE = 16
+"""The password is random: hashing it 4096 times costs a client 5 ms and protects nothing."""
 
 
 class PostgresServer:
     """A Postgres of one version with its data below a state folder."""
 
     def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
-        """Prepare; nothing is written or started yet. Without `durable` a crash of the machine may lose commits. With
-        `tls` it accepts no other connections."""
+        """Prepare; nothing is written or started yet. Without `durable`, for tests, a crash of the machine may lose
+        commits, and passwords are hashed once. With `tls` it accepts no other connections."""
         if version not in VERSIONS:
             raise StackError(
                 f"there is no Postgres {version} to start", next_step=f"choose one of {', '.join(VERSIONS)}"
@@ -65,6 +68,7 @@ class PostgresServer:
         self._password_file = state / f"{name}.password"
         self._ports_file = state / f"{name}.ports"
         self._durable = durable
+        self._hashing = {} if durable or int(version) < _HASHED_ONCE_SINCE else _HASHED_ONCE
         self._tls = tls
         self._process = ServerProcess(
             "postgres",
@@ -117,6 +121,7 @@ class PostgresServer:
             "port": str(self.port),
             "unix_socket_directories": "" if self._tls else self._socket_folder(),
             **({} if self._durable else _NOT_DURABLE),
+            **self._hashing,
             **(_TLS if self._tls else {}),
         }
         if self._tls:
@@ -204,7 +209,8 @@ class PostgresServer:
             command: list[str | Path] = [self._binary("initdb"), "-D", new, "--pwfile", handed_over.name]
             command += ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
             command += ["--no-instructions", *([] if self._durable else ["--no-sync"])]
-            command += [part for name, value in _SETTINGS.items() for part in ("--set", f"{name}={value}")]
+            settings = {**_SETTINGS, **self._hashing}
+            command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
             self._run(command, user, new, f"the data of Postgres {self.version} could not be made", _environment())
         new.rename(self._data)
 

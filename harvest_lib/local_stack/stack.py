@@ -54,9 +54,10 @@ class Stack:
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
-        Postgres does not wait for the disk. With `definitions`, a module, Dagster serves it and Airflow runs as well,
-        with the DAGs of the folder `dags` (ours by default), and with `observe` a Prometheus. `secure`: with TLS and
-        users only, see `secure`; raises StackError for what does not go with that. `acls`: see `KafkaCluster`.
+        Postgres does not wait for the disk, and Kafka is not `optimized`. With `definitions`, a module, Dagster serves
+        it and Airflow runs as well, with the DAGs of the folder `dags` (ours by default), and with `observe` a
+        Prometheus. `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that.
+        `acls`: see `KafkaCluster`.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -77,6 +78,7 @@ class Stack:
                 parts=parts,
                 security=self.security.kafka() if self.security else None,
                 acls=acls,
+                optimized=durable,
             )
         self._dags = dags
         folder = Path(dags) if dags else None
@@ -289,7 +291,8 @@ def _shown(dsn: str, message: str) -> str:
 
 def _check_kafka(servers: str) -> None:
     try:
-        AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=_OUTSIDE_SECONDS)
+        with AdminClient({"bootstrap.servers": servers, "log_level": 0}) as admin:
+            admin.list_topics(timeout=_OUTSIDE_SECONDS)
     except KafkaException as error:
         raise StackError(
             "the Kafka named in HARVEST_BOOTSTRAP_SERVERS cannot be used",
