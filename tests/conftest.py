@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 from support import hypothesis_profiles, least, record, tiers  # noqa: F401 - the first puts its profile in use
+from support.databases import Databases
 from support.least_modules import reason
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
@@ -117,17 +115,17 @@ def group_id(unique: Unique) -> str:
     return unique("group")
 
 
+@pytest.fixture(scope="session")
+def databases(stack: Stack) -> Databases:
+    """Where tests get a database from, for a moment."""
+    return Databases(stack.dsn)
+
+
 @pytest.fixture
-def dsn(stack: Stack, unique: Unique) -> Iterator[str]:
-    """A connection string for an empty database of this test's own, dropped with its connections afterwards."""
-    database = unique("db")[:63]
-    with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        # A copy of files costs a fraction of a copy through the log where neither waits for the disk.
-        connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY file_copy").format(sql.Identifier(database)))
-    yield make_conninfo(stack.dsn, dbname=database)
-    stack.mend()
-    with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+def dsn(stack: Stack, databases: Databases, unique: Unique) -> Iterator[str]:
+    """A connection string for an empty database of this test's own, gone with its connections afterwards."""
+    with databases.database(unique("db")[:63], stack.mend) as made:
+        yield made
 
 
 @pytest.fixture
