@@ -1,12 +1,10 @@
 """What several modules share: for the commands, a configuration file; for the jobs, Spark and what it works on."""
 
 import os
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import pytest
-from support import least
+from support import commands, least
 from support.audited import Audited, Purged
 from support.counted import Counted
 from support.encoded import databases
@@ -84,15 +82,10 @@ def allowed(environment):
 
 @pytest.fixture
 def harvest(allowed):
-    def command(*arguments, **variables):
-        return subprocess.run(
-            [sys.executable, "-m", "harvest_lib.cli", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            env=allowed(*arguments, **variables),
-            check=False,
-        )
+    """Run a command; `alone=True` gives it a process of its own, where signals or memory are the subject."""
+
+    def command(*arguments, alone=False, **variables):
+        return commands.run(arguments, allowed(*arguments, **variables), alone=alone or least.LIMITED)
 
     return command
 

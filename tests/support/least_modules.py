@@ -96,6 +96,8 @@ EXEMPT = {
     "integration/benchmarks/test_compare": "the comparison makes tables of its own and measures them, as their owner",
     "integration/chaos/test_backlog": _SERVERS,
     "integration/local_stack/test_taken_ports": _SERVERS,
+    "integration/local_stack/test_pooled_databases": _SERVERS,
+    "integration/cli/test_in_process": "its subject is how tests run commands, each of which has tests of its own",
     "integration/local_stack/test_bad_circumstances": _SERVERS,
     "integration/spark/test_path": "its subject is Spark, before and after a harvester that the owner runs",
     "integration/chaos/test_link": _SERVERS,
