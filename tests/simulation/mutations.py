@@ -98,11 +98,12 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A broken build, and the modes in which that shows."""
+    """A broken build, the modes in which that shows, and a seed that once showed it, which is the first to be tried."""
 
     name: str
     changes: tuple
     modes: tuple = MODES
+    seed: int = 0
 
     @contextmanager
     def applied(self):
@@ -118,8 +119,8 @@ class Mutation:
             yield
 
 
-def _mutation(name, modes, *changes):
-    return Mutation(name=name, modes=modes, changes=changes)
+def _mutation(name, modes, *changes, seed=0):
+    return Mutation(name=name, modes=modes, changes=changes, seed=seed)
 
 
 def _edit(owner, name, old, new):
@@ -160,6 +161,7 @@ MUTATIONS = (
             "self._acked.extend(reports.acknowledged); self._lower(reports.acknowledged)",
         ),
         _edit(MarkLoop, "_fetch", "self._lower(acked)", "pass"),
+        seed=14,
     ),
     _mutation(
         "what failed is not marked again before the rest goes",
@@ -175,6 +177,7 @@ MUTATIONS = (
         "what failed is forgotten when the term ends",
         ("mark-barrier",),
         _edit(MarkLoop, "_take", "self._in_doubt.update(failure.row[0] for failure in failed)", "pass"),
+        seed=18,
     ),
     _mutation(
         "the lease is not checked",
@@ -185,6 +188,7 @@ MUTATIONS = (
         "nobody waits for a leader that nothing fences",
         ("snapshot-barrier",),
         _edit(SubscriptionRows, "read", "bool(self.fence) and are_ours", "are_ours"),
+        seed=32,
     ),
     _mutation(
         "any fence of the leader before counts as ours",
@@ -195,6 +199,7 @@ MUTATIONS = (
             left_out=" AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s",
             meaning="last_leaders_of_any_fence",
         ),
+        seed=76,
     ),
     _mutation(
         "a term begins whatever became of the epoch since it was granted",
@@ -205,6 +210,7 @@ MUTATIONS = (
             left_out="\nWHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])",
             meaning="lead_after_any_epoch",
         ),
+        seed=227,
     ),
     _mutation(
         "no key barrier in batches",
@@ -220,6 +226,7 @@ MUTATIONS = (
         "what is on the wire is not waited for",
         ("snapshot-barrier",),
         _edit(BatchLoop, "_restart", "if may_arrive:", "if False:"),
+        seed=55,
     ),
     _mutation(
         "a checkpoint is saved before the batch is committed",
@@ -278,6 +285,7 @@ MUTATIONS = (
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="status_of_anybody",
         ),
+        seed=11,
     ),
     _mutation(
         "generations are ignored",
@@ -328,6 +336,7 @@ MUTATIONS = (
         "acknowledgements are forgotten before they are in Kafka",
         _SEQUENCED,
         _edit(SequencedBatches, "settle", "outcome = self._delivery.flush(may_send)", "outcome = BatchCommitted()"),
+        seed=113,
     ),
     _mutation(
         "acknowledgements go behind the records of the next batch",
@@ -353,11 +362,13 @@ MUTATIONS = (
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="save_of_anybody",
         ),
+        seed=12,
     ),
     _mutation(
         "what was saved without an answer may count later",
         _SEQUENCED,
         _edit(stores.IntentStore, "load", "checkpoint = self._checkpoints.renew()", "checkpoint = self._mirror"),
+        seed=47,
     ),
     _mutation(
         "readers do not wait for acknowledgements",
@@ -388,6 +399,7 @@ MUTATIONS = (
         "a term begins from the epoch of another shard",
         _SHARDS,
         _edit(SubscriptionRows, "read", "{shard: epoch for", "{shard: rows[0][2] for"),
+        seed=11,
     ),
     _mutation(
         "the producer of a doubtful transaction goes on",
@@ -419,16 +431,19 @@ MUTATIONS = (
         _edit(
             server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
         ),
+        seed=14,
     ),
     _mutation(
         "what was not flushed counts as flushed",
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "first[_FLUSHED_UP_TO]", '"0/1"'),
+        seed=81,
     ),
     _mutation(
         "the lower bound of a snapshot is off by one",
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "str(self._prev.xmax - 1)", "str(self._prev.xmax)"),
+        seed=12,
     ),
     _mutation(
         "late transactions are forgotten",
@@ -471,6 +486,7 @@ MUTATIONS = (
         "what is marked a second time is sent a second time",
         (*_PAGES, "mark-sequenced"),
         _edit(MarkPages, "read", "{*self._sent, *self._delivered}", "set()"),
+        seed=105,
     ),
     _mutation(
         "what was asked ahead is taken in by the next term",

@@ -46,7 +46,7 @@ def test_a_seed_does_the_same_again(seed):
 @pytest.mark.gate
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_a_broken_build_is_noticed(mutation):
-    for seed in range(MOST):
+    for seed in (mutation.seed, *range(MOST)):
         with mutation.applied():
             outcome = run(seed, mutation.modes)
         if outcome.broken:
