@@ -27,7 +27,9 @@ export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
 EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
 WORKERS ?= 2
-RUN = $(BIN)/python -m tests.run --workers $(WORKERS)
+# Tests of the gate wait for a third of the time.
+GATE_WORKERS ?= 3
+RUN = $(BIN)/python -m tests.run --workers
 PARALLEL = -n $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
@@ -54,15 +56,15 @@ demo-spark: setup  ## orders go from files through Spark, outbox and topic into 
 
 test: setup  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
 	@sh infra/machine.sh pooler
-	@$(RUN) quick --beside "$(MAKE) --no-print-directory lint audit"
+	@$(RUN) $(WORKERS) quick --beside "$(MAKE) --no-print-directory lint audit"
 
 test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test test-gate`
 	@sh infra/machine.sh pooler
-	@$(RUN) gate
+	@$(RUN) $(GATE_WORKERS) gate
 
 test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
 	@sh infra/machine.sh pooler
-	@HYPOTHESIS_PROFILE=random $(RUN) quick gate full
+	@HYPOTHESIS_PROFILE=random $(RUN) $(WORKERS) quick gate full
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer

@@ -88,18 +88,8 @@ WAYS = {
 ALIKE = {"snapshot_pipelined", "mark_pipelined", "mark_sequenced"}
 """Their steps are those of others, in another order."""
 
-IN_THE_GATE = {"snapshot_transactional", "snapshot_sequenced", "mark_barrier"}
-"""Each engine, each way of delivering exactly once, and goharvest's way."""
-
-
-def _marks(way):
-    if way in ALIKE:
-        return [long]
-    return [] if way in IN_THE_GATE else [pytest.mark.full]
-
-
 CASES = [
-    pytest.param(way, step, nth, id=f"{way}-{step}", marks=_marks(way))
+    pytest.param(way, step, nth, id=f"{way}-{step}", marks=[long] if way in ALIKE else [])
     for way, (_, _, steps_of) in WAYS.items()
     for step, nth in STEPS[steps_of].items()
 ]
@@ -212,7 +202,6 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
     check(crashes.delivery, crashes.finish(), records)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "step"),
     [

@@ -151,7 +151,6 @@ def test_two_servers_that_are_away_are_two_problems(checked):
     assert CANARY not in json.dumps(found)
 
 
-@pytest.mark.full
 def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
     variables = {
@@ -531,7 +530,6 @@ def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, d
         assert f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic no-such-topic" in done.stdout
 
 
-@pytest.mark.full
 def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path):
     """Even where no server has been asked to look at them."""
     authority = CA()

@@ -133,7 +133,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", BROKEN)
 def test_an_unreadable_checkpoint_costs_its_own_subscription_only(outbox, subscriptions, harvest, reaper, kind):
     for name in ("bad", "good", "gone"):

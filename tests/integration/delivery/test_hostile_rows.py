@@ -15,7 +15,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, unpack
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.gate
 
 OUTBOX = OutboxTable(("outbox",))
 MARK = {"source": "mark"}

@@ -12,7 +12,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import ParkedRecords
 from harvest_lib.outbox.parked_record import ParkedSelection
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.gate
 
 INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)

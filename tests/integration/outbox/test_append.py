@@ -245,14 +245,7 @@ WRITERS = {
 }
 
 
-ONE_OF_EACH_KIND = {"psycopg", "sqlalchemy_session", "asyncpg", "django"}
-
-
-def _tier(name):
-    return [] if name in ONE_OF_EACH_KIND else pytest.mark.full
-
-
-@pytest.fixture(params=[pytest.param(made, id=name, marks=_tier(name)) for name, made in WRITERS.items()])
+@pytest.fixture(params=[pytest.param(made, id=name) for name, made in WRITERS.items()])
 def writer(request, dsn):
     return request.param(dsn)
 

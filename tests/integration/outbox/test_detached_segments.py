@@ -89,7 +89,6 @@ def test_one_that_may_not_be_read_is_named(native, dsn, unique):
         native.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
 
 
-@pytest.mark.full
 def test_status_segments_list_and_the_log_say_so(native, harvest, reaper, dsn, caplog):
     native.write(12)
     native.subscribe("1:1:", name="default")

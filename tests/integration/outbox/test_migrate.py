@@ -31,7 +31,7 @@ from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.gate
 
 STEPS = ["column", "index", "bound", "validate", "swap", "moved"]
 KEYS = 8

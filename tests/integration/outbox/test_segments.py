@@ -457,7 +457,6 @@ def test_a_drop_that_was_killed_is_finished_by_the_next(native, reached):
 # -- as a person does
 
 
-@pytest.mark.full
 def test_the_commands(harvest, native):
     native.write(25)
     native.subscribe(native.snapshot())

@@ -222,11 +222,11 @@ def test_a_run_that_was_freed_survives_its_leader(lost):
     assert steps_back(runs.kafka.log) == 0
 
 
-@pytest.mark.full
+@pytest.mark.gate
 def test_no_more_is_freed_before_a_run_has_gone():
     """Memory, and the ids in a checkpoint, are bounded by one run."""
     runs = BatchRuns(one_per_key=True)
-    fill(runs, 5_000, keys=2)
+    fill(runs, 3_000, keys=2)
     runs.topics.bad.update({1: "bad", 2: "bad"})
     runs.run()
     runs.topics.bad.clear()
@@ -236,7 +236,7 @@ def test_no_more_is_freed_before_a_run_has_gone():
         loop.turn()
         loop._redelivery._look_at = 0.0
         most = max(most, len(loop._barrier.deferred_ids))
-    assert sorted(runs.kafka.ids) == list(range(1, 5_001))
+    assert sorted(runs.kafka.ids) == list(range(1, 3_001))
     assert 0 < most <= 2_000
 
 
