@@ -7,15 +7,13 @@ key steps back but under pipelined, where a run of its records may come again, w
 import json
 import random
 import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from support.native_outbox import NativeOutbox
 from support.outbox import Outbox, check_runs, harvest_config, read_topic, steps
-from support.pool import Member
 from support.sequenced import read_acknowledged
+from support.striking import Struck
 
 from harvest_lib.harvester.harvest import Harvest
 
@@ -105,7 +103,7 @@ class Crashes:
     folder: object
     source: str
     delivery: str
-    members: list = field(default_factory=list)
+    crashed: int = 0
 
     @property
     def settings(self):
@@ -122,16 +120,10 @@ class Crashes:
             **self.settings,
         }
         file.write_text(json.dumps({"harvest": configuration}))
-        command = [sys.executable, "-m", "support.striking", "--drain", "--step", step, "--nth", str(nth)]
-        command += ["--delay-ms", str(delay_ms)]
-        log = self.folder / f"harvester-{len(self.members)}.log"
-        member = Member(file, log, command)
-        self.members.append(member)
-        try:
-            code = member.process.wait(60)
-        except subprocess.TimeoutExpired:
-            member.process.kill()
-            raise
+        arguments = ["-f", file, "--drain", "--step", step, "--nth", nth, "--delay-ms", delay_ms]
+        log = self.folder / f"harvester-{self.crashed}.log"
+        self.crashed += 1
+        code = Struck(arguments, log).wait(60)
         assert code in {0, -signal.SIGKILL}, log.read_text()
         return code != 0
 

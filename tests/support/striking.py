@@ -19,6 +19,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing import get_context
 
 from confluent_kafka import Producer
 
@@ -210,7 +211,38 @@ def striking(config, strike):
     )
 
 
-def main():
+_FORKS = get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__])
+
+
+class Struck:
+    """A harvester in a process of its own, forked from one that has imported everything and started nothing."""
+
+    def __init__(self, arguments, log):
+        self.log = log
+        self._process = _FORKS.Process(target=_run, args=([str(each) for each in arguments], str(log)))
+        self._process.start()
+
+    def wait(self, seconds):
+        """Return its exit code; raises AssertionError if it does not end in time, and then ends it."""
+        self._process.join(seconds)
+        if (code := self._process.exitcode) is None:
+            self._process.kill()
+            self._process.join()
+            raise AssertionError(f"it did not end within {seconds} s: {self.log.read_text()}")
+        return code
+
+
+def _run(arguments, log):
+    for name in [each for each in os.environ if each.startswith("HARVEST_")]:
+        del os.environ[name]
+    with open(log, "w") as stderr, open(os.devnull, "w") as stdout:  # noqa: PTH123 - descriptors are what is wanted
+        os.dup2(stderr.fileno(), 2)
+        os.dup2(stdout.fileno(), 1)
+    main(arguments)
+
+
+def main(arguments=None):
     parser = argparse.ArgumentParser()
     parser.add_argument("-f", dest="config", required=True)
     parser.add_argument("--step", default="")
@@ -219,7 +251,7 @@ def main():
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--drain", action="store_true", help="end when there is nothing left")
     parser.add_argument("--log-format", default="json")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     configure_logging(asked.log_format, "info")
     strike = Strike(asked.step, asked.nth, signal.Signals[asked.signal], asked.delay_ms / 1000)
     harvest = striking(load(asked.config).harvest, strike)

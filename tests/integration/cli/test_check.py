@@ -36,8 +36,10 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.preflight import kafka as kafka_checks
 from harvest_lib.harvester.preflight import postgres as postgres_checks
 from harvest_lib.harvester.transactions import prepare_transactions
+from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable
 
@@ -530,8 +532,9 @@ def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, d
         assert f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic no-such-topic" in done.stdout
 
 
-def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path):
+def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path, monkeypatch):
     """Even where no server has been asked to look at them."""
+    monkeypatch.setattr(kafka_checks, "topic_partitions", partial(topic_partitions, timeout_seconds=0.5))
     authority = CA()
     files = {}
     for name, days in {"soon": 5, "over": -1, "fine": 300}.items():

@@ -54,7 +54,7 @@ def suite(tmp_path):
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
     environment |= {"HARVEST_HOME": str(tmp_path / "state"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
-    def write(body, limits=("60", "70", "80"), beside=""):
+    def write(body, limits=("60", "70", "80"), beside="", workers="1"):
         file = tmp_path / "test_it.py"
         file.write_text(HEAD + body)
         command = [
@@ -66,6 +66,8 @@ def suite(tmp_path):
             *limits,
             "--beside",
             beside,
+            "--workers",
+            workers,
             "--tests",
             str(file),
         ]
@@ -123,7 +125,7 @@ def test_more_than_three_flaky_tests_fail_the_run(run):
 
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_worker_that_dies_once_costs_nothing(run, end):
-    done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD)
+    done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD, workers="2")
     assert done.returncode == 0, done.stdout
     assert set(flaky) <= {"test_it.py::test_dies"}  # a session that ended with its worker cannot say that it failed
     assert "9 passed, 0 failed" in done.stdout
@@ -131,13 +133,13 @@ def test_a_worker_that_dies_once_costs_nothing(run, end):
 
 @pytest.mark.full
 def test_a_worker_that_dies_twice_fails_the_run(run):
-    done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD)
+    done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD, workers="2")
     assert done.returncode == 1
     assert "failed: test_it.py::test_dies" in done.stdout
 
 
 def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
-    done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, limits=("2", "70", "80"))
+    done, _ = run("def test_hangs():\n    time.sleep(600)\n" + GOOD, limits=("2", "70", "80"), workers="2")
     assert done.returncode == 1
     assert "failed: test_it.py::test_hangs" in done.stdout
     assert "8 passed, 1 failed" in done.stdout
