@@ -117,7 +117,7 @@ def group_id(unique: Unique) -> str:
 
 @pytest.fixture(scope="session")
 def databases(stack: Stack) -> Databases:
-    """Where tests get a database from, for a moment."""
+    """The pool of empty databases."""
     return Databases(stack.dsn)
 
 

@@ -44,7 +44,7 @@ _FIRST_STEP = 100
 def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitions: int) -> None:
     """Make the topic, or give it the partitions that it lacks; other shards may be doing the same.
 
-    Raises TopicMissing or KafkaUnavailable.
+    Raises TopicMissing or KafkaUnavailable, and TopicTooSmall if it still lacks some after 30 s.
     """
     deadline = Deadline(_MAKE_SECONDS)
     while (present := topic_partitions(settings).get(topic, 0)) < partitions:

@@ -17,16 +17,20 @@ The steps are those of its own parts, which are wrapped here; the product knows 
 import argparse
 import os
 import signal
+import sys
 import threading
 import time
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
+from unittest.mock import patch
 
 from confluent_kafka import Producer
 
+from harvest_lib.batching.guarantees import TransactionalBatches
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.cli.actions.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
+from harvest_lib.delivery import BatchCommitted
 from harvest_lib.harvester import engines
 from harvest_lib.harvester.factory import make_source
 from harvest_lib.harvester.harvest import Harvest, State
@@ -45,6 +49,8 @@ class Strike:
         self._left = nth
         self._number = number
         self._delay_seconds = delay_seconds
+        self.outstanding = False
+        """Records were handed over since all had been acknowledged."""
 
     def at(self, step):
         """Tell whether it struck."""
@@ -86,8 +92,6 @@ def _is_acknowledgement(*arguments, headers=None, **_named):
 class StrikingProducer(Wrapped):
     """A producer; what it sends to the topics of harvesters themselves does not count."""
 
-    _outstanding = False
-
     def __len__(self):
         return len(self._inner)
 
@@ -96,15 +100,8 @@ class StrikingProducer(Wrapped):
             self._strike.at("acknowledge")
         elif not topic.endswith((".neli", ".checkpoint")):
             self._strike.at("produce")
-            self._outstanding = True
+            self._strike.outstanding = True
         self._inner.produce(topic, *rest, **named)
-
-    def flush(self, timeout):
-        left = self._inner.flush(timeout)
-        if self._outstanding and not left:
-            self._outstanding = False
-            self._strike.at("landed")
-        return left
 
     def init_transactions(self, timeout):
         if self._strike.at("begin"):
@@ -146,6 +143,20 @@ class StrikingStore(Wrapped):
         return saved
 
 
+def strike_once_landed(delivery, strike):
+    """Wrap how a delivery waits until nothing is outstanding; the client may have heard all before it is asked."""
+    flush = delivery.flush
+
+    def flushed(may_send):
+        outcome = flush(may_send)
+        if strike.outstanding and isinstance(outcome, BatchCommitted):
+            strike.outstanding = False
+            strike.at("landed")
+        return outcome
+
+    delivery.flush = flushed
+
+
 class StrikingPlaces(Wrapped):
     """The list of what is parked."""
 
@@ -183,6 +194,8 @@ def striking(config, strike):
     def make_striking_guarantee(*args, **named):
         guarantee = make_guarantee(*args, **named)
         guarantee.store = StrikingStore(guarantee.store, strike)
+        if not isinstance(guarantee, TransactionalBatches):  # there is no step between its reports and its commit
+            strike_once_landed(guarantee._delivery, strike)
         return guarantee
 
     engines.make_guarantee = make_striking_guarantee
@@ -215,11 +228,18 @@ _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 
 
+def _have_forks():
+    """Start the process to fork from. It imports what this one could; where it cannot, each fork has to, silently."""
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
+
+
 class Struck:
     """A harvester in a process of its own, forked from one that has imported everything and started nothing."""
 
     def __init__(self, arguments, log):
         self.log = log
+        _have_forks()
         self._process = _FORKS.Process(target=_run, args=([str(each) for each in arguments], str(log)))
         self._process.start()
 
@@ -233,7 +253,11 @@ class Struck:
         return code
 
 
+_IMPORTED_BY = os.getpid()
+
+
 def _run(arguments, log):
+    assert os.getpid() != _IMPORTED_BY, "it was forked from a process that could not import this"
     for name in [each for each in os.environ if each.startswith("HARVEST_")]:
         del os.environ[name]
     with open(log, "w") as stderr, open(os.devnull, "w") as stdout:  # noqa: PTH123 - descriptors are what is wanted

@@ -49,18 +49,17 @@ def ignores(path: Path, config: pytest.Config) -> bool:
     return not any(f"mark.{tier}" in source for tier in wanted)
 
 
-def tiers_in(source: str) -> dict[str, set[str]]:
+def tiers_in(module: ast.Module) -> dict[str, set[str]]:
     """Return for each test function of a module the tiers and exemptions that it names, or else its class or module.
 
     Keys are `test_name` or `TestClass.test_name`. An empty set is a test without a tier.
     """
-    module = ast.parse(source)
     return dict(_tests(module, _named(module)))
 
 
 def read_tiers(path: Path) -> dict[str, set[str]]:
     """Return `tiers_in` for a file."""
-    return tiers_in(path.read_text(encoding="utf-8"))
+    return tiers_in(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def _tests(node: ast.Module | ast.ClassDef, inherited: set[str], prefix: str = "") -> Iterator[tuple[str, set[str]]]:

@@ -7,6 +7,7 @@ On a busy machine everything takes longer, and any process may stand still for s
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from support.tiers import NO_TIER_NEEDED, tiers_in
@@ -113,13 +114,13 @@ def _computed(operator: ast.operator, left: float, right: float) -> float | None
 def findings(source: str) -> list[Finding]:
     """Return what is wrong in a module, of what a test of an examined tier runs; in the order of the lines."""
     tree = ast.parse(source)
-    return _findings(tree, _examined(tree, source))
+    return _findings(tree, _examined(tree))
 
 
 def report(files: dict[Path, str]) -> list[str]:
     """Return `file:line: reason` for each finding in modules by their paths; to have examined none is a mistake."""
     trees = {path: ast.parse(source) for path, source in files.items()}
-    examined = {path: _examined(tree, files[path]) for path, tree in trees.items()}
+    examined = {path: _examined(tree) for path, tree in trees.items()}
     if not any(examined.values()):
         raise ValueError("no test of the examined tiers was found, so nothing was examined")
     return [
@@ -133,9 +134,9 @@ def _findings(tree: ast.Module, examined: list[ast.stmt]) -> list[Finding]:
     return sorted(found, key=lambda finding: (finding.line, finding.reason))
 
 
-def _examined(tree: ast.Module, source: str) -> list[ast.stmt]:
+def _examined(tree: ast.Module) -> list[ast.stmt]:
     """Return the tests of examined tiers, and with at least one of them all that is not a test; else nothing."""
-    tiers = {name: named or EXAMINED for name, named in tiers_in(source).items()}
+    tiers = {name: named or EXAMINED for name, named in tiers_in(tree).items()}
     wanted = {name for name, named in tiers.items() if named & EXAMINED and not named & NO_TIER_NEEDED}
     return list(_statements(tree, tiers.keys() - wanted)) if wanted else []
 
@@ -148,13 +149,20 @@ def _statements(node: ast.Module | ast.ClassDef, unwanted: set[str], prefix: str
             yield each
 
 
+@lru_cache(maxsize=1)
+def _nodes(statement: ast.stmt) -> list[ast.AST]:
+    """Return a statement and all that is below it; each rule asks for the same one in turn."""
+    return list(ast.walk(statement))
+
+
 # -- the rules
 
 
 def clock_against_constant(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
     """Find assertions that compare what stems from a clock of the machine with a constant."""
-    timed = _timed_names(module, statement)
-    for check in (node for node in ast.walk(statement) if isinstance(node, ast.Assert)):
+    checks = [node for node in _nodes(statement) if isinstance(node, ast.Assert)]
+    timed = _timed_names(module, statement) if checks else set()
+    for check in checks:
         for node in ast.walk(check.test):
             sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             is_timed = any(_stems(module, timed, side) for side in sides)
@@ -177,7 +185,7 @@ def fixed_sleep(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
 
 def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
     """Find deadlines that a busy machine exceeds; what is below a second is a poll."""
-    for node in (each for each in ast.walk(statement) if isinstance(each, ast.Call)):
+    for node in (each for each in _nodes(statement) if isinstance(each, ast.Call)):
         given = _deadline(node)
         seconds = None if given is None else module.number(given)
         if seconds is not None and 1 <= seconds < SHORTEST_DEADLINE:
@@ -186,7 +194,7 @@ def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
 
 def deadline_of_hypothesis(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
     """Find settings of Hypothesis that bring back a deadline, a check of the time, or other examples in each run."""
-    for node in ast.walk(statement):
+    for node in _nodes(statement):
         for keyword in node.keywords if _is_call(node, "settings") else []:
             value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ...
             if keyword.arg == "deadline" and value is not None:
@@ -212,9 +220,11 @@ def _timed_names(module: _Module, statement: ast.stmt) -> set[str]:
     """Return the names, with dots or without, that are assigned what stems from a clock."""
     timed: set[str] = set()
     before = None
+    if not any(module.reads_clock(node) for node in _nodes(statement)):
+        return timed
     while before != timed:
         before = set(timed)
-        for node in ast.walk(statement):
+        for node in _nodes(statement):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
                 if node.value is not None and _stems(module, timed, node.value):
                     timed |= {name for target in _targets(node) for name in _names(target)}

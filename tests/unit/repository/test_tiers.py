@@ -1,5 +1,6 @@
 """Each test is in one tier, named in its module: one that was forgotten would run nowhere."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_each_test_is_in_one_tier():
 
 
 def test_a_test_without_a_tier_is_found():
-    assert tiers_in("def test_one():\n    pass\n") == {"test_one": set()}
+    assert tiers_in(ast.parse("def test_one():\n    pass\n")) == {"test_one": set()}
 
 
 def test_the_closest_mark_counts():
@@ -34,7 +35,7 @@ def test_the_closest_mark_counts():
         "    def test_four(self): ...\n"
         "    @pytest.mark.long\n    def test_five(self): ...\n"
     )
-    assert tiers_in(source) == {
+    assert tiers_in(ast.parse(source)) == {
         "test_one": {"full"},
         "test_two": {"quick"},
         "TestThree.test_four": {"gate"},
