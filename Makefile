@@ -26,10 +26,13 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
 EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
+MADE_FROM = $(PYTHON) $(EXTRAS)
 WORKERS ?= 2
 # Tests of the gate wait for a third of the time.
 GATE_WORKERS ?= 3
 RUN = $(BIN)/python -m tests.run --workers
+# Not by the variable itself, which `make -n` runs.
+BESIDE := $(MAKE) --no-print-directory lint audit
 PARALLEL = -n $(WORKERS) --dist worksteal
 
 .PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
@@ -38,8 +41,9 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make the environment from the lock
-	@if [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh $(patsubst %,-newer %,$(wildcard harvest_lib/native/*.[ch])) 2>/dev/null)" ]; then \
-	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && touch $(STAMP); \
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(MADE_FROM)" ] || \
+	  [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh -newer infra/native_build.py $(patsubst %,-newer %,$(wildcard harvest_lib/native/*.[ch])) 2>/dev/null)" ]; then \
+	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && echo "$(MADE_FROM)" > $(STAMP); \
 	fi
 
 demo: setup  ## Spark writes, the pool delivers, leaders are killed, the audit proves it; then exactly once; then Dagster
@@ -55,15 +59,12 @@ demo-spark: setup  ## orders go from files through Spark, outbox and topic into 
 	@$(BIN)/python -m infra.demo_spark
 
 test: setup  ## lint, types, layers, audit, and the tests of each capability, in 5 minutes
-	@sh infra/machine.sh pooler
-	@$(RUN) $(WORKERS) quick --beside "$(MAKE) --no-print-directory lint audit"
+	@$(RUN) $(WORKERS) quick --beside "$(BESIDE)"
 
 test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make test test-gate`
-	@sh infra/machine.sh pooler
 	@$(RUN) $(GATE_WORKERS) gate
 
 test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
-	@sh infra/machine.sh pooler
 	@HYPOTHESIS_PROFILE=random $(RUN) $(WORKERS) quick gate full
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
@@ -77,7 +78,7 @@ test-python: setup  ## tests of harvesting once more, with HARVEST_IMPL=python
 	@HARVEST_IMPL=python $(BIN)/python -m pytest $(PARALLEL) -m "not long and not e2e" tests/contract tests/property \
 	  tests/integration/delivery tests/integration/harvester tests/integration/subscriptions
 
-coverage: setup  ## which lines the tests reach, as they run by `make test`
+coverage: setup  ## which lines the tests reach
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 test-e2e: setup  ## Airflow, Dagster, Spark, harvester and browser together, and broken in five ways

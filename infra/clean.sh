@@ -5,10 +5,12 @@ set -eu
 state=$1 cache=$2
 
 megabytes() { du -sk "$1" 2>/dev/null | awk '{ printf "%.0f MB", $1 / 1024 }'; }
+# What uv has linked from the cache stays there.
+own_megabytes() { find "$1" ! -type d -links 1 -exec du -k {} + 2>/dev/null | awk '{ kib += $1 } END { printf "%.0f MB", kib / 1024 }'; }
 
 for each in "$state" .mypy_cache .ruff_cache .pytest_cache .hypothesis; do
   [ -e "$each" ] || continue
-  size=$(megabytes "$each")
+  size=$(own_megabytes "$each")
   rm -rf "$each"
   echo "removed $each: $size"
 done

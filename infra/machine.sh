@@ -21,5 +21,5 @@ if [ -z "$wanted" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>
 echo "installing$wanted"
 # Debian starts the services it installs; nobody wants these to run.
 # shellcheck disable=SC2086 # several words
-timeout 300 sh -c 'apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' \
+timeout 300 sh -c 'apt-get update -qq -o Acquire::http::Timeout=15 -o Acquire::Retries=0 && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' \
   apt $wanted >/dev/null 2>&1 || echo "not all could be installed:$wanted"

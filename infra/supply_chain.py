@@ -104,7 +104,8 @@ def _audit(options: Sequence[str]) -> int:
     if asked.returncode in {0, _FOUND} or not _is_unreached(asked.stderr):
         _tell(asked.stdout + asked.stderr)
         return asked.returncode
-    causes = [line.strip() for line in asked.stderr.splitlines() if line.strip() and "hint:" not in line]
+    causes = ["no reason given"]
+    causes += [line.strip() for line in asked.stderr.splitlines() if line.strip() and "hint:" not in line]
     _tell(
         f"{'error' if required else 'warning'}: NOTHING WAS AUDITED, the database of vulnerabilities was not reached "
         f"({causes[-1].removeprefix('cause: ')}); run `make audit` where it can be, before each release"

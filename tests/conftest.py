@@ -1,5 +1,6 @@
 """What every test may ask for: the servers, and a database, topics and names of its own."""
 
+import os
 import re
 import signal
 import uuid
@@ -10,16 +11,24 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from support import hypothesis_profiles, least, record, tiers  # noqa: F401 - the first puts its profile in use
+from support.compiled import pytest_collection  # noqa: F401 - pytest's hook
 from support.databases import Databases
 from support.least_modules import reason
+from support.limits import pytest_exception_interact  # noqa: F401 - pytest's hook
 from support.nothing_ran import pytest_sessionfinish  # noqa: F401 - pytest's hook
 from support.outbox import Outbox
 from support.quiet import end_clients, keep_py4j_quiet
+from support.servers import started
 from support.session_folder import session_folder
+from support.tiers import pytest_runtest_setup  # noqa: F401 - pytest's hook
 from support.waiting import eventually
 
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state
+
+# Tests make and drop databases, roles and topics: on servers of their own, never on those that a shell names.
+for _name in ("HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"):
+    os.environ.pop(_name, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +82,7 @@ def stack(request: pytest.FixtureRequest, parts: Path) -> Iterator[Stack]:
     """Postgres and Kafka for the whole session, with no data of earlier sessions."""
     with ExitStack() as held:
         state = held.enter_context(session_folder(request.session, parts, "test-stack"))
-        made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
+        made = held.enter_context(started(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED)))
         held.enter_context(least.limiting(made))
         yield made
         end_clients()
@@ -118,7 +127,7 @@ def group_id(unique: Unique) -> str:
 @pytest.fixture(scope="session")
 def databases(stack: Stack) -> Databases:
     """The pool of empty databases."""
-    return Databases(stack.dsn)
+    return Databases(lambda: stack.dsn)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -23,13 +23,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support.record import Record
 from support.tiers import TIERS
 
+from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.kafka import VERSIONS
 from harvest_lib.local_stack.process import through_child
 from harvest_lib.local_stack.state import default_state, locked, write_private
 
+TESTS = ["tests"]
 MOST_FLAKY = 3
 MOST_ASKED_AGAIN = 20
-COLLECTION_SECONDS = 900
-"""Thousands of modules are imported before the first test, by each worker, perhaps on a busy machine."""
+COLLECTION_SECONDS = 280
+"""Hundreds of modules are compiled and imported before the first test, by each worker, perhaps on a busy machine."""
+BESIDE_SECONDS = 1200
 WORKER_RESTARTS = 8
 """With `worksteal` a worker that dies costs the test that it ran; by file or group the session could wait for ever."""
 NEXT = {
@@ -43,17 +49,20 @@ NEXT = {
 class Limits:
     """Limits in seconds, each above the one before: of one test, with its fixtures, and between the ends of two.
 
-    A test that hangs has ended twice within five minutes.
+    A test or a fixture that hangs has ended twice within five minutes; the second time it is alone and has less.
     """
 
     test: int = 140
-    fixtures: int = 270
-    still: int = 280
+    fixtures: int = 165
+    still: int = 175
 
     @classmethod
-    def of(cls, tiers: Sequence[str]) -> "Limits":
-        """Return the limits of these tiers: in `full` there are tests of a quarter of an hour."""
-        return cls(240, 1200, 1300) if "full" in tiers else cls()
+    def of(cls, tiers: Sequence[str]) -> "tuple[Limits, Limits]":
+        """Return the limits of these tiers, and those of asking once more. In `full` there are tests of a quarter of
+        an hour."""
+        if "full" in tiers:
+            return cls(240, 1200, 1300), cls(240, 1200, 1300)
+        return cls(), cls(100, 115, 125)
 
     def arguments(self) -> list[str]:
         """Return pytest's options."""
@@ -77,19 +86,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limits", nargs=3, type=int, help="seconds: of a test, with its fixtures, between two")
     parser.add_argument("--beside", default="", metavar="COMMAND", help="run it meanwhile; it has to succeed too")
-    parser.add_argument("--tests", nargs="*", default=["tests"], help="folders or files instead of all")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="folders or files instead of all")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the session ends with us
-    limits = Limits(*given.limits) if given.limits else Limits.of(given.tiers)
+    limits = (Limits(*given.limits),) * 2 if given.limits else Limits.of(given.tiers)
+    try:
+        return _run(given, limits)
+    except (OSError, HarvestError) as error:  # a full disk, no network, no Java
+        print(f"\nfailed: the run ({error})\nnext: {getattr(error, 'next_step', '') or 'mend that, then run it again'}")
+        return 1
+
+
+def _run(given: argparse.Namespace, limits: tuple[Limits, Limits]) -> int:
     with ExitStack() as held:
         # A second run at the same time has a folder of its own.
         folders = (default_state() / "test" / f"run-{number}" for number in count(1))
         folder = next(each for each in folders if held.enter_context(locked(each / "lock", wait=False)))
         parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", str(WORKER_RESTARTS)]
+        if given.tests == TESTS:
+            _bring()
         other = held.enter_context(_beside(given.beside, folder / "beside.log"))
         first, second = run(given.tiers, folder, [*parallel, *given.tests], limits)
         beside = {given.beside: "its output is above"} if other() else {}
         return _verdict(given.tiers, first, second, beside)
+
+
+def _bring() -> None:
+    """Bring what servers start from. A download in a fixture would count as a test that hangs. Raises StackError."""
+    parts = default_state()
+    java = find_java(parts)
+    for jars in (kafka_jars(VERSIONS[0]), POSTGRES_JDBC, spark_kafka_jars()):
+        resolve(jars, parts, java)
 
 
 @contextmanager
@@ -100,24 +127,29 @@ def _beside(command: str, log: Path) -> Iterator[Callable[[], int]]:
         yield lambda: 0
         return
     with log.open("w") as file:
-        process = subprocess.Popen(through_child(["/bin/sh", "-c", command]), stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            through_child(["/bin/sh", "-c", command]), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
     def end() -> int:
-        code = process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(BESIDE_SECONDS)
+        code = process.returncode
         print(f"\n{command}:\n{log.read_text(encoding='utf-8').strip()}")
-        return code
+        return 1 if code is None else code
 
     try:
         yield end
     finally:
-        process.kill()
-        process.wait()
+        _end(process, signal.SIGKILL)  # all that the shell has started
 
 
-def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: Limits) -> tuple[Session, Session | None]:
+def run(
+    tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: tuple[Limits, Limits]
+) -> tuple[Session, Session | None]:
     """Run the tiers, then what failed and what was left, alone. Where that cannot change the verdict it is not run."""
     selected = [part for tier in tiers for part in ("--tier", tier)]
-    first = session([*selected, *arguments], folder / "first.jsonl", limits)
+    first = session([*selected, *arguments], folder / "first.jsonl", limits[0])
     record = first.record
     again = [*record.failed, *(each for each in record.left if each not in record.failed)]
     hopeless = record.uncollected or len(record.failed) > MOST_ASKED_AGAIN
@@ -126,11 +158,11 @@ def run(tiers: Sequence[str], folder: Path, arguments: Sequence[str], limits: Li
     print(f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run")
     asked = folder / "again.txt"
     asked.write_text("\n".join(again), encoding="utf-8")
-    return first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits)
+    return first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits[1])
 
 
 def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
-    """Run pytest, and end it if nothing moves any more. Tests run in a worker: its death leaves the session alive."""
+    """Run pytest, and end it if nothing moves any more."""
     file.unlink(missing_ok=True)
     cache = file.with_suffix(".cache")
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--record", str(file)]
@@ -147,16 +179,16 @@ def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
                     size, moved = grown, time.monotonic()
                 elif time.monotonic() - moved > (limits.still if size else COLLECTION_SECONDS):
                     stuck = True
-                    _end(process)
+                    _end(process, signal.SIGINT, signal.SIGKILL)
         except BaseException:
-            _end(process)
+            _end(process, signal.SIGINT, signal.SIGKILL)
             raise
     return Session(process.returncode, Record.read(file), time.monotonic() - began, stuck)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the session and its workers; the servers end with those who started them."""
-    for number in (signal.SIGINT, signal.SIGKILL):
+def _end(process: subprocess.Popen[bytes], *numbers: int) -> None:
+    """End a process with its group, by one signal after the other; servers end with those who started them."""
+    for number in numbers:
         try:
             os.killpg(process.pid, number)
             process.wait(20)
@@ -168,7 +200,6 @@ def _verdict(tiers: Sequence[str], first: Session, second: Session | None, besid
     """Print the end of the run, and return its exit code. `beside` is what else failed, with reasons."""
     twice = _failed_twice(first, second)
     flaky = _flaky(first, second)
-    write_private(default_state() / "test" / "flaky.json", json.dumps(flaky, indent=1) + "\n")
     passed = len(first.record.passed | (second.record.passed if second else set()))
     seconds = first.seconds + (second.seconds if second else 0)
     print()
@@ -178,6 +209,7 @@ def _verdict(tiers: Sequence[str], first: Session, second: Session | None, besid
         print(f"flaky: {name} (first: {reason})")
     print(f"{passed} passed, {len(twice)} failed, {len(first.record.skipped)} skipped")
     print(f"ran: {', '.join(tiers)}, in {seconds:.0f} s.  not run: {', '.join(_others(tiers))}.")
+    _keep(tiers, flaky)
     if twice or beside:
         print("next: mend what failed; the log above has each by name")
         return 1
@@ -186,6 +218,17 @@ def _verdict(tiers: Sequence[str], first: Session, second: Session | None, besid
         return 1
     print(f"next: {NEXT[tiers[-1]]}")
     return 0
+
+
+def _keep(tiers: Sequence[str], flaky: dict[str, str]) -> None:
+    """Write the flaky tests, by the tiers that ran; those of a run of other tiers stay. Raises OSError."""
+    file = default_state() / "test" / "flaky.json"
+    with locked(file.with_suffix(".lock")):
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        write_private(file, json.dumps({**known, " ".join(tiers): flaky}, indent=1) + "\n")
 
 
 def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
@@ -202,6 +245,9 @@ def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
             found["the session"] = f"it ended with exit code {first.code}"
         return found
     found |= second.record.failed | second.record.uncollected
+    found |= {each: "it failed, then it was skipped" for each in first.record.failed if each in second.record.skipped}
+    if not found and second.code not in {0, 1}:
+        found["the session that asked once more"] = f"it ended with exit code {second.code}"
     reason = "no test ended any more" if second.stuck else f"exit code {second.code}"
     asked = [*first.record.failed, *first.record.left]
     lost = [each for each in asked if each not in second.record.ended]
@@ -209,10 +255,15 @@ def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
 
 
 def _flaky(first: Session, second: Session | None) -> dict[str, str]:
-    """Tests that failed and passed when asked alone, with the first reason."""
-    good = second.record.passed | second.record.skipped if second else set()
-    bad = second.record.failed if second else {}
-    return {name: reason for name, reason in first.record.failed.items() if name in good and name not in bad}
+    """Tests that failed and passed when asked alone, with the first reason; and a session that ended too early."""
+    if second is None:
+        return {}
+    good = second.record.passed - second.record.failed.keys()
+    flaky = {name: reason for name, reason in first.record.failed.items() if name in good}
+    if first.stuck or first.record.left or first.code not in {0, 1}:
+        why = "no test ended any more" if first.stuck else f"exit code {first.code}"
+        flaky["the session"] = f"it ended before {len(first.record.left)} tests had run ({why})"
+    return flaky
 
 
 def _others(tiers: Sequence[str]) -> list[str]:

@@ -439,7 +439,7 @@ def test_a_daemon_that_lives_is_left_alone(connection):
     assert (found.run_id, found.generation, found.is_stopped) == (old[0]["run_id"], 4, False)
     assert beats.renew(place, old[0]["run_id"])
     with pytest.raises(LifecycleError):
-        beats.claim(place, run_id="another", generation=4, stale_after_seconds=15)
+        beats.claim(place, run_id="another", generation=4, stale_after_seconds=600)
     assert beats.claim(place, run_id="another", generation=None, stale_after_seconds=-1) == 5
 
 

@@ -12,6 +12,7 @@ from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.pipeline_ends import PostgresSource, own_database, readers
 from support.quiet import end_clients
 from support.secured import Secured
+from support.servers import started
 from support.session_folder import session_folder
 from support.sink import ORDERS, Database, hundred_orders
 from support.spark import jars_named, java_named, session
@@ -109,7 +110,7 @@ def breakable_stack(request, parts):
     """A Postgres and a Kafka that a test may kill or freeze: those of the session serve everybody else."""
     with ExitStack() as held:
         state = held.enter_context(session_folder(request.session, parts, "test-breakable"))
-        made = held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED))
+        made = held.enter_context(started(Stack(state, fresh=True, durable=False, parts=parts, acls=least.LIMITED)))
         held.enter_context(least.limiting(made))
         yield made
 
@@ -119,7 +120,7 @@ def secure_stack(request, parts):
     """A secured Postgres and Kafka for the whole session."""
     with ExitStack() as held:
         state = held.enter_context(session_folder(request.session, parts, "test-secure"))
-        yield held.enter_context(Stack(state, fresh=True, durable=False, parts=parts, secure=True))
+        yield held.enter_context(started(Stack(state, fresh=True, durable=False, parts=parts, secure=True)))
         end_clients()  # before their brokers go
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
@@ -45,12 +45,11 @@ class Databases:
     Each has a name of its own for as long as a test has it: a client that a test left behind finds no other test's.
     """
 
-    def __init__(self, dsn: str) -> None:
-        """`dsn` connects a superuser to a database that is not one of these."""
+    def __init__(self, dsn: Callable[[], str]) -> None:
+        """`dsn` connects a superuser to a database that is not one of these. A server may come back elsewhere."""
         self._dsn = dsn
-        self._connection = psycopg.connect(dsn, autocommit=True)
+        self._connection = psycopg.connect(dsn(), autocommit=True)
         self._spare: list[str] = []
-        self._numbers = count(1)
         self._shape: object = None
 
     @contextmanager
@@ -62,12 +61,12 @@ class Databases:
         else:
             # A copy of files costs a fraction of a copy through the log where neither waits for the disk.
             self._execute("CREATE DATABASE {} STRATEGY file_copy", name)
-        dsn = make_conninfo(self._dsn, dbname=name)
+        dsn = make_conninfo(self._dsn(), dbname=name)
         if self._shape is None:
             self._shape = self._shape_of(dsn)
         yield dsn
         mend()
-        spare = f"spare_{next(self._numbers)}"
+        spare = f"spare_{uuid4().hex}"
         try:
             self._keep(name, spare)
         except psycopg.Error:
@@ -79,7 +78,7 @@ class Databases:
         ended = "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s"
         self._server().execute(ended, [1000 * _SECONDS, name])
         self._execute("ALTER DATABASE {} RENAME TO {}", name, spare)
-        with psycopg.connect(make_conninfo(self._dsn, dbname=spare), autocommit=True) as connection:
+        with psycopg.connect(make_conninfo(self._dsn(), dbname=spare), autocommit=True) as connection:
             connection.execute("SET lock_timeout = '5s'; SET client_min_messages = error")
             connection.execute(_EMPTY)
             if connection.execute(_SHAPE).fetchone() != self._shape:
@@ -99,5 +98,5 @@ class Databases:
         with suppress(psycopg.OperationalError):
             self._connection.execute("SELECT 1")
             return self._connection
-        self._connection = psycopg.connect(self._dsn, autocommit=True)
+        self._connection = psycopg.connect(self._dsn(), autocommit=True)
         return self._connection

@@ -9,7 +9,10 @@ import os
 from hypothesis import HealthCheck, settings
 
 VARIABLE = "HYPOTHESIS_PROFILE"
-_BOTH = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# Where CI is set, Hypothesis' own default keeps no examples: what fails once could not be drawn again.
+_BOTH = settings(
+    settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 PROFILES = {
     "gate": settings(_BOTH, derandomize=True, max_examples=100),
     "random": settings(_BOTH, derandomize=False, max_examples=500),

@@ -1,12 +1,14 @@
-"""Postgres servers that a test may kill, and standbys of them that it may promote."""
+"""Stacks of a session; Postgres servers that a test may kill, and standbys of them that it may promote."""
 
 import signal
+from contextlib import contextmanager
 
 import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.waiting import eventually
 
+from harvest_lib.errors import StackError
 from harvest_lib.local_stack.postgres import PostgresServer
 
 
@@ -46,3 +48,16 @@ def either(*servers, **parameters):
     known = [conninfo_to_dict(server.dsn) for server in servers]
     hosts = {name: ",".join(str(each[name]) for each in known) for name in ("host", "port")}
     return make_conninfo(**{**known[0], **hosts, "target_session_attrs": "read-write", **parameters})
+
+
+@contextmanager
+def started(stack):
+    """Start a stack, once more if it does not come up, and stop it afterwards: hundreds of tests would fail with it."""
+    try:
+        stack.start()
+    except StackError:
+        stack.start()
+    try:
+        yield stack
+    finally:
+        stack.stop()

@@ -35,9 +35,22 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = config.getoption("tier")
     if not wanted:
         return
-    others = [item for item in items if tier_of(item) not in wanted]
+    others = [item for item in items if tier_of(item) not in wanted and not _is_nowhere(item)]
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if tier_of(item) in wanted]
+    left = {*others}
+    items[:] = [item for item in items if item not in left]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that no tier has."""
+    if _is_nowhere(item):
+        pytest.fail(f"no tier has it: mark it as one of {', '.join(TIERS)}", pytrace=False)
+
+
+def _is_nowhere(item: pytest.Item) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    return not marks & {*TIERS, "long"} and not ("e2e" in marks and "e2e" in item.path.parts)
 
 
 def ignores(path: Path, config: pytest.Config) -> bool:

@@ -24,10 +24,11 @@ _KEEPS_TIMES = {
     *("sorted", "sum", "tuple", "zip"),
 }
 _COLLECTS = {"add", "append", "extend", "insert"}
-_DEADLINE_FIRST = {"await_stopped", "exception", "join", "result", "wait"}
+_DEADLINE_FIRST = {"await_stopped", "drain", "exception", "flush", "join", "result", "settimeout", "wait"}
 """Methods whose first argument is a deadline."""
 _DEADLINE_BY_NAME = {
     **dict.fromkeys(("await_ready", "eventually"), "seconds"),
+    **dict.fromkeys(("acquire", "get", "poll", "urlopen"), "timeout"),
     **dict.fromkeys(("call", "check_call", "check_output", "communicate", "exception", "join", "result"), "timeout"),
     **dict.fromkeys(("run", "wait"), "timeout"),
 }
@@ -89,7 +90,10 @@ class _Module:
             return self.is_constant(node.left) and self.is_constant(node.right)
         if isinstance(node, ast.UnaryOp):
             return self.is_constant(node.operand)
-        return isinstance(node, ast.Name) and node.id.isupper()
+        if _is_call(node, "timedelta"):
+            return all(self.is_constant(each) for each in (*node.args, *(keyword.value for keyword in node.keywords)))
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        return name.isupper()
 
     def reads_clock(self, node: ast.AST) -> bool:
         """Tell whether a node is a call of a clock of the machine."""
@@ -117,12 +121,14 @@ def findings(source: str) -> list[Finding]:
     return _findings(tree, _examined(tree))
 
 
-def report(files: dict[Path, str]) -> list[str]:
-    """Return `file:line: reason` for each finding in modules by their paths; to have examined none is a mistake."""
-    trees = {path: ast.parse(source) for path, source in files.items()}
-    examined = {path: _examined(tree) for path, tree in trees.items()}
+def report(files: dict[Path, str], helpers: dict[Path, str]) -> list[str]:
+    """Return `file:line: reason` for each finding in modules by their paths, and in what tests of any tier call; to
+    have examined no test is a mistake."""
+    trees = {path: ast.parse(source) for path, source in (files | helpers).items()}
+    examined = {path: _examined(tree) for path, tree in trees.items() if path in files}
     if not any(examined.values()):
         raise ValueError("no test of the examined tiers was found, so nothing was examined")
+    examined |= {path: list(_statements(trees[path], set())) for path in helpers}
     return [
         f"{path}:{each.line}: {each.reason}" for path, tree in trees.items() for each in _findings(tree, examined[path])
     ]
@@ -178,17 +184,19 @@ def fixed_sleep(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
     A fake's method or a thread's function that sleeps makes something slow, and is no wait.
     """
     is_method = isinstance(statement, FUNCTIONS) and any(each.arg == "self" for each in statement.args.args[:1])
-    for node in [] if is_method else _outside_loops(statement):
+    for node in [] if is_method and not statement.name.startswith("test") else _outside_loops(statement):
         if isinstance(node, ast.Expr) and _sleeps(node.value):
             yield Finding(node.lineno, "a fixed sleep; wait for what has to come")
 
 
 def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
-    """Find deadlines that a busy machine exceeds; what is below a second is a poll."""
+    """Find deadlines that a busy machine exceeds; what is below a second, and no assertion itself, is a poll."""
+    asserted = {id(node) for each in _nodes(statement) if isinstance(each, ast.Assert) for node in ast.walk(each.test)}
     for node in (each for each in _nodes(statement) if isinstance(each, ast.Call)):
         given = _deadline(node)
         seconds = None if given is None else module.number(given)
-        if seconds is not None and 1 <= seconds < SHORTEST_DEADLINE:
+        is_poll = seconds is not None and seconds < 1 and (seconds <= 0 or id(node) not in asserted)
+        if seconds is not None and not is_poll and seconds < SHORTEST_DEADLINE:
             yield Finding(node.lineno, f"a deadline of {seconds:g} s; give at least {SHORTEST_DEADLINE} s")
 
 

@@ -27,7 +27,7 @@ KEPT_BY_THE_DATABASE = [
 
 @pytest.fixture
 def databases(stack):
-    return Databases(stack.dsn)
+    return Databases(lambda: stack.dsn)
 
 
 def use(databases, name, *statements):

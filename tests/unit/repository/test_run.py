@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 from support.waiting import eventually
+
+from tests.run import main
 
 pytestmark = pytest.mark.gate
 
@@ -16,6 +20,8 @@ ROOT = Path(__file__).parents[3]
 CONFTEST = """
 import pytest
 from support import record, tiers
+from support.limits import pytest_exception_interact
+from support.tiers import pytest_runtest_setup
 
 def pytest_addoption(parser):
     tiers.pytest_addoption(parser)
@@ -77,40 +83,60 @@ def suite(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path, suite):
-    """Run a suite; returns the finished process and the list of flaky tests."""
+def run(tmp_path, suite, capfd):
+    """Run a suite; returns its exit code with what it printed, and the list of flaky tests."""
 
     def finished(*arguments, **limits):
         command, environment = suite(*arguments, **limits)
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        flaky = tmp_path / "state" / "test" / "flaky.json"
-        return done, json.loads(flaky.read_text()) if flaky.exists() else None
+        with patch.dict(os.environ, environment, clear=True), chdir(tmp_path):
+            code = main(command[command.index("quick") :])
+        file = tmp_path / "state" / "test" / "flaky.json"
+        flaky = json.loads(file.read_text())["quick"] if file.exists() else None
+        return subprocess.CompletedProcess(command, code, capfd.readouterr().out), flaky
 
     return finished
 
 
-def test_what_passes_the_second_time_is_flaky_and_passes(run):
-    done, flaky = run(GOOD + FLAKY.format(1))
+def test_what_passes_the_second_time_is_flaky_and_passes(run, tmp_path):
+    file = tmp_path / "state" / "test" / "flaky.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"gate": {"test_other": "a reason"}}')
+    done, flaky = run(GOOD + FLAKY.format(1), beside="echo clean")
     assert done.returncode == 0, done.stdout
     assert list(flaky) == ["test_it.py::test_flaky_1"]
     assert "flaky: test_it.py::test_flaky_1 (first: AssertionError: a reason" in done.stdout
     assert "9 passed, 0 failed, 0 skipped" in done.stdout
+    assert "echo clean:\nclean\n" in done.stdout
+    assert json.loads(file.read_text())["gate"] == {"test_other": "a reason"}, "a run of other tiers wrote it"
 
 
-@pytest.mark.parametrize(("command", "code"), [("echo clean", 0), ("echo unclean; exit 3", 1)])
-def test_what_runs_beside_the_tests_has_to_succeed_too(run, command, code):
-    done, _ = run(GOOD, beside=command)
-    assert done.returncode == code, done.stdout
-    assert command.split(";")[0].removeprefix("echo ") in done.stdout
-    assert (f"failed: {command} " in done.stdout) == (code != 0)
-
-
-def test_what_fails_twice_fails_the_run(run):
-    done, flaky = run(GOOD + "def test_bad():\n    assert 0, 'never'\n")
+def test_what_fails_twice_or_is_skipped_then_fails_the_run(run):
+    once = "def test_once():\n    if not first_time('once'):\n        pytest.skip('no')\n    assert 0\n"
+    done, flaky = run(GOOD + once + "def test_bad():\n    assert 0, 'never'\n")
     assert (done.returncode, flaky) == (1, {})
     assert "failed: test_it.py::test_bad (AssertionError: never" in done.stdout
+    assert "failed: test_it.py::test_once (it failed, then it was skipped)" in done.stdout
+
+
+def test_what_runs_beside_the_tests_has_to_succeed_too(run):
+    done, _ = run(GOOD, beside="echo unclean; exit 3")
+    assert done.returncode == 1
+    assert "\nunclean\n" in done.stdout
+    assert "failed: echo unclean; exit 3 (" in done.stdout
+
+
+def test_a_session_that_ends_too_early_is_flaky(run):
+    more = "".join(f"def test_more_{number}():\n    pass\n" for number in range(4))
+    done, flaky = run(GOOD + "def test_ends():\n    if first_time('ends'):\n        pytest.exit('enough', 3)\n" + more)
+    assert list(flaky) == ["the session"], done.stdout
+    assert "flaky: the session (first: it ended before " in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):
+    (tmp_path / "state").write_text("no folder")
+    done, _ = run(GOOD)
+    assert done.returncode == 1
+    assert "failed: the run (" in done.stdout
 
 
 @pytest.mark.full
@@ -127,7 +153,9 @@ def test_more_than_three_flaky_tests_fail_the_run(run):
 def test_a_worker_that_dies_once_costs_nothing(run, end):
     done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD, workers="2")
     assert done.returncode == 0, done.stdout
-    assert set(flaky) <= {"test_it.py::test_dies"}  # a session that ended with its worker cannot say that it failed
+    # A session that ended with its worker cannot say which test failed.
+    assert set(flaky) & {"test_it.py::test_dies", "the session"}
+    assert set(flaky) <= {"test_it.py::test_dies", "the session"}
     assert "9 passed, 0 failed" in done.stdout
 
 
@@ -145,6 +173,14 @@ def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
     assert "8 passed, 1 failed" in done.stdout
 
 
+def test_a_fixture_that_hangs_after_a_failure_ends_its_worker(run):
+    fixture = "@pytest.fixture\ndef slow():\n    yield\n    time.sleep(600)\n"
+    done, _ = run(GOOD + fixture + "def test_bad(slow):\n    assert 0\n", limits=("2", "3", "70"))
+    assert done.returncode == 1
+    assert "no test ended any more" not in done.stdout
+    assert "failed: test_it.py::test_bad" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -152,6 +188,7 @@ def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
         ("def test_skipped():\n    pytest.skip('lacks a program')\n", "none has passed"),
         ("import no_such_module\n" + GOOD, "No module named 'no_such_module'"),
         ("@pytest.mark.gate\ndef test_of_another_tier():\n    pass\n", "no test was collected"),
+        ("pytestmark = []\n" + GOOD, "failed: test_it.py::test_good_7 (Failed: no tier has it"),
     ],
 )
 def test_a_run_that_proves_nothing_fails(run, body, reason):

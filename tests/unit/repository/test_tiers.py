@@ -20,6 +20,7 @@ def test_each_test_is_in_one_tier():
     # One that is `long` runs by that mark alone.
     assert [name for name, tiers in found.items() if len(tiers & {*TIERS}) != 1 and not tiers & NO_TIER_NEEDED] == []
     assert {tier for tiers in found.values() for tier in tiers} >= {*TIERS}
+    assert list(TESTS.rglob("*_test.py")) == [], "pytest would take it, and nothing here looks into it"
 
 
 def test_a_test_without_a_tier_is_found():

@@ -20,8 +20,12 @@ DICE = "Hypothesis draws other examples in each run; the profile decides that"
 
 
 def test_time_decides_no_test():
-    modules = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("test_*.py"))}
-    wrong = report(modules)
+    def read(paths):
+        return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in sorted(paths)}
+
+    helpers = {*TESTS.rglob("conftest.py"), *(TESTS / "support").rglob("*.py")}
+    profiles = TESTS / "support" / "hypothesis_profiles.py"  # decides how examples are drawn
+    wrong = report(read(TESTS.rglob("test_*.py")), read(helpers - {profiles}))
     assert not wrong, "\n".join(wrong)
 
 
@@ -39,6 +43,8 @@ def found(body, *, head="", marks=""):
         "began = time.time()\nassert abs(time.time() - began) * 1000 < 5_000",
         "began = boot_seconds()\nassert boot_seconds() - began < LIMIT",
         "began = now()\nassert now() - began < 2 * PATIENCE",
+        "began = now()\nassert now() - began < settings.PATIENCE",
+        "began = datetime.now(UTC)\nassert datetime.now(UTC) - began < timedelta(seconds=2)",
         "waits = []\nwaits.append(time.monotonic())\nassert max(waits) - min(waits) < 1",
         "heard = []\nhear(lambda: heard.extend([1, time.monotonic()]))\nassert heard[1] - 7 < 1",
         "times = [time.monotonic() for _ in range(3)]\nassert all(b - a < 1 for a, b in pairwise(times))",
@@ -124,10 +130,25 @@ def test_a_fake_of_the_module_may_be_slow():
         "harvest.await_stopped(5)",
         "server.await_ready(up, seconds=5)",
         "class Slow:\n    def write(self, batch):\n        self.gate.wait(5)",
+        "socket.settimeout(5)",
+        "lines.get(timeout=5)",
+        "assert not thread.join(5)",
     ],
 )
 def test_a_short_deadline_is_found(call):
     assert found(call, head="SOON: float = 5\n") == [SHORT]
+
+
+def test_an_assertion_is_no_poll():
+    (reason,) = found("assert done.wait(0.5)")
+    assert reason == "a deadline of 0.5 s; give at least 60 s"
+    assert found("assert not done.wait(0)") == []
+
+
+def test_a_test_in_a_class_is_no_fake():
+    methods = "    def {}(self):\n        time.sleep(5)\n"
+    head = "class TestIt:\n" + methods.format("test_it") + methods.format("slow")
+    assert found("pass", head=head, marks="@pytest.mark.gate") == [SLEEP]
 
 
 @pytest.mark.parametrize(
@@ -190,10 +211,14 @@ def test_methods_are_tests_of_their_class():
 
 def test_a_report_names_file_line_and_reason():
     source = "def test_it():\n    work()\n    time.sleep(1)\n"
-    assert report({Path("tests/test_some.py"): source}) == [f"tests/test_some.py:3: {SLEEP}"]
+    helper = "def wait(done):\n    done.join(5)\n"
+    assert report({Path("tests/test_some.py"): source}, {Path("tests/support/some.py"): helper}) == [
+        f"tests/test_some.py:3: {SLEEP}",
+        f"tests/support/some.py:2: {SHORT}",
+    ]
 
 
 @pytest.mark.parametrize("source", ["", "import time\n", "@pytest.mark.full\ndef test_it():\n    time.sleep(1)\n"])
 def test_a_report_that_examined_nothing_fails(source):
     with pytest.raises(ValueError, match="nothing was examined"):
-        report({Path("tests/test_some.py"): source} if source else {})
+        report({Path("tests/test_some.py"): source} if source else {}, {Path("tests/support/some.py"): "import time\n"})
