@@ -134,7 +134,9 @@ def test_a_database_that_shrinks_leaves_the_log_too_and_may_grow_again(settings,
     ((small,),) = asked(first, "PRAGMA page_count")
     assert small < large / 10
     gone = [key for key in keys(settings, log) if key not in ("head", "author") and int(key) > small]
-    assert len(gone) == 2 * (large - small)  # each came once, and went once
+    # Each came once, and went once; Kafka may have compacted the first away.
+    assert len({*gone}) == large - small
+    assert large - small <= len(gone) <= 2 * (large - small)
     place, played = LogPlace(log=log, shard=SHARD), BytesIO()
     play_back(settings, place, begin=0, end=watermarks(settings, log)[1], database=played)
     assert played.getvalue() == first.begin().serialize()  # byte for byte, and no longer than that
