@@ -102,6 +102,7 @@ EXEMPT = {
     "integration/spark/test_path": "its subject is Spark, before and after a harvester that the owner runs",
     "integration/chaos/test_link": _SERVERS,
     "integration/local_stack/test_prometheus": _SERVERS,
+    "integration/checkpoints/test_leaders": _PART,
     "integration/checkpoints/test_topic": _PART,
     "integration/grants/test_compose_roles": "its subject is the roles of the compose file, in a Postgres of its own",
     "integration/consume/test_group_application": _CONSUMER,

@@ -1,0 +1,47 @@
+"""Which leaders Postgres remembers of a shard, for its checkpoints in Kafka to be judged by."""
+
+import uuid
+
+import psycopg
+import pytest
+
+from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.source.filters import Subscription
+
+pytestmark = pytest.mark.gate
+
+OUTBOX = OutboxTable.parse("outbox")
+
+
+@pytest.fixture
+def lead(dsn):
+    """Have another leader lead, after one that has saved; returns its checkpoints."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OUTBOX).create(connection)
+    made = []
+
+    def one():
+        table = CheckpointTable(dsn, OUTBOX.subscriptions.identifier, Subscription(), outbox=OUTBOX.identifier)
+        made.append(table)
+        found = table.lead(uuid.uuid4())
+        if found.number == 0:
+            assert table.save(Checkpoint(generation=found.generation, number=1, position={"ids": ""}))
+        return table
+
+    one()
+    yield one
+    for each in made:
+        each.close()
+
+
+def test_each_leader_since_the_last_that_saved_is_remembered(lead):
+    leaders = [lead() for _ in range(3)]
+    assert [len(each.leaders) for each in leaders] == [2, 3, 4]
+    assert [each.older_led for each in leaders] == [False] * 3
+
+
+def test_a_leader_of_a_version_that_lists_nobody_is_remembered_as_one(lead, dsn):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE outbox_subscriptions SET checkpoint = checkpoint - 'leaders' - 'older'")
+    assert [lead().older_led for _ in range(3)] == [True] * 3
