@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support.record import Record
+from support.session_folder import empty_left_folders
 from support.tiers import TIERS
 
 from harvest_lib.errors import HarvestError
@@ -33,9 +34,10 @@ from harvest_lib.local_stack.state import default_state, locked, write_private
 TESTS = ["tests"]
 MOST_FLAKY = 3
 MOST_ASKED_AGAIN = 20
-COLLECTION_SECONDS = 280
-"""Hundreds of modules are compiled and imported before the first test, by each worker, perhaps on a busy machine."""
-BESIDE_SECONDS = 1200
+COLLECTION_SECONDS = 900
+"""Hundreds of modules are compiled by one worker, then imported by each, before the first test."""
+BESIDE_SECONDS = 280
+"""From the end of the tests, beside which it began."""
 WORKER_RESTARTS = 8
 """With `worksteal` a worker that dies costs the test that it ran; by file or group the session could wait for ever."""
 NEXT = {
@@ -105,9 +107,10 @@ def _run(given: argparse.Namespace, limits: tuple[Limits, Limits]) -> int:
         parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", str(WORKER_RESTARTS)]
         if given.tests == TESTS:
             _bring()
+            empty_left_folders(default_state())
         other = held.enter_context(_beside(given.beside, folder / "beside.log"))
         first, second = run(given.tiers, folder, [*parallel, *given.tests], limits)
-        beside = {given.beside: "its output is above"} if other() else {}
+        beside = {given.beside: reason} if (reason := other()) else {}
         return _verdict(given.tiers, first, second, beside)
 
 
@@ -120,28 +123,30 @@ def _bring() -> None:
 
 
 @contextmanager
-def _beside(command: str, log: Path) -> Iterator[Callable[[], int]]:
-    """Run a command of the shell meanwhile; yields a function that waits for it, shows what it printed, and returns
-    its exit code."""
+def _beside(command: str, log: Path) -> Iterator[Callable[[], str]]:
+    """Run a command of the shell meanwhile; yields a function that waits for it, shows its output, and returns the
+    reason why it failed, if it did."""
     if not command:
-        yield lambda: 0
+        yield lambda: ""
         return
     with log.open("w") as file:
         process = subprocess.Popen(
             through_child(["/bin/sh", "-c", command]), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-    def end() -> int:
+    def end() -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(BESIDE_SECONDS)
-        code = process.returncode
         print(f"\n{command}:\n{log.read_text(encoding='utf-8').strip()}")
-        return 1 if code is None else code
+        if process.returncode is None:
+            return f"it did not end within {BESIDE_SECONDS} s of the tests"
+        return "its output is above" if process.returncode else ""
 
     try:
         yield end
     finally:
-        _end(process, signal.SIGKILL)  # all that the shell has started
+        if process.poll() is None:
+            _end(process, signal.SIGKILL)  # with all that the shell has started
 
 
 def run(
@@ -262,7 +267,7 @@ def _flaky(first: Session, second: Session | None) -> dict[str, str]:
     flaky = {name: reason for name, reason in first.record.failed.items() if name in good}
     if first.stuck or first.record.left or first.code not in {0, 1}:
         why = "no test ended any more" if first.stuck else f"exit code {first.code}"
-        flaky["the session"] = f"it ended before {len(first.record.left)} tests had run ({why})"
+        flaky["the session"] = f"it ended too early ({why}), and left {len(first.record.left)} tests"
     return flaky
 
 

@@ -81,8 +81,6 @@ class Record:
     """Reason by module that could not be imported."""
     passed: set[str] = field(default_factory=set)
     skipped: set[str] = field(default_factory=set)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """All phases together, by test."""
     ended: set[str] = field(default_factory=set)
 
     @property
@@ -106,7 +104,6 @@ class Record:
             self.collected += entry["collected"]
             return
         test, outcome, when = entry["id"], entry["outcome"], entry["when"]
-        self.seconds[test] = self.seconds.get(test, 0) + entry["seconds"]
         if when == "collect":
             self.uncollected[test] = entry["reason"]
         elif outcome == "failed":

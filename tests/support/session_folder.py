@@ -18,18 +18,22 @@ def session_folder(session: pytest.Session, parts: Path, name: str) -> Iterator[
     """Hold the first folder `name`-N below `parts` that no other session holds, for servers that start without data.
 
     At the end, when they have ended, it is emptied. If a test failed it stays as it is, with their logs and data, until
-    the next session begins.
+    the next session takes it, or the next run of tiers begins.
     """
     with ExitStack() as held:
         folders = (parts / f"{name}-{number}" for number in count(1))
         folder = next(each for each in folders if held.enter_context(locked(each / LOCK, wait=False)))
-        for other in parts.glob(f"{name}-*"):
-            with locked(other / LOCK, wait=False) as was_left:
-                if was_left:
-                    _empty(other)
         yield folder
         if not session.testsfailed:
             _empty(folder)
+
+
+def empty_left_folders(parts: Path) -> None:
+    """Empty the folders that sessions which failed or were killed have left: the next may have fewer workers."""
+    for lock in parts.glob(f"*/{LOCK}"):
+        with locked(lock, wait=False) as was_left:
+            if was_left:
+                _empty(lock.parent)
 
 
 def _empty(folder: Path) -> None:

@@ -229,7 +229,7 @@ _FORKS.set_forkserver_preload([__name__])
 
 
 def _have_forks():
-    """Start the process to fork from. It imports what this one could; where it cannot, each fork has to, silently."""
+    """Start the process to fork from, with the path of this one: it says nothing where it cannot import."""
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
 

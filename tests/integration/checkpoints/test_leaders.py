@@ -1,4 +1,4 @@
-"""Which leaders Postgres remembers of a shard, for its checkpoints in Kafka to be judged by."""
+"""Leaders of a shard that Postgres remembers, by which its checkpoints in Kafka are judged."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""Which checkpoint in Kafka no leader of the shard can have written, and why."""
+"""Checkpoints in Kafka that no leader of the shard can have written, each with its reason."""
 
 import time
 

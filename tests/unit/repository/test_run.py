@@ -12,6 +12,7 @@ import psutil
 import pytest
 from support.waiting import eventually
 
+from harvest_lib.errors import StackError
 from tests.run import main
 
 pytestmark = pytest.mark.gate
@@ -125,11 +126,33 @@ def test_what_runs_beside_the_tests_has_to_succeed_too(run):
     assert "failed: echo unclean; exit 3 (" in done.stdout
 
 
+def test_what_hangs_beside_the_tests_is_ended_with_all_it_started(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.run.BESIDE_SECONDS", 1)
+    number = tmp_path / "number"
+    command = f"sleep 600 & echo $! > {number}; wait"
+    done, _ = run(GOOD, beside=command)
+    assert done.returncode == 1
+    assert "(it did not end within 1 s of the tests)" in done.stdout
+    eventually(lambda: not psutil.pid_exists(int(number.read_text())), "it ended")
+
+
+def test_jars_that_cannot_be_brought_are_said_before_any_test(tmp_path, monkeypatch, capsys):
+    def away(*_):
+        raise StackError("the jars could not be brought", evidence="no route", next_step="check the network")
+
+    monkeypatch.setenv("HARVEST_HOME", str(tmp_path))
+    monkeypatch.setattr("tests.run.resolve", away)
+    assert main(["quick"]) == 1
+    printed = capsys.readouterr().out
+    assert "failed: the run (the jars could not be brought" in printed
+    assert "next: check the network" in printed
+
+
 def test_a_session_that_ends_too_early_is_flaky(run):
     more = "".join(f"def test_more_{number}():\n    pass\n" for number in range(4))
     done, flaky = run(GOOD + "def test_ends():\n    if first_time('ends'):\n        pytest.exit('enough', 3)\n" + more)
     assert list(flaky) == ["the session"], done.stdout
-    assert "flaky: the session (first: it ended before " in done.stdout
+    assert "flaky: the session (first: it ended too early (" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):

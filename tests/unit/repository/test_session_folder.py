@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from support.session_folder import LOCK, session_folder
+from support.session_folder import LOCK, empty_left_folders, session_folder
 
 pytestmark = pytest.mark.quick
 
@@ -42,12 +42,11 @@ def test_sessions_at_one_time_have_folders_of_their_own_and_a_later_one_takes_th
         assert again == first
 
 
-def test_what_failed_sessions_left_goes_with_the_next_and_what_runs_stays(tmp_path):
+def test_what_failed_sessions_left_is_emptied_and_what_runs_stays(tmp_path):
     session = SimpleNamespace(testsfailed=0)
-    with session_folder(session, tmp_path, "test-stack"), session_folder(session, tmp_path, "test-stack") as running:
+    with session_folder(session, tmp_path, "test-stack") as running:
         left = run(tmp_path, failed=1)
         (running / "stack.json").write_text("{}")
-        with session_folder(session, tmp_path, "test-other"), session_folder(session, tmp_path, "test-stack"):
-            assert (running / "stack.json").exists()
-    with session_folder(session, tmp_path, "test-stack"):
+        empty_left_folders(tmp_path)
+        assert (running / "stack.json").exists()
         assert [entry.name for entry in left.iterdir()] == [LOCK]
