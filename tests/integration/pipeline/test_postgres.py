@@ -94,6 +94,27 @@ def test_a_large_value_that_an_update_leaves_alone_comes_whole(source, reader):
     assert (new.op, len(new.data["note"])) == (Op.INSERT, 20_000)
 
 
+@pytest.mark.parametrize("key", ["uid", "id, uid"])
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_key_that_is_stored_out_of_line_is_whole(source, reader, key, identity):
+    run = source.connection.execute
+    run(f"CREATE TABLE far (id int, uid text, note text, PRIMARY KEY ({key}))")
+    run(f"ALTER TABLE far ALTER uid SET STORAGE EXTERNAL, REPLICA IDENTITY {identity}")
+    batches = following(reader(tables=["far"]))
+    run("INSERT INTO far SELECT n, n || repeat('x', 2300), 'a' FROM generate_series(1, 4) AS n")
+    run("UPDATE far SET note = 'b' WHERE id < 3")
+    run("UPDATE far SET id = 7 WHERE id = 2")
+    run("DELETE FROM far WHERE id = 3")
+    table = {}
+    for each in taken(batches, 9 if key == "id, uid" else 8):
+        named = tuple(each.data[name] for name in key.split(", "))
+        if each.op is Op.DELETE:
+            del table[named]
+        else:
+            table[named] = (each.data["id"], each.data["uid"], each.data["note"])
+    assert sorted(table.values()) == run("SELECT * FROM far ORDER BY id").fetchall()
+
+
 def test_columns_may_be_renamed_and_dropped_while_nobody_reads(source, reader):
     run = source.connection.execute
     run("ALTER TABLE t ALTER note SET STORAGE EXTERNAL, ADD n int")

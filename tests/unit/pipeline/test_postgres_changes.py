@@ -109,6 +109,52 @@ def test_an_update_of_a_row_that_is_gone_by_now_is_left_out(changes):
     assert taken(changes, moved) == [(Op.DELETE, {"id": 1})]
 
 
+LONG = "x" * 3_000
+COMPOSITE = RELATION._replace(
+    columns=[*RELATION.columns[:1], Column("uid", 25, -1, is_key=True), Column("note", 25, -1, is_key=False)]
+)
+
+
+def test_a_large_part_of_a_key_that_was_left_alone_comes_with_the_old_key(changes, source):
+    changes.take(COMPOSITE)
+    kept = Update(7, ["1", LONG, None], old_is_key=True, new=["1", UNCHANGED, "b"])
+    assert taken(changes, kept) == [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "b"})]
+    moved = Update(7, ["1", LONG, None], old_is_key=True, new=["2", UNCHANGED, "b"])
+    assert taken(changes, moved) == [
+        (Op.DELETE, {"id": 1, "uid": LONG}),
+        (Op.INSERT, {"id": 2, "uid": LONG, "note": "b"}),
+    ]
+    source.found = {"note": "c"}
+    kept = Update(7, ["1", LONG, None], old_is_key=True, new=["1", UNCHANGED, UNCHANGED])
+    assert taken(changes, kept) == [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "c"})]
+    assert source.asked == [("public.flights", {"id": "1", "uid": LONG}, ["note"])]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Update(7, None, old_is_key=False, new=["1", UNCHANGED, "b"]),
+        Update(7, ["1", UNCHANGED, None], old_is_key=True, new=["1", UNCHANGED, "b"]),
+        Update(7, ["1", UNCHANGED, None], old_is_key=True, new=["2", LONG, "b"]),
+        Update(7, ["1", UNCHANGED, "a"], old_is_key=False, new=["1", LONG, "b"]),
+        Delete(7, ["1", UNCHANGED, None], old_is_key=True),
+        Delete(7, ["1", UNCHANGED, "a"], old_is_key=False),
+    ],
+)
+def test_a_change_without_all_of_its_key_is_refused_and_asks_for_no_row(changes, source, change):
+    changes.take(COMPOSITE)
+    with pytest.raises(AdaptorError, match="without all that names its row") as error:
+        changes.take(change)
+    assert error.value.evidence == "not sent: uid"
+    assert not source.asked
+
+
+def test_a_column_of_the_key_that_is_called_otherwise_is_an_error(changes):
+    changes.take(RELATION._replace(columns=[Column("number", 23, -1, is_key=True)], identity="f"))
+    with pytest.raises(AdaptorError, match="without all that names its row"):
+        changes.take(Update(7, ["1"], old_is_key=False, new=["1"]))
+
+
 def test_emptied_tables_are_commands_and_other_tables_are_left_alone(changes):
     emptied = Truncate([7, 8], cascades=False, restarts_sequences=False)
     assert taken(changes, emptied) == [(Op.COMMAND, {"command": "truncate"})]

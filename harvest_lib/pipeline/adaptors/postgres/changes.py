@@ -1,9 +1,10 @@
 """Decoded changes of transactions that committed, as messages. No input and output: what it has to ask is passed in.
 
 - An update of a key is a delete of the old one and an insert of the new one.
-- An update does not carry a large value that it left alone, unless the table's replica identity is the full row. Then
-  the value is asked for, as it is by now. Where the row is gone by now the update is left out: its delete follows.
-  Where the column is gone by now it is left out of the message.
+- An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity is
+  the full row, it comes with the old row. Else it is asked for, as it is by now. Where the row is gone by now the update
+  is left out: its delete follows. Where the column is gone by now it is left out of the message.
+- A row is never named by part of its key: a change without all of it is an error.
 - A table that was emptied is a command, `{"command": "truncate"}`.
 - A table is known by its number, whatever it is called; columns, and which of them name a row, are as they were when
   the change was made. Another table under the name of one that is followed is an error.
@@ -123,33 +124,48 @@ class Changes:
             ) from None
 
     def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
-        new = self._whole(layout, update)
-        moved = update.old is not None and any(
-            name in layout.key and old is not UNCHANGED and old != value
-            for name, old, value in zip(layout.names, update.old, update.new, strict=True)
-        )
-        if not moved:
-            return [self._message(Op.UPDATE, layout, self._row(layout, new))] if new is not None else ()
-        assert update.old is not None  # noqa: S101 - it says what was moved
-        gone = self._message(Op.DELETE, layout, self._old(layout, update.old, update.old_is_key))
-        return [gone, self._message(Op.INSERT, layout, self._row(layout, new))] if new is not None else [gone]
+        new, old = update.new, update.old
+        if old is not None:
+            sent = layout.key if update.old_is_key else layout.names
+            named = zip(layout.names, old, new, strict=True)
+            new = [before if after is UNCHANGED and name in sent else after for name, before, after in named]
+        key = self._key(layout, new)
+        whole = self._whole(layout, key, new)
+        row = [self._row(layout, whole)] if whole is not None else []
+        if old is None or self._key(layout, old) == key:
+            return [self._message(Op.UPDATE, layout, data) for data in row]
+        gone = self._message(Op.DELETE, layout, self._old(layout, old, update.old_is_key))
+        return [gone, *(self._message(Op.INSERT, layout, data) for data in row)]
 
-    def _whole(self, layout: _Layout, update: Update) -> Row | None:
+    def _whole(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Row | None:
         """Return the new row with what was not sent of it; None if it is gone."""
-        if UNCHANGED not in update.new:
-            return update.new
-        if update.old is not None and not update.old_is_key:
-            return [old if new is UNCHANGED else new for old, new in zip(update.old, update.new, strict=True)]
-        named = dict(zip(layout.names, update.new, strict=True))
-        key = {name: value for name in layout.key if isinstance(value := named[name], str)}
-        found = self._fetch(layout.table, key, [name for name, value in named.items() if value is UNCHANGED])
+        missing = [name for name, value in zip(layout.names, new, strict=True) if value is UNCHANGED]
+        if not missing:
+            return new
+        found = self._fetch(layout.table, key, missing)
         if found is None:
             return None
-        return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named.items()]
+        named = zip(layout.names, new, strict=True)
+        return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named]
 
     def _old(self, layout: _Layout, old: Row, is_key: bool) -> Mapping[str, Any]:  # noqa: FBT001 - as decoded
-        row = self._row(layout, old)
-        return {name: row[name] for name in layout.key} if is_key else row
+        key, row = self._key(layout, old), self._row(layout, old)
+        return {name: row[name] for name in key} if is_key else row
+
+    def _key(self, layout: _Layout, row: Row) -> Mapping[str, str]:
+        """Return what names a row, whole, as text. Raises AdaptorError: part of a key names another row, or many."""
+        named = dict(zip(layout.names, row, strict=True))
+        key = {name: value for name in layout.key if isinstance(value := named.get(name), str)}
+        if key and len(key) == len(layout.key):
+            return key
+        missing = [name for name in layout.key if name not in key]
+        raise AdaptorError(
+            f"Postgres sent a change of {layout.table.namespace} without all that names its row",
+            evidence=f"not sent: {', '.join(missing)}" if missing else "no column names a row",
+            next_step="update Postgres to the last release of its version, which sends values of a key that are stored "
+            "out of line, or ALTER TABLE … REPLICA IDENTITY FULL; the change itself stays as it is: drop the slot, "
+            "move the pipeline's folder away, and start again: all is copied again",
+        )
 
     def _row(self, layout: _Layout, values: Row) -> dict[str, Any]:
         return {
