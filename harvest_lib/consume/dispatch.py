@@ -10,7 +10,7 @@ from typing import TypeGuard
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.limits import ShardLimits
-from harvest_lib.consume.store import Store
+from harvest_lib.consume.store import StateRefused, Store, reason_of
 from harvest_lib.consume.tracing import TransactionSpan
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
 from harvest_lib.errors import KafkaError
@@ -126,6 +126,10 @@ class Dispatch:
                 raise self.refused(error, message.offset) from error
             if not self._store.is_open:
                 raise FunctionFailed(_NOT_OPEN, message.offset)
+            try:
+                self._store.flush()
+            except StateRefused as error:
+                raise self.refused(error, message.offset) from error
             opened.taken += 1
             opened.last = message.offset
 
@@ -142,15 +146,16 @@ class Dispatch:
             raise self.refused(error, opened.only, is_anyones=True) from error
         if not self._store.is_open:
             raise FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True)
+        try:
+            self._store.flush()
+        except StateRefused as error:
+            raise self.refused(error, opened.only, is_anyones=True) from error
 
     def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
         """Say what an error of a function means, or of what it published."""
+        reason = str(error) if isinstance(error, StateRefused) else reason_of(error)
         if self._store.will_pass(error):
-            return FunctionFailed(_reason(error))
+            return FunctionFailed(reason)
         if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
-            return FunctionFailed(_reason(error), error.about)
-        return FunctionFailed(_reason(error), offset, is_anyones=is_anyones)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+            return FunctionFailed(reason, error.about)
+        return FunctionFailed(reason, offset, is_anyones=is_anyones)

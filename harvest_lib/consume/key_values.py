@@ -11,7 +11,7 @@ from psycopg import Connection, sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.postgres_store import LOCK_DDL, PostgresStore
+from harvest_lib.consume.postgres_store import LOCK_DDL, PostgresStore, refusing
 from harvest_lib.database import connect, translated
 
 _CREATE = """
@@ -97,11 +97,15 @@ class KeyValueStore(PostgresStore):
         self._values = KeyValues(super().begin(), self.shard, self._state_table)
         return self._values
 
+    def flush(self) -> None:
+        """Write the values that were changed. Raises StateRefused for one that is no JSON, or none of Postgres'."""
+        if self._values is not None:
+            with translated(), refusing():
+                self._values.write()
+
     def commit(self, checkpoint: Checkpoint) -> bool:
         """Write the values that were changed, and commit them with the checkpoint; False if we were fenced."""
-        assert self._values is not None, "begin comes first"  # noqa: S101
-        with translated():
-            self._values.write()
+        self.flush()
         return super().commit(checkpoint)
 
 

@@ -3,6 +3,8 @@
 An owner that is frozen in a transaction holds its locks; Postgres ends that transaction after IDLE_SECONDS.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -11,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
-from harvest_lib.consume.store import headers_as_json
+from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.database import connect, translate, translated
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.sequencing.batch import Message
@@ -55,7 +57,14 @@ _COMMIT = """
 UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
 WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
 """
-_PARK = "INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
+_PARK = """
+INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (consumer, topic, partition, "offset") DO UPDATE
+SET key = excluded.key, value = excluded.value, headers = excluded.headers, reason = excluded.reason,
+    parked_at = excluded.parked_at
+"""
+_OF_THE_STATE = ("22", "23", "44", "54", "P0")
+"""Classes of SQLSTATE that say what is wrong with what is kept: data, integrity, a view's check, limits, a trigger."""
 
 
 def create_tables(dsn: str, table: str = "consumers") -> None:
@@ -119,13 +128,17 @@ class PostgresStore:
             and isinstance(translate(error), DatabaseUnavailable)
         )
 
+    def flush(self) -> None:
+        """Do nothing: statements of the user's change the tables at once."""
+
     def commit(self, checkpoint: Checkpoint) -> bool:
         with translated():
             kept = self.connection.execute(
                 self._statements[_COMMIT], (Jsonb(checkpoint.to_json()), *self.shard, self._fence)
             )
             is_ours = kept.rowcount == 1
-            self.connection.execute("COMMIT" if is_ours else "ROLLBACK")
+            with refusing():  # deferred constraints
+                self.connection.execute("COMMIT" if is_ours else "ROLLBACK")
         return is_ours
 
     def park(self, message: Message, reason: str) -> None:
@@ -142,6 +155,21 @@ class PostgresStore:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise StateRefused for an error of what is kept, and leave the store's own as they are."""
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate
+        is_the_clients = state is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+        if is_the_clients or (state is not None and state.startswith(_OF_THE_STATE)):
+            raise StateRefused(error) from error
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StateRefused(error) from error
 
 
 def _named(statement: str, table: str) -> sql.Composed:

@@ -26,7 +26,7 @@ from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import NOTHING_READY
-from harvest_lib.consume.store import Store
+from harvest_lib.consume.store import StateRefused, Store
 from harvest_lib.consume.tracing import TransactionSpan
 from harvest_lib.consume.transaction import Application, Transaction
 from harvest_lib.sequencing.batch import Batch, Message
@@ -174,7 +174,7 @@ class Shard:
         self._dispatch.finalize(opened)
         try:
             self._keep(sequencer)
-        except PublishRefused as error:
+        except (PublishRefused, StateRefused) as error:
             raise self._dispatch.refused(error, opened.only, is_anyones=True) from error
         self._attempts.kept()
         opened.end_span()

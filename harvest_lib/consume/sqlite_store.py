@@ -24,7 +24,7 @@ from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.recovery_log import LogPlace
 from harvest_lib.consume.recovery_log_writer import RecoveryLogWriter
 from harvest_lib.consume.sqlite_wal import Appended, End, appended
-from harvest_lib.consume.store import headers_as_json
+from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.sequencing.batch import Message
 
@@ -64,7 +64,7 @@ CREATE TABLE consumers_parked (
 _INSERT = "INSERT INTO consumers (consumer, topic, partition, checkpoint) VALUES (?, ?, ?, ?)"
 _UPDATE = "UPDATE consumers SET checkpoint = ?, updated_at = CURRENT_TIMESTAMP"
 _PARK = (
-    'INSERT INTO consumers_parked (consumer, topic, partition, "offset", key, value, headers, reason) '
+    'INSERT OR REPLACE INTO consumers_parked (consumer, topic, partition, "offset", key, value, headers, reason) '
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
@@ -139,6 +139,9 @@ class SqliteStore:
     def will_pass(self, _error: Exception) -> bool:
         return False
 
+    def flush(self) -> None:
+        """Do nothing: statements of the user's change the database at once."""
+
     def commit(self, checkpoint: Checkpoint) -> bool:
         connection = self._returned()
         if not connection.in_transaction:  # as after ON CONFLICT ROLLBACK; what follows each commits by itself
@@ -147,18 +150,21 @@ class SqliteStore:
         try:
             connection.execute(_UPDATE, (json.dumps(checkpoint.to_json()),))
             connection.commit()
-        except sqlite3.Error:  # a deferred constraint, a full disk
+        except sqlite3.IntegrityError as error:  # a deferred constraint
+            connection.rollback()
+            raise StateRefused(error) from error
+        except sqlite3.Error:  # a full disk
             connection.rollback()
             raise
         is_kept = False
         try:
             found = appended(self._wal, self._end)
-            assert found is not None  # noqa: S101 - the checkpoint at least is another
-            is_kept = self._recorder.record(self._images(found), found.page_count)
+            # Nothing is, where the checkpoint is the same and was kept within this second.
+            is_kept = found is None or self._recorder.record(self._images(found), found.page_count)
         finally:
             if not is_kept:
                 self.close()
-        if is_kept:
+        if is_kept and found is not None:
             self._end = found.end
             _empty_wal(connection)
         return is_kept

@@ -13,6 +13,14 @@ from harvest_lib.consume.checkpoint import Checkpoint
 from harvest_lib.sequencing.batch import Message
 
 
+class StateRefused(Exception):
+    """The store does not keep what the user's functions handed over; nothing of the transaction was kept. Its text is
+    that of the error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(reason_of(error))
+
+
 class Store(Protocol):
     """Of one shard, used by one thread."""
 
@@ -37,12 +45,20 @@ class Store(Protocol):
         """Tell whether what a function of the user raised is the store's, and passes by itself."""
         ...
 
+    def flush(self) -> None:
+        """Write what was changed, where that was not done at once. Raises StateRefused."""
+        ...
+
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Keep what was changed, and the checkpoint with it; False if we were fenced off, and nothing was kept."""
+        """Keep what was changed, and the checkpoint with it; False if we were fenced off, and nothing was kept.
+
+        Raises StateRefused.
+        """
         ...
 
     def park(self, message: Message, reason: str) -> None:
-        """Park a message that the user's function does not take, in the present transaction."""
+        """Park a message that the user's function does not take, in the present transaction. Where one of its offset
+        is parked already, of a topic that was recreated since, it takes its place."""
         ...
 
     def rollback(self) -> None:
@@ -56,4 +72,21 @@ class Store(Protocol):
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
     """Return the headers of a message that is parked, as JSON takes them: their bytes in hexadecimal."""
-    return [[name, value if value is None else bytes(value).hex()] for name, value in record.headers() or ()]
+    return [[storable(name), value if value is None else bytes(value).hex()] for name, value in record.headers() or ()]
+
+
+def reason_of(error: Exception) -> str:
+    """Return the type and the text of what a function of the user raised, as every store takes it."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - the user's
+        text = f"its text cannot be had ({type(failed).__name__})"
+    return storable(f"{type(error).__name__}: {text}")[:_LONGEST_REASON]
+
+
+def storable(text: str) -> str:
+    """Return text with NUL and half surrogate pairs escaped: no database and no terminal takes them."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+_LONGEST_REASON = 10_000

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from psycopg import sql
 
 _CHECKPOINTS = "SELECT, INSERT, UPDATE"
-_PARKED = "INSERT"
+_PARKED = "SELECT, INSERT, UPDATE"
 _VALUES = "SELECT, INSERT, UPDATE, DELETE"
 
 

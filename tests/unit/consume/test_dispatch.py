@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError
 from harvest_lib.consume import Batch, Message, ShardId, Transaction
 from harvest_lib.consume.attempts import Attempts, FunctionFailed
 from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
+from harvest_lib.consume.store import StateRefused
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.sequencing.publisher import PublishRefused
 
@@ -23,17 +24,22 @@ class Store:
     """A transaction that stands until somebody breaks it."""
 
     def __init__(self):
-        self.is_open, self.parked = True, []
+        self.is_open, self.parked, self.refuses = True, [], ()
 
     def will_pass(self, error):
         return isinstance(error, Passing)
+
+    def flush(self):
+        if self.refuses:
+            raise StateRefused(self.refuses)
 
     def park(self, message, reason):
         self.parked.append((message.offset, reason))
 
 
 class Scripted:
-    """Does at some offsets what it is told to: an error is raised, "break" ends the transaction."""
+    """Does at some offsets what it is told to: an error is raised, "break" ends the transaction, after "refuse" the
+    store does not take what was handed over."""
 
     def __init__(self, store, script, finalize=()):
         self.store, self.script, self.finalize, self.calls = store, script, finalize, []
@@ -50,6 +56,8 @@ class Scripted:
         for step in steps:
             if step == "break":
                 self.store.is_open = False
+            elif step == "refuse":
+                self.store.refuses = BAD
             else:
                 raise step
 
@@ -135,6 +143,13 @@ def test_where_it_cannot_be_told_who_broke_the_transaction_it_is_anyones(script,
     assert careful.refused(careful.take, [4, 5, 6], [8, 9, 10]) == (min(script), False)
 
 
+def test_a_value_that_the_store_does_not_take_is_found_out_among_those_of_one_transaction():
+    trial = Trial({5: ["refuse"]})
+    assert trial.refused(trial.dispatch.finalize, trial.take([4, 5, 6])) == (None, True)
+    careful = Trial({5: ["refuse"]}, attempts=watching(anyones=True))
+    assert careful.refused(careful.take, [4, 5, 6]) == (5, False)
+
+
 def test_who_breaks_it_alone_is_blamed():
     trial = Trial({5: ["break"]})
     assert trial.refused(trial.take, [3, 4], [5]) == (5, False)
@@ -190,7 +205,7 @@ def test_where_all_is_set_aside_the_function_is_not_asked_to_end():
 
 
 @pytest.mark.parametrize(("taken", "only"), [([4], 4), ([4, 5], None)])
-@pytest.mark.parametrize("steps", [[BAD], ["break"]])
+@pytest.mark.parametrize("steps", [[BAD], ["break"], ["refuse"]])
 def test_what_fails_at_the_end_is_blamed_on_a_message_only_where_there_was_but_one(steps, taken, only):
     trial = Trial(finalize=steps)
     assert trial.refused(trial.dispatch.finalize, trial.take(taken)) == (only, True)

@@ -1,0 +1,219 @@
+"""Values that an application hands over and that no store takes: each is its message's, which alone is parked."""
+
+import math
+
+import psycopg
+import pytest
+from support.consuming import Running
+from support.recorded import Machines
+from support.waiting import eventually
+
+from harvest_lib.consume import Checkpoint, KeyValueStore
+
+pytestmark = pytest.mark.gate
+
+GOOD = [1, "é", None, {"a": [1.5, True]}, 10**30, "\u2028", []]
+TEXTS = ["\0", "a\0b", "\ud800", "x\udfff", "\0\ud800"]
+NO_VALUES = [*TEXTS, math.nan, math.inf, {"k": "\0"}, {"\ud800": 1}, {"\0": 1}, object(), b"bytes", {1, 2}, 10**5000]
+
+
+def nested():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+class Remembering:
+    """Remembers a value by its number, under one key for each message, as it comes or as the transaction ends."""
+
+    def __init__(self, values, at_end):
+        self.values, self.at_end = values, at_end
+
+    def consume_message(self, transaction, message):
+        number = int(message.record.key())
+        if self.at_end:
+            transaction.memory[number] = self.values[number]
+        else:
+            transaction.state.put(str(number), self.values[number])
+
+    def finalize_txn(self, transaction):
+        for number, value in transaction.memory.items():
+            transaction.state.put(str(number), value)
+
+
+class RememberingGroups(Remembering):
+    """Remembers those of one acknowledgement by one call."""
+
+    def consume_messages(self, transaction, messages):
+        for message in messages:
+            self.consume_message(transaction, message)
+
+
+class Raising:
+    """Raises errors of these texts."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def consume_message(self, _transaction, message):
+        if text := self.texts[int(message.record.key())]:
+            raise ValueError(text)
+
+    def finalize_txn(self, transaction):
+        pass
+
+
+class WithoutText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def ran(shard, count):
+    """Run a shard until it is through so many messages, and let nothing else end it."""
+    running = Running(shard.run)
+    eventually(lambda: running.error is not None or shard.committed + shard.parked == count, "it is through")
+    assert running.end() is None
+
+
+def publish(counted, keys, group):
+    publisher = counted.publisher()
+    for begin in range(0, len(keys), group):
+        for key in keys[begin : begin + group]:
+            publisher.publish_uncommitted(counted.topic, b"v", key=key)
+        publisher.acknowledge(publisher.intents())
+    publisher.flush()
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_end", "group"),
+    [(Remembering, False, 1), (Remembering, True, 1), (Remembering, False, 5), (RememberingGroups, False, 5)],
+)
+def test_values_that_are_no_json_are_parked_and_the_others_kept(counted, kind, at_end, group):
+    values = [value for pair in zip(NO_VALUES, GOOD * 2, strict=True) for value in pair] + [nested(), "last"]
+    publish(counted, [str(number) for number in range(len(values))], group)
+    store = KeyValueStore(counted.dsn, counted.place)
+    ran(counted.shard(kind(values, at_end), store, max_attempts=1), len(values))
+    with psycopg.connect(counted.dsn) as connection:
+        kept = dict(connection.execute("SELECT key::int, value FROM consumers_state").fetchall())
+    assert kept == {number: values[number] for number in range(1, len(values), 2) if values[number] is not None}
+    assert [int(key) for _, key, _ in sorted(counted.parked())] == list(range(0, len(values), 2))
+    reasons = {reason.split(":")[0] for *_, reason in counted.parked()}
+    assert reasons == {
+        "InvalidTextRepresentation",
+        "RecursionError",
+        "TypeError",
+        "UntranslatableCharacter",
+        "ValueError",
+    }
+
+
+def test_keys_that_no_index_takes_are_parked(counted):
+    class Naming(Remembering):
+        def consume_message(self, transaction, message):
+            transaction.state.put(self.values[int(message.record.key())], 1)
+
+    long = "".join(map(chr, range(0x4E00, 0x4E00 + 5_000)))
+    counted.write(["0", "1", "2", "3"])
+    store = KeyValueStore(counted.dsn, counted.place)
+    ran(counted.shard(Naming(["a\0", "b", long, "\ud800"], at_end=False), store, max_attempts=2), 4)
+    with psycopg.connect(counted.dsn) as connection:
+        assert connection.execute("SELECT key FROM consumers_state").fetchall() == [("b",)]
+    assert [offset for offset, *_ in sorted(counted.parked())] == [0, 2, 3]
+
+
+@pytest.fixture
+def machines(bootstrap_servers, make_topic, unique, tmp_path):
+    log = make_topic(name=unique("log"), **{"cleanup.policy": "compact"})
+    made = Machines({"bootstrap.servers": bootstrap_servers}, log, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_reasons_of_any_text_are_parked(counted, machines, kind):
+    texts = ["", *TEXTS, "x" * 2_000_000, ""]
+    counted.write([str(number) for number in range(len(texts))])
+    store = machines(counted.place) if kind == "sqlite" else None
+    ran(counted.shard(Raising(texts), store, max_attempts=1), len(texts))
+    found = sorted(counted.parked() if kind == "postgres" else parked(machines(counted.place)))
+    assert [offset for offset, *_ in found] == list(range(1, len(texts) - 1))
+    assert found[0][2] == r"ValueError: \x00"
+    assert found[2][2] == r"ValueError: \ud800"
+    assert len(found[-1][2]) == 10_000
+
+
+def parked(store):
+    store.restore()
+    found = store.begin().execute('SELECT "offset", key, reason FROM consumers_parked').fetchall()
+    store.rollback()
+    return found
+
+
+def test_an_error_without_a_text_is_parked(counted):
+    class Odd(Raising):
+        def consume_message(self, _transaction, _message):
+            raise WithoutText
+
+    counted.write(["a"])
+    ran(counted.shard(Odd(()), max_attempts=1), 1)
+    assert counted.parked() == [(0, b"a", "WithoutText: its text cannot be had (RuntimeError)")]
+
+
+CONSTRAINED = (
+    "CREATE TABLE IF NOT EXISTS known (id INT PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS named (id INT REFERENCES known (id) DEFERRABLE INITIALLY DEFERRED)",
+)
+
+
+class Constrained:
+    """Names what is not there, which shows only as the transaction is kept."""
+
+    def consume_message(self, transaction, message):
+        for statement in CONSTRAINED:
+            transaction.state.execute(statement)
+        key = int(message.record.key())
+        if key != 2:
+            transaction.state.execute(f"INSERT INTO known VALUES ({key})")  # noqa: S608 - a number
+        transaction.state.execute(f"INSERT INTO named VALUES ({key})")  # noqa: S608 - a number
+
+    def finalize_txn(self, transaction):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_a_constraint_that_fails_as_the_transaction_is_kept_is_its_messages(counted, machines, kind):
+    counted.write([str(number) for number in range(5)])
+    store = machines(counted.place) if kind == "sqlite" else None
+    ran(counted.shard(Constrained(), store, max_attempts=2), 5)
+    ((offset, _, reason),) = counted.parked() if kind == "postgres" else parked(machines(counted.place))
+    assert offset == 2
+    assert "foreign key constraint" in reason.lower()
+
+
+def test_a_table_that_is_missing_is_no_messages_fault(counted):
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute("ALTER TABLE consumers_state RENAME TO elsewhere")
+        counted.write(["0"])
+        store = KeyValueStore(counted.dsn, counted.place)
+        running = Running(counted.shard(Remembering([1], at_end=False), store, max_attempts=1).run)
+        eventually(lambda: running.error is not None, "the shard fails")
+        running.end()
+        assert counted.parked() == []
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_a_message_is_parked_where_one_of_its_offset_is(counted, machines, kind):
+    """As after a topic was recreated, whose shard starts over."""
+    counted.write(["0"])
+    makes = machines if kind == "sqlite" else lambda _: counted.store()
+    for text in ("first", "second"):
+        store = makes(counted.place)
+        ran(counted.shard(Raising([text]), store, max_attempts=1), 1)
+        store = makes(counted.place)
+        store.restore()
+        store.begin()
+        assert store.commit(Checkpoint(shard=counted.place))
+        store.close()
+    found = counted.parked() if kind == "postgres" else parked(makes(counted.place))
+    assert found == [(0, b"0", "ValueError: second")]
