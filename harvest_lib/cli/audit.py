@@ -1,7 +1,6 @@
 """`harvest audit`: compare committed records with Kafka. `harvest audit history`: check a history of events."""
 
 import gc
-import json
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -13,6 +12,7 @@ import typer
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, PromiseName, configuration
 from harvest_lib.cli.parsing import Group
+from harvest_lib.cli.terminal import json_text
 from harvest_lib.errors import NothingChecked
 
 app = typer.Typer(name="audit", cls=Group, rich_markup_mode="rich")
@@ -35,7 +35,9 @@ def audit(
     ] = None,
     pending: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Query of the ids not yet delivered. Default: the outbox, if it has the ids."),
+        typer.Option(
+            metavar="SQL", help="Query of the ids not yet delivered. Default: by the outbox, if it has the ids."
+        ),
     ] = None,
     id_header: Annotated[
         str | None,
@@ -64,9 +66,10 @@ def audit(
     """Compare committed records with Kafka: find lost, duplicated, reordered and unknown ones.
 
     Without --committed or --committed-file, only the outbox table is known.
-    Records that it no longer has count as delivered and purged, so losses cannot
-    be detected. Records that a topic's retention or compaction removed count as
-    lost. Within a key, ids must ascend.
+    Records that it no longer has count as delivered and purged: their losses
+    cannot be detected. Of a table that keeps them, the position of the
+    subscription tells those that must be in Kafka. Records that a topic's
+    retention or compaction removed count as lost. Within a key, ids must ascend.
 
     Exits with 0 if there are no anomalies, 1 if there are, 3, 5 or 6 if
     configuration, Postgres or Kafka failed, 10 if there was nothing to compare:
@@ -96,8 +99,10 @@ def audit(
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
     harvest = configuration(config).harvest
     conninfo = harvest.data_source.conninfo()
-    outbox = actions.audit.outbox_query(harvest, topic)
     outbox_has_the_ids = id_header is None and committed_file is None
+    outbox = waiting = None
+    if (committed is None and committed_file is None) or (pending is None and outbox_has_the_ids):
+        outbox, waiting = actions.audit.outbox_queries(harvest, topic)
 
     def from_database(query: str | sql.Composed | None) -> Iterator[audits.CommittedRecord]:
         return audits.read_query(conninfo, query, topics=topic) if query is not None else iter(())
@@ -111,7 +116,7 @@ def audit(
                 harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
             )
         ),
-        pending=(record.id for record in from_database(pending or (outbox if outbox_has_the_ids else None))),
+        pending=(record.id for record in from_database(pending or (waiting if outbox_has_the_ids else None))),
         committed_again=partial(from_database, committed) if committed is not None else None,
         purged_when_delivered=committed is None and committed_file is None,
         examples=show_examples,
@@ -120,7 +125,7 @@ def audit(
     )
     ok = report.ok or (report.is_empty and allow_empty)
     if as_json:
-        typer.echo(json.dumps({**report.to_json(), "ok": ok, "empty": report.is_empty}))
+        typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
     else:
         actions.audit.show_report(report, topic)
     if report.is_empty and not allow_empty:
@@ -180,7 +185,7 @@ def history(
         gc.unfreeze()
     ok = verdict.ok and not bad and (verdict.records > 0 or allow_empty)
     if as_json:
-        typer.echo(json.dumps({**verdict.to_json(), "ok": ok, "bad_lines": list(map(str, bad))}))
+        typer.echo(json_text({**verdict.to_json(), "ok": ok, "bad_lines": list(map(str, bad))}))
     else:
         actions.history.show_verdict(verdict, bad)
     if bad or not verdict.ok:

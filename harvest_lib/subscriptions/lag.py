@@ -32,7 +32,7 @@ WITH found AS (
   WHERE (deferred OR NOT (id <= %(done)s AND pg_visible_in_snapshot(transaction_id, %(batch)s::pg_snapshot))) {filter}
 )
 SELECT count(*), (SELECT count(*) FROM found) > %(most)s,
-       extract(epoch FROM clock_timestamp() - min(create_time))::float8,
+       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8,
        coalesce(min(id), (SELECT min(id) FROM found))::bigint
 FROM waiting
 """
@@ -43,7 +43,10 @@ WITH ahead AS (
   SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
   WHERE NOT pg_visible_in_snapshot(transaction_id, %(delivered)s::pg_snapshot) {filter}
 )
-SELECT count(*), true, extract(epoch FROM clock_timestamp() - min(create_time))::float8, min(id)::bigint FROM ahead
+SELECT count(*), true,
+       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8,
+       min(id)::bigint
+FROM ahead
 """
 
 _AFTER = {

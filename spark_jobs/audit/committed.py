@@ -22,12 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.database import translated
-from harvest_lib.errors import CheckpointError, ConfigError, DatabaseAccessDenied, OutboxTableError
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import OutboxTable, Segments
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.source.filters import filter_conditions, shard_conditions
-from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.source.filters import filter_conditions
+from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.delivered import delivered, shards_of
 from spark_jobs.audit import queries
 from spark_jobs.audit.comparison import MUST_COME, PARKED, WAITS
 from spark_jobs.sink.database import JdbcTarget
@@ -40,7 +40,9 @@ _BLOCK_IDS = 4_096
 Committed = Literal["auto", "outbox", "ledger"]
 """What says what was committed; `auto` is found out."""
 
-_OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier("o", name) for name in ("kafka_topic", "kafka_key")}
+_OUTER: Mapping[str, sql.Composable] = {
+    name: sql.Identifier("o", name) for name in ("id", "transaction_id", "kafka_topic", "kafka_key")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +152,7 @@ def known_from(
         outbox.check_native(connection)
     if committed == "ledger" or kind != "native":
         return "ledger", ()
-    if not outbox.subscriptions.exists(connection):
-        return "outbox", ()
-    reading = Subscriptions(connection, outbox.placed(connection), Selection(table=outbox.identifier))
-    shards = reading.shards(subscription)
-    _check_all_rows(connection, outbox.placed(connection).subscriptions)
-    if not shards and (others := sorted({each.name for each in reading.shards()})):
-        raise CheckpointError(
-            f"there is no subscription {subscription!r} of {outbox}",
-            evidence=f"there are {', '.join(others)}",
-            next_step="name one of them by --subscription",
-        )
+    shards = shards_of(connection, outbox, subscription, _check_all_rows)
     marks = committed == "auto" and any(each.source == "mark" for each in shards)
     return ("ledger" if marks else "outbox"), shards
 
@@ -179,16 +171,6 @@ def taken_from_outbox(
     The connection is in the transaction that keeps the snapshot.
     """
     filters = filter_conditions(shards[0].topics, shards[0].keys, _OUTER) if shards else []
-    passed = [
-        sql.SQL(" AND ").join(
-            [
-                sql.SQL("pg_visible_in_snapshot(o.transaction_id, {}::pg_snapshot)").format(sql.Literal(each.seen)),
-                *([sql.SQL("o.id < {}").format(sql.Literal(each.holds))] if each.holds is not None else []),
-                *shard_conditions(each.shard, each.shards, _OUTER),
-            ]
-        )
-        for each in shards
-    ]
     placed = outbox.placed(connection)
     is_parked: sql.Composable = sql.SQL("false")
     if placed.parked_ids.exists(connection) and shards:
@@ -200,7 +182,7 @@ def taken_from_outbox(
         topics=sql.Literal(list(topics)),
         is_parked=is_parked,
         encoding=sql.SQL(queries.KEY_ENCODING),
-        passed=sql.SQL(" OR ").join(sql.SQL("({})").format(each) for each in passed) if passed else sql.SQL("false"),
+        passed=delivered(shards, _OUTER),
         filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
     )

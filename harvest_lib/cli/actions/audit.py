@@ -1,19 +1,28 @@
 """What `harvest audit` reads from the outbox and how it shows its report."""
 
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+import psycopg
 from psycopg import sql
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from harvest_lib import audit as audits
+from harvest_lib.cli.actions.park import parked_table
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import in_statement
+from harvest_lib.database import connect, in_statement
+from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.row_security import all_rows_guard
+from harvest_lib.outbox.parked import ParkedRecords
+from harvest_lib.outbox.parked_ids import ParkedIdTable
+from harvest_lib.outbox.row_security import all_rows_guard, check_all_rows
+from harvest_lib.source.filters import filter_conditions
+from harvest_lib.subscriptions.delivered import delivered, shards_of
 
 _ROWS = {
     "committed": "committed",
@@ -37,16 +46,55 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 
-def outbox_query(harvest: HarvestConfig, topics: list[str]) -> sql.Composed:
-    """Return the query of the outbox's records for topics, with `columns` applied. It fails if row security hides rows
-    from this role: hidden rows would look delivered."""
+_RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
+_PARKED = "SELECT id, kafka_key FROM {parked} WHERE kafka_topic = ANY (ARRAY[{topics}]::text[])"
+_IS_LISTED = "{id} IN (SELECT id FROM {parked_ids} WHERE subscription = {subscription})"
+
+
+def outbox_queries(harvest: HarvestConfig, topics: list[str]) -> tuple[sql.Composed, sql.Composed]:
+    """Return the queries of the outbox's records for topics that the subscription reads, with `columns` applied: of
+    all, and of those that are not delivered yet, or parked.
+
+    Where rows stay in the outbox, the subscription's position says which are delivered. The queries fail if row
+    security hides rows from this role: hidden rows would look delivered. Raises DatabaseError and CheckpointError.
+    """
     table = OutboxTable.parse(harvest.outbox_table)
-    selection = make_selection(harvest, table)
-    named = sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(
-        selection.columns["kafka_topic"], sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
-    )
-    selection = replace(selection, conditions=[named], guard=all_rows_guard([table.identifier]))
-    return selection.fill("SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record")
+    with connect(harvest.data_source.conninfo()) as connection:
+        shards = shards_of(
+            connection, table, harvest.subscription, lambda *read: check_all_rows(read[0], [read[1].identifier])
+        )
+        parked = _parked(connection, table, harvest)
+    own = make_selection(harvest, table)
+    listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
+    conditions: list[sql.Composable] = [
+        sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(own.columns["kafka_topic"], listed),
+        *(filter_conditions(shards[0].topics, shards[0].keys, own.columns) if shards else ()),
+    ]
+    every = replace(own, conditions=conditions, guard=all_rows_guard([table.identifier]))
+    waits = sql.SQL("true")
+    if any(each.source != "mark" for each in shards):
+        waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
+        if isinstance(parked, ParkedIdTable):
+            is_listed = sql.SQL(_IS_LISTED).format(
+                id=own.columns["id"],
+                parked_ids=in_statement(parked.table.identifier),
+                subscription=in_statement(sql.Literal(harvest.subscription)),
+            )
+            waits = sql.SQL("({} OR {})").format(waits, is_listed)
+    waiting = replace(every, conditions=[*conditions, waits]).fill(_RECORDS)
+    if isinstance(parked, ParkedRecords):
+        also = sql.SQL(_PARKED).format(parked=in_statement(parked.table.identifier), topics=listed)
+        waiting = sql.SQL("({}) UNION ALL ({})").format(waiting, also)
+    return every.fill(_RECORDS), waiting
+
+
+def _parked(
+    connection: psycopg.Connection[Any], table: OutboxTable, harvest: HarvestConfig
+) -> ParkedRecords | ParkedIdTable | None:
+    with suppress(OutboxTableError):  # the name of the outbox leaves no room for that of another table
+        found = parked_table(connection, table, harvest)
+        return found if found.table.exists(connection) else None
+    return None
 
 
 def show_report(report: audits.AuditReport, topics: list[str]) -> None:

@@ -10,11 +10,13 @@ import psycopg
 import pytest
 import typer
 from confluent_kafka import Producer, TopicPartition
+from support.subscribed import Subscribed
 from typer.testing import CliRunner
 
 from harvest_lib.audit import audit, read_query, read_topics
 from harvest_lib.cli.audit import audit as audit_command
 from harvest_lib.errors import (
+    CheckpointError,
     ConfigError,
     DatabaseAccessDenied,
     DatabaseError,
@@ -23,6 +25,7 @@ from harvest_lib.errors import (
     NothingChecked,
     TopicMissing,
 )
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, stamp
 
 pytestmark = pytest.mark.gate
@@ -318,6 +321,64 @@ def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, pr
     with psycopg.connect(dsn) as connection:
         connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
     assert harvest_audit("--topic", topic).exit_code == 0, "one that waits was looked at"
+
+
+@pytest.mark.parametrize("delivery", ["barrier", "transactional"])
+def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
+    dsn, make_topic, admin, bootstrap_servers, group_id, harvest_audit, delivery
+):
+    outbox = Subscribed(dsn, make_topic(partitions=1), bootstrap_servers, group_id)
+    outbox.fill(20)
+    outbox.harvest(delivery=delivery).drain(60)
+    outbox.fill(3)
+
+    def counted(*arguments):
+        report = json.loads(harvest_audit("--topic", outbox.topic, "--json", *arguments).stdout)
+        return {name: report[name] for name in ("ok", "committed", "delivered", "pending", "lost")}
+
+    committed = ("--committed", "SELECT id, kafka_key FROM outbox")
+    for arguments in ((), committed):
+        assert counted(*arguments) == {"ok": True, "committed": 23, "delivered": 20, "pending": 3, "lost": 0}
+    place = TopicPartition(outbox.topic, 0, 5)
+    admin.delete_records([place])[place].result(60)
+    for arguments in ((), committed):
+        assert counted(*arguments) == {"ok": False, "committed": 23, "delivered": 15, "pending": 3, "lost": 5}
+    outbox.connection.execute(
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held)"
+        " VALUES ('default', 0, 1, 't', 'k', 'r', false)"
+    )
+    assert counted()["lost"] == 4, "one of them is parked"
+    outbox.close()
+
+
+def test_the_command_asks_for_a_subscription_that_is_there(dsn, make_topic, harvest_audit):
+    topic = make_topic()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+        connection.execute(
+            "INSERT INTO outbox_subscriptions (subscription, shard, shards, source) VALUES ('other', 0, 1, 'snapshot')"
+        )
+    result = harvest_audit("--topic", topic)
+    assert isinstance(result.exception, CheckpointError)
+    assert "there are other" in result.exception.evidence
+
+
+def test_the_command_counts_parked_records_as_pending(dsn, make_topic, producers, harvest_audit):
+    topic = make_topic()
+    producer = producers()
+    send(producer, topic, [1])
+    producer.flush()
+    fill_outbox(dsn, topic, [2])
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        ParkedRecords(OutboxTable.parse("outbox")).create(connection)
+        connection.execute(
+            "INSERT INTO outbox_parked (id, kafka_topic, kafka_key, reason, held, record)"
+            " VALUES (3, %s, 'k', 'r', false, '{}')",
+            (topic,),
+        )
+    found = harvest_audit("-t", topic, "--committed", "SELECT id, 'k' FROM generate_series(1, 4) id", "--json")
+    report = json.loads(found.stdout)
+    assert (report["delivered"], report["pending"], report["lost"]) == (1, 2, 1)
 
 
 def test_the_command_reads_what_is_committed_meanwhile(dsn, make_topic, producers, harvest_audit, monkeypatch):

@@ -1,0 +1,58 @@
+"""Which records of an outbox a subscription has delivered, as a condition for statements that read the outbox."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source.filters import shard_conditions
+from harvest_lib.source.selection import Selection
+from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+
+_VISIBLE = "pg_visible_in_snapshot({transaction_id}, {seen}::pg_snapshot)"
+
+
+def shards_of(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    name: str,
+    check: Callable[[psycopg.Connection[Any], OutboxTable], object],
+) -> Sequence[SubscriptionShard]:
+    """Return where the shards of a subscription stand; none, if the outbox has no subscription at all.
+
+    `check` is called with the table of subscriptions once it was read, and raises if rows of it are hidden from us.
+    Raises CheckpointError if there are others only.
+    """
+    try:
+        if not outbox.subscriptions.exists(connection):
+            return ()
+    except OutboxTableError:  # the name of the outbox leaves no room for theirs
+        return ()
+    placed = outbox.placed(connection)
+    reading = Subscriptions(connection, placed, Selection(table=outbox.identifier))
+    shards = reading.shards(name)
+    check(connection, placed.subscriptions)
+    if not shards and (others := sorted({each.name for each in reading.shards()})):
+        raise CheckpointError(
+            f"there is no subscription {name!r} of {outbox}",
+            evidence=f"there are {', '.join(others)}",
+            next_step="name one of them (`subscription`, --subscription)",
+        )
+    return shards
+
+
+def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Composable]) -> sql.Composable:
+    """Return the condition of what these shards have delivered, or parked. `columns` are the expressions of `id`,
+    `transaction_id` and `kafka_key`."""
+    passed = []
+    for each in shards:
+        conditions = [
+            sql.SQL(_VISIBLE).format(transaction_id=columns["transaction_id"], seen=sql.Literal(each.seen)),
+            *([sql.SQL("{} < {}").format(columns["id"], sql.Literal(each.holds))] if each.holds is not None else []),
+            *shard_conditions(each.shard, each.shards, columns),
+        ]
+        passed.append(sql.SQL("({})").format(sql.SQL(" AND ").join(conditions)))
+    return sql.SQL(" OR ").join(passed) if passed else sql.SQL("false")
