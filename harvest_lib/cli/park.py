@@ -1,6 +1,5 @@
 """`harvest park list | show | retry | drop`: list parked records, send them again, or delete them."""
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json
 from harvest_lib.cli.parsing import group
+from harvest_lib.cli.terminal import json_text
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
@@ -51,7 +51,7 @@ def list_(
         records = parked.list(connection, topic=topic, key=key, limit=limit)
         counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
     if as_json:
-        typer.echo(json.dumps([actions.park.record_json(record) for record in records]))
+        typer.echo(json_text([actions.park.record_json(record) for record in records]))
         return
     if not records:
         typer.echo("nothing is parked" if topic is None and key is None else actions.park.NOTHING_PARKED)
@@ -86,7 +86,7 @@ def show(
     if as_json:
         shown = actions.park.shown_columns(columns)
         row = {name: content for name, content in record.row.items() if value or name in shown}
-        typer.echo(json.dumps({**actions.park.record_json(record), "row": row}))
+        typer.echo(json_text({**actions.park.record_json(record), "row": row}))
         return
     actions.park.show_fields(record, columns, with_value=value)
 
@@ -124,7 +124,7 @@ def retry(
     with actions.park.open_parked(config, subscription) as (parked, connection, harvest):
         done = parked.retry(connection, selection, keep_order=harvest.parking != "skip")
     if as_json:
-        typer.echo(json.dumps(asdict(done)))
+        typer.echo(json_text(asdict(done)))
         return
     verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent again"
     typer.echo(f"{verb}: {actions.park.counted_records(done.parked)}, and {done.held:,} held behind them")
@@ -170,7 +170,7 @@ def drop(
             typer.confirm(f"Delete {actions.park.counted_records(number)} for good?", abort=True, err=True)
         done = parked.drop(connection, selection)
     if as_json:
-        typer.echo(json.dumps(asdict(done)))
+        typer.echo(json_text(asdict(done)))
     else:
         verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent"
         typer.echo(f"dropped: {actions.park.counted_records(done.dropped)}; {verb}: {done.released:,} held behind them")

@@ -1,12 +1,12 @@
 """`harvest partition`: to which partition of a topic keys go, and which of them moved when partitions were added."""
 
-import json
 from typing import Annotated
 
 import typer
 
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json
+from harvest_lib.cli.terminal import json_text
 
 
 def partition(
@@ -29,4 +29,4 @@ def partition(
     """
     places = actions.partition.places(config, topic, keys, before)
     for each in places:
-        typer.echo(json.dumps(each) if as_json else actions.partition.place_text(each))
+        typer.echo(json_text(each) if as_json else actions.partition.place_text(each))

@@ -1,6 +1,5 @@
 """`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines declared in YAML."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import Json, Listen, LogFormatOption
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import printable
+from harvest_lib.cli.terminal import json_text, printable
 
 app = group("pipeline", "Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
@@ -71,7 +70,7 @@ def status(file: _File, as_json: Json = False) -> None:
             for each in found.writers
         ]
         undeclared = [{"writer": name, "next": position} for name, position in found.undeclared.items()]
-        typer.echo(json.dumps({"begin": found.begin, "end": found.end, "writers": writers, "undeclared": undeclared}))
+        typer.echo(json_text({"begin": found.begin, "end": found.end, "writers": writers, "undeclared": undeclared}))
     else:
         actions.pipeline.show_status(declared, found)
 

@@ -1,6 +1,5 @@
 """`harvest segments list | ensure | rotate | drop | archive | verify`: the partitions of a native outbox."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import printable
+from harvest_lib.cli.terminal import json_text, printable
 
 app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
@@ -26,7 +25,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
         detached = detached_segments(connection, outbox)
     rows += map(actions.segments.detached_row, detached)
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json_text(rows))
         return
     actions.segments.show_rows(rows)
     typer.echo(f"next id: {next_id}")

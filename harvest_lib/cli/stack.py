@@ -4,7 +4,6 @@ Exit codes: 0 done, 7 the stack could not be brought up or down (the message say
 is up.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import typer
 
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import Json
+from harvest_lib.cli.terminal import json_text
 from harvest_lib.errors import StackError
 
 app = typer.Typer(rich_markup_mode="rich")
@@ -104,7 +104,7 @@ def down(*, as_json: Json = False) -> None:
     """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
     ended = actions.stack.local_stack("supervisor").down(actions.stack.state_folder())
     if as_json:
-        typer.echo(json.dumps({"ended": ended}))
+        typer.echo(json_text({"ended": ended}))
     else:
         typer.echo("down" if ended else "nothing was running")
 

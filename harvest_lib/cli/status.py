@@ -1,6 +1,5 @@
 """`harvest status`: backlog, age of the oldest record, leader and rate."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json
+from harvest_lib.cli.terminal import json_text
 
 
 def status(
@@ -31,7 +31,7 @@ def status(
         while True:
             current = readings.next()
             if as_json:
-                typer.echo(json.dumps(asdict(current)))
+                typer.echo(json_text(asdict(current)))
             else:
                 actions.status.show_status(current)
             if not watch:

@@ -1,6 +1,5 @@
 """`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: the readers of an outbox."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -8,6 +7,7 @@ import typer
 from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Json, configuration
 from harvest_lib.cli.parsing import group
+from harvest_lib.cli.terminal import json_text
 from harvest_lib.errors import ConfigError
 
 app = group("subscriptions", "Readers of one outbox, each with its own position: list, add, move and remove them.")
@@ -32,7 +32,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
         found = [(each, subscriptions.lag(each)) for each in subscriptions.shards()]
     if as_json:
-        typer.echo(json.dumps([actions.subscriptions.shard_json(*each) for each in found]))
+        typer.echo(json_text([actions.subscriptions.shard_json(*each) for each in found]))
     elif found:
         actions.subscriptions.show_shards(found)
         actions.subscriptions.show_unreadable([shard for shard, _ in found])

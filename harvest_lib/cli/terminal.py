@@ -1,9 +1,12 @@
-"""The terminal: whether it can redraw a line, how foreign text is made safe to print, and Ctrl-C."""
+"""The terminal: whether it can redraw a line, how foreign text and numbers are made safe to print, and Ctrl-C."""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -37,6 +40,23 @@ def printable(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
     )
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON as every reader takes it. A number that JSON does not have, as from a document with 1e999, becomes
+    text: "inf"."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_infinite(value), indent=indent, allow_nan=False)
+
+
+def _without_infinite(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _without_infinite(each) for name, each in value.items()}
+    return [_without_infinite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def age(seconds: float) -> str:

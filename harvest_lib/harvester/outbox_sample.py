@@ -38,19 +38,21 @@ MOST_TOPICS = 20
 
 # The first rows by the primary key: what is purged is gone, so all that is there waits.
 _HEAD = """
-SELECT count(*), min(id)::bigint, extract(epoch FROM clock_timestamp() - min(create_time))::float8
+SELECT count(*), min(id)::bigint,
+       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8
 FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} ORDER BY {id} LIMIT %(most)s + 1) AS head
 """
 
 _NEXT = """
-SELECT id::bigint, extract(epoch FROM clock_timestamp() - create_time)::float8
+SELECT id::bigint,
+       CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
 FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} WHERE {id} > %(after)s ORDER BY {id} LIMIT 1) AS next
 """
 
 _LAST_ID = "SELECT max({id})::bigint FROM {table}"
 
 AGE_OF_ONE = """
-SELECT extract(epoch FROM clock_timestamp() - create_time)::float8
+SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
 FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} WHERE {id} = %(id)s) AS one
 """
 

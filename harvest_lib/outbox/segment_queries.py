@@ -143,10 +143,11 @@ LOCK_SEQUENCE = "ALTER SEQUENCE {sequence} AS bigint"
 """Changes nothing: a sequence cannot be locked otherwise. nextval waits until the transaction has ended."""
 
 # Whatever writers put into create_time: no segment is older than the end of the one before, while that is known. Times
-# that are still to come say nothing: of a writer that made them up, or of a clock that was set back since.
+# that are still to come say nothing: of a writer that made them up, or of a clock that was set back since. Neither do
+# those that are infinite.
 AGE = """
 SELECT extract(epoch FROM clock_timestamp() - greatest(
-  min(create_time) FILTER (WHERE create_time <= clock_timestamp()),
+  min(create_time) FILTER (WHERE isfinite(create_time) AND create_time <= clock_timestamp()),
   (SELECT max(passed_at) FROM {segments} WHERE passed_at <= clock_timestamp())
 ))::float8
 FROM (SELECT create_time FROM {segment} ORDER BY id LIMIT 100) AS first

@@ -42,12 +42,16 @@ WHERE seqrelid = pg_get_serial_sequence(%s, %s)::regclass AND seqcache > 1
 """
 
 _BACKLOG = """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(create_time)), 0)::float8,
+SELECT count(*),
+       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8,
        count(*) FILTER (WHERE leader_id IS NOT NULL)
 FROM {table}
 """
 
-_OLDEST = "SELECT extract(epoch FROM clock_timestamp() - create_time)::float8 FROM {table} ORDER BY id LIMIT 1"
+_OLDEST = """
+SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
+FROM {table} ORDER BY id LIMIT 1
+"""
 
 # What the search path finds in a schema that we may not use is passed over, as if it were not there.
 _HIDDEN = """
@@ -271,13 +275,13 @@ class OutboxTable:
         with translated():
             row = connection.execute(sql.SQL(_BACKLOG).format(table=self.identifier)).fetchone()
         records, age, marked = row if row is not None else (0, 0.0, 0)
-        return Backlog(records=records, age_seconds=max(0.0, age), marked=marked)
+        return Backlog(records=records, age_seconds=max(0.0, age or 0.0), marked=marked)
 
     def oldest_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         """Return the age of the record with the lowest id, 0 if the table is empty. Reads one row."""
         with translated():
             row = connection.execute(sql.SQL(_OLDEST).format(table=self.identifier)).fetchone()
-        return max(0.0, row[0]) if row is not None else 0.0
+        return max(0.0, row[0] or 0.0) if row is not None else 0.0
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
         return dict(connection.execute(_COLUMNS, (str(self),)).fetchall())

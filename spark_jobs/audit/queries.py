@@ -42,7 +42,7 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdroppe
 KEY_ENCODING: LiteralString = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
 
 OUTBOX: LiteralString = """
-SELECT o.id AS part, o.id AS record, o.create_time AS since,
+SELECT o.id AS part, o.id AS record, CASE WHEN isfinite(o.create_time) THEN o.create_time END AS since,
        CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state,
        o.kafka_topic AS topic, convert_to(o.kafka_key, {encoding}) AS key
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
@@ -86,7 +86,7 @@ WHERE p.kafka_topic = ANY ({topics}::text[])
 """
 
 WAITING: LiteralString = """
-SELECT count(*), (extract(epoch FROM min(create_time)) * 1000000)::bigint
+SELECT count(*), (extract(epoch FROM min(create_time) FILTER (WHERE isfinite(create_time))) * 1000000)::bigint
 FROM {outbox} WHERE kafka_topic = ANY ({topics}::text[])
 """
 

@@ -1,6 +1,5 @@
 """What `harvest check` finds and how it is shown; `harvest run` shows the same when it cannot start."""
 
-import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harvest_lib.cli.options import configuration
-from harvest_lib.cli.terminal import printable
+from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 from harvest_lib.harvester.preflight import Finding, Report, inspect
@@ -38,7 +37,7 @@ def as_json(report: Report) -> str:
         {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings
     ]
     passed = [{"area": area, "check": what} for area, what in report.passed]
-    return json.dumps({"ok": not report.errors, "problems": problems, "passed": passed})
+    return json_text({"ok": not report.errors, "problems": problems, "passed": passed})
 
 
 def show(report: Report, console: Console | None = None) -> None:

@@ -1,10 +1,9 @@
 """What `harvest grants` works out from its options."""
 
-import json
-
 import typer
 
 from harvest_lib.cli.options import Source
+from harvest_lib.cli.terminal import json_text
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError, DatabaseError, OutboxTableError
@@ -90,7 +89,7 @@ def check_topics(topics: list[str], field: str) -> None:
 
 def show_acls(acls: list[Acl], harvest: HarvestConfig, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([acl.as_json() for acl in acls], indent=2))
+        typer.echo(json_text([acl.as_json() for acl in acls], indent=2))
         return
     for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
         typer.echo(line)

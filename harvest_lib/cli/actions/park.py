@@ -1,6 +1,5 @@
 """What `harvest park` reads and how it shows it."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from harvest_lib.cli.actions.outbox import open_outbox
 from harvest_lib.cli.actions.tables import print_table
-from harvest_lib.cli.terminal import age, printable
+from harvest_lib.cli.terminal import age, json_text, printable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.outbox import (
@@ -115,7 +114,7 @@ def _record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_val
     else:
         yield (
             "value",
-            f"{len(payload if isinstance(payload, str) else json.dumps(payload)):,} characters, shown with --value",
+            f"{len(payload if isinstance(payload, str) else json_text(payload)):,} characters, shown with --value",
         )
     known = {*shown_columns(columns), "kafka_value" if columns is None else columns.kafka_value}
     others = [name for name in row if name not in known]
@@ -126,7 +125,7 @@ def _record_fields(record: ParkedRow, columns: ColumnMapping | None, *, with_val
 
 
 def _text(content: object) -> str:
-    return "(none)" if content is None else printable(content if isinstance(content, str) else json.dumps(content))
+    return "(none)" if content is None else printable(content if isinstance(content, str) else json_text(content))
 
 
 def _part(row: dict[str, Any], part: Part) -> object:

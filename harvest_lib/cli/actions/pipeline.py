@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harvest_lib.cli.actions.tables import print_table
-from harvest_lib.cli.terminal import printable, stop_on_signals
+from harvest_lib.cli.terminal import json_text, printable, stop_on_signals
 from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.declaration import Declaration, load
@@ -70,4 +70,4 @@ def show_message(message: Message, *, as_json: bool) -> None:
         "namespace": message.namespace,
         "data": json.loads(data),
     }
-    typer.echo(json.dumps(shown))
+    typer.echo(json_text(shown))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harvest_lib.cli.actions.tables import print_table
+from harvest_lib.cli.terminal import json_text
 from harvest_lib.errors import StackError, install_hint
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def show_servers(description: "Description", *, as_json: bool) -> None:
     rows.append(_server_row("supervisor", "", description.pid, None))
     rows = [{**row, "url": addresses.get(row["server"], "")} for row in rows]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json_text(rows, indent=2))
         return
     columns = ["server", "version", "pid", "port", "state", "memory", *(["url"] if addresses else [])]
     table = Table(*columns, box=None, pad_edge=False)

@@ -12,9 +12,10 @@ from support.waiting import eventually
 
 from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.outbox_sample import OutboxReader
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.stack import Stack
-from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox import NativeTable, OutboxTable
 
 pytestmark = pytest.mark.gate
 
@@ -66,6 +67,38 @@ def test_a_marked_table_that_has_checkpoints_is_counted(outbox, bootstrap_server
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["backlog_records"] == 3
     assert [each["lag_records"] for each in json.loads(done.stdout)["subscriptions"]] == [3]
+
+
+@pytest.mark.parametrize("time", ["-infinity", "infinity"])
+@pytest.mark.parametrize("layout", ["goharvest", "native"])
+def test_times_that_are_infinite_are_no_age(dsn, bootstrap_servers, group_id, harvest, layout, time):
+    table = OutboxTable.parse("outbox")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        (NativeTable(outbox=table) if layout == "native" else table).create(connection)
+        connection.execute(
+            "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)"
+            " VALUES (%s, 't', 'k', '{}', '{}')",
+            (time,),
+        )
+        if layout == "native":
+            connection.execute(
+                "INSERT INTO outbox_subscriptions (subscription, shard, shards, source)"
+                " VALUES ('default', 0, 1, 'snapshot')"
+            )
+    servers = {
+        "HARVEST_DSN": dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "HARVEST_LEADER_GROUP_ID": group_id,
+    }
+    done = harvest("status", "--json", **servers)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (status["backlog_records"], status["oldest_age_seconds"]) == (1, 0)
+    config = harvest_config(dsn, bootstrap_servers, group_id)
+    with connect(dsn) as connection:
+        assert StatusReader(connection, config).oldest_age_seconds() == 0
+        sample = OutboxReader(connection, config).sample()
+    assert (sample.records, sample.age_seconds or 0) == (1, 0)
 
 
 def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, group_id, admin, caplog):

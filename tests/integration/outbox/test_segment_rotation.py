@@ -35,6 +35,15 @@ def rotate(native, **options):
     return rotate_segment(native.connection, native.table, **options)
 
 
+@pytest.mark.parametrize("time", ["-infinity", "infinity"])
+def test_times_that_are_infinite_make_no_segment_old(native, time):
+    native.write(3)
+    native.connection.execute("UPDATE outbox SET create_time = %s", (time,))
+    assert rotate(native, older_than_seconds=1) is None
+    native.connection.execute("UPDATE outbox SET create_time = now() - interval '2 days' WHERE id = 2")
+    assert rotate(native, older_than_seconds=DAY) is not None
+
+
 def age(native, seconds):
     native.connection.execute("UPDATE outbox SET create_time = create_time - make_interval(secs => %s)", (seconds,))
     native.connection.execute(

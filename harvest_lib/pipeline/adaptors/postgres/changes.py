@@ -1,9 +1,9 @@
 """Decoded changes of transactions that committed, as messages. No input and output: what it has to ask is passed in.
 
 - An update of a key is a delete of the old one and an insert of the new one.
-- An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity is
-  the full row, it comes with the old row. Else it is asked for, as it is by now. Where the row is gone by now the update
-  is left out: its delete follows. Where the column is gone by now it is left out of the message.
+- An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity
+  is the full row, it comes with the old row. Else it is asked for, as it is by now. Where the row is gone by now the
+  update is left out: its delete follows. Where the column is gone by now it is left out of the message.
 - A row is never named by part of its key: a change without all of it is an error.
 - A table that was emptied is a command, `{"command": "truncate"}`.
 - A table is known by its number, whatever it is called; columns, and which of them name a row, are as they were when
