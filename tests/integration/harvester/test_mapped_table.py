@@ -191,6 +191,7 @@ def test_columns_of_any_name_and_type_are_read(connection, dsn, make_topic, boot
         ([TRANSACTION_ID, f"{INDEX} WHERE position > 10"], "CREATE INDEX CONCURRENTLY"),
         ([TRANSACTION_ID, INDEX, "ALTER TABLE outbox DROP CONSTRAINT outbox_pkey"], "CREATE UNIQUE INDEX"),
         ([TRANSACTION_ID, INDEX, "ALTER SEQUENCE outbox_position_seq CACHE 10"], "CACHE 1"),
+        ([TRANSACTION_ID, INDEX, "ALTER SEQUENCE outbox_position_seq INCREMENT 50"], "INCREMENT 1"),
         ([TRANSACTION_ID, INDEX, "ALTER TABLE outbox DROP COLUMN data"], "data is missing"),
     ],
 )

@@ -79,10 +79,19 @@ def test_the_table_is_not_an_outbox_table(refused, outbox, change, complaint):
     assert complaint in refused(OutboxTableError)
 
 
-def test_the_sequence_hands_out_ids_in_lots(refused, outbox):
+@pytest.mark.parametrize("owner", ["outbox.id", "NONE"])
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ("CACHE 20", "CACHE 1"),
+        ("INCREMENT 50", "INCREMENT 1; before that"),
+        ("CACHE 2 INCREMENT -1 MINVALUE -9 START 1", "CACHE 1 INCREMENT 1"),
+    ],
+)
+def test_the_sequence_hands_out_ids_in_lots(refused, outbox, change, remedy, owner):
     """Two writers' ids would then not follow the order in which they lock the key and commit."""
-    outbox.connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 20")
-    assert "ALTER SEQUENCE outbox_id_seq CACHE 1" in refused(OutboxTableError)
+    outbox.connection.execute(f"ALTER SEQUENCE outbox_id_seq {change} OWNED BY {owner}")
+    assert f"ALTER SEQUENCE outbox_id_seq {remedy}" in refused(OutboxTableError)
 
 
 @pytest.mark.parametrize("where", ["base_kafka_config", "producer_kafka_config"])
