@@ -71,7 +71,7 @@ def outbox_queries(harvest: HarvestConfig, topics: list[str]) -> tuple[sql.Compo
         *(filter_conditions(shards[0].topics, shards[0].keys, own.columns) if shards else ()),
     ]
     every = replace(own, conditions=conditions, guard=all_rows_guard([table.identifier]))
-    waits = sql.SQL("true")
+    waits: sql.Composable = sql.SQL("true")
     if any(each.source != "mark" for each in shards):
         waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
         if isinstance(parked, ParkedIdTable):

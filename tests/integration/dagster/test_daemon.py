@@ -90,6 +90,10 @@ def delivered_as_told(instance, topic):
     return max((each["delivered_records"].value for each in observations(instance, topic)), default=0)
 
 
+def materializations(instance, topic):
+    return instance.fetch_materializations(dg.AssetKey(["kafka", f"{topic}_topic"]), limit=10).records
+
+
 def worked(instance):
     return WORKED_TAG in only_run(instance).tags
 
@@ -110,7 +114,11 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     outbox.fill(2_000, keys=500)
     # The database is asked first: reading Dagster's log again and again would keep the harvester from working.
     terminate_when(
-        lambda: outbox.count() == 0 and delivered_as_told(instance, outbox.topic) == 2_000,
+        lambda: (
+            outbox.count() == 0
+            and delivered_as_told(instance, outbox.topic) == 2_000
+            and materializations(instance, outbox.topic)
+        ),
         instance,
     )
     assert not execute().success
@@ -128,8 +136,7 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     assert last["is_leader"].value is True
     assert last["records_per_second"].value >= 0
     assert last["generation"].value == 1
-    made = instance.fetch_materializations(dg.AssetKey(["kafka", f"{outbox.topic}_topic"]), limit=10).records
-    assert len(made) == 1, "not once for each report, and not never"
+    assert len(materializations(instance, outbox.topic)) == 1, "not once for each report, and not never"
     text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
     assert any("leads shard 0 as" in line for line in text)
     assert any("stopped after 2,000 records" in line for line in text)
