@@ -141,6 +141,10 @@ class TopicMissing(KafkaError):
     """A topic that must exist does not, and may not be created: create it with the command given."""
 
 
+class TransactionOpen(KafkaError):
+    """A Kafka transaction stays open, so that what is behind it cannot be judged: wait, or end it with the command."""
+
+
 class TopicTooSmall(KafkaError):
     """A topic has fewer partitions than are needed: add them with the command given."""
 

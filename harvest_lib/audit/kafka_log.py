@@ -1,5 +1,7 @@
 """Read topics of Kafka once, each partition from its beginning to the end it had when the reading began.
 
+Of committed records that is not the end that their readers see: it stands in front of the first open transaction.
+
 Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
 record, so a partition is done when a record at or past its end arrives or the broker says that its end is reached.
 What is held in memory is bounded by bytes: the client's queue, and one batch.
@@ -16,6 +18,7 @@ from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.records import ObservedRecord
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
+from harvest_lib.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, split
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
@@ -23,6 +26,8 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 
 _REACH_TIMEOUT_SECONDS = 8.0
 _SILENCE_TIMEOUT_SECONDS = 20.0
+_OPEN_SECONDS = 30.0
+"""Transactions of others that are open longer make it an error."""
 _BATCH_RECORDS = 2_000
 _BATCH_BYTES = 8 * 1024 * 1024
 _QUEUE_KIB = 8 * 1024
@@ -43,12 +48,17 @@ def read_topics(
     `settings` are librdkafka's, `bootstrap.servers` among them. A record's id is the outbox id of its `harvest`
     header, or else the integer written as text in the header `id_header`. Committed is also what has an id of
     `harvest_lib.consume` and is acknowledged. Raises KafkaUnavailable
-    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, or ConfigError for a setting.
+    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (what is behind a
+    transaction that stays open may be committed, and is not read), or ConfigError for a setting.
     """
     said = LastError()
     consumer = _consumer(settings, isolation, said)
     try:
-        ends = _ends(consumer, topics)
+        ranges = _ranges(consumer, topics)
+        ends = {place: high for place, (_, high) in ranges.items()}
+        if isolation == "read_committed":
+            ends = settled_ends(settings, ends, patience_seconds=_OPEN_SECONDS)
+        ends = {place: end for place, end in ends.items() if end > ranges[place][0]}
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for topic, partition in ends])
         acknowledged = Acknowledged(settings, lambda message: _observe(message, id_header)[0])
         yield from _read(consumer, ends, id_header, acknowledged if isolation == "read_committed" else None)
@@ -81,9 +91,9 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
         )
 
 
-def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Return the end offset of every partition that is not empty."""
-    ends: dict[tuple[str, int], int] = {}
+def _ranges(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return where every partition begins and ends, by the client's isolation."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
     deadline = monotonic() + _REACH_TIMEOUT_SECONDS
     for topic in dict.fromkeys(topics):
         metadata = consumer.list_topics(topic, timeout=max(0.1, deadline - monotonic())).topics[topic]
@@ -96,10 +106,8 @@ def _ends(consumer: Consumer, topics: Sequence[str]) -> dict[tuple[str, int], in
         if metadata.error is not None:
             raise KafkaException(metadata.error)
         for partition in metadata.partitions:
-            low, high = log_range(consumer, topic, partition, timeout_seconds=_REACH_TIMEOUT_SECONDS)
-            if high > low:
-                ends[topic, partition] = high
-    return ends
+            found[topic, partition] = log_range(consumer, topic, partition, timeout_seconds=_REACH_TIMEOUT_SECONDS)
+    return found
 
 
 def _read(

@@ -16,7 +16,7 @@ from harvest_lib.consume.reader import read_committed, read_uncommitted
 from harvest_lib.consume.recovery_log import create_recovery_log
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.sqlite_store import SqliteStore
-from harvest_lib.consume.store import Store
+from harvest_lib.consume.store import StateRefused, Store
 from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
 from harvest_lib.grants.consumer import consumer_grants
 from harvest_lib.sequencing.batch import Batch, Message
@@ -49,6 +49,7 @@ __all__ = [
     "ShardId",
     "ShardLimits",
     "SqliteStore",
+    "StateRefused",
     "Store",
     "Transaction",
     "consumer_grants",

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
+from harvest_lib.open_transactions import OpenTransactionWatch
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.message_id import HEADER_NAME
 from harvest_lib.sequencing.sequencer import Replay, Sequencer
@@ -147,7 +148,7 @@ def _read(
 ) -> Iterator[Sequence[Message]]:
     try:
         client.assign([place])
-        yield from _batches(client, place.offset, end, reached)
+        yield from _batches(client, place, end, reached)
         client.unassign()  # or more is fetched ahead
     except KafkaException as error:
         raise _translated(error.args[0], settings, place) from error
@@ -161,9 +162,10 @@ def _require(consumer: Any, place: TopicPartition) -> None:
 
 
 def _batches(
-    consumer: Any, begin: int, end: int | None, reached: Callable[[int], None] | None
+    consumer: Any, place: TopicPartition, end: int | None, reached: Callable[[int], None] | None
 ) -> Iterator[Sequence[Message]]:
-    position, deadline, is_idle = begin, Deadline(_SILENCE_SECONDS), True
+    position, deadline, is_idle = place.offset, Deadline(_SILENCE_SECONDS), True
+    waits = OpenTransactionWatch(consumer)
     while end is None or position < end:
         if end is not None and deadline.passed:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came from offset {position} on"))  # noqa: SLF001
@@ -171,6 +173,8 @@ def _batches(
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
         is_idle = not found
+        if is_idle and end is None:
+            waits.look({(place.topic, place.partition): position})
         errors = [record.error() for record in found]
         if any(errors):
             good = []

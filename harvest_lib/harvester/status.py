@@ -14,7 +14,7 @@ from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement, translated
-from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError
+from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError, TransactionOpen
 from harvest_lib.harvester.added_partitions import added_of
 from harvest_lib.harvester.choices import not_chosen, read_choices
 from harvest_lib.harvester.factory import make_selection, pool_at
@@ -24,6 +24,7 @@ from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.open_transactions import settled_ends
 from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
@@ -34,6 +35,9 @@ from harvest_lib.subscriptions.lag import MOST, Lag
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
+_OFFSETS_TIMEOUT_SECONDS = 2.0
+_OPEN_SECONDS = 3.0
+"""A transaction that is open for longer is not one that a harvester has at work."""
 _FEW = 1_000
 """Records that are read to tell how old the first is."""
 
@@ -159,6 +163,25 @@ class StatusReader:
             ]
         return [f"the segment {each}" for each in found]
 
+    def open_transactions(self) -> list[str]:
+        """Return what hides records from readers of committed ones, in the topics that the subscription's leader knows;
+        nothing if Kafka cannot be asked."""
+        places = {
+            (topic, partition)
+            for *_, topics in self._led()
+            if isinstance(topics, Mapping)
+            for topic, known in topics.items()
+            for partition in range(known.get("partitions", 0))
+        }
+        try:
+            kafka = self._config.kafka_settings(for_producer=False)
+            settled_ends(kafka, places, patience_seconds=_OPEN_SECONDS, timeout_seconds=_OFFSETS_TIMEOUT_SECONDS)
+        except TransactionOpen as error:
+            return [f"{error.evidence}; {error.next_step}"]
+        except KafkaError:
+            return []
+        return []
+
     def leaders(self) -> Leaders:
         """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""
         config = self._elected()
@@ -208,14 +231,7 @@ class StatusReader:
 
     def _rivals(self, config: HarvestConfig) -> list[str]:
         """Return what the rows of the configured subscription tell of other pools, and of its topics."""
-        table = self._table.subscriptions
-        if not table.exists(self._connection):
-            return []
-        statement = sql.SQL(_RIVALS).format(
-            table=in_statement(self._table.placed(self._connection).subscriptions.identifier)
-        )
-        with translated():
-            rows = self._connection.execute(statement, (self._config.subscription,)).fetchall()
+        rows = self._led()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
         added = {str(each) for *_, topics in rows for each in added_of(topics)}
         said = {_said_of(led, rival) for led, rival in pools if rival is not None}
@@ -225,6 +241,17 @@ class StatusReader:
             if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
                 said.add(f"another pool harvests this subscription: {led}")
         return sorted(said | added)
+
+    def _led(self) -> Sequence[tuple[Any, Any, Any]]:
+        """Return by shard of the configured subscription who leads, who was refused, and the topics that are known."""
+        table = self._table.subscriptions
+        if not table.exists(self._connection):
+            return []
+        statement = sql.SQL(_RIVALS).format(
+            table=in_statement(self._table.placed(self._connection).subscriptions.identifier)
+        )
+        with translated():
+            return self._connection.execute(statement, (self._config.subscription,)).fetchall()
 
     def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
         return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]

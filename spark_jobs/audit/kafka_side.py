@@ -19,10 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
+from harvest_lib.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, VERSION
 from spark_jobs.data_source.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
+_OPEN_SECONDS = 30.0
+"""Transactions of others that are open longer make it an error."""
 _HEADER_BYTES = 25
 
 # The last that is one, as in the audit of a single process; `h` is a header.
@@ -58,7 +61,7 @@ class Topics:
         self._java = java_settings(settings)
 
     def logs(self) -> Logs:
-        """Return where each partition's committed records begin and end now.
+        """Return where each partition's committed records begin and end now: in front of the first open transaction.
 
         Raises TopicMissing, KafkaUnavailable, KafkaAccessDenied, or ConfigError for settings librdkafka does not take.
         """
@@ -74,6 +77,15 @@ class Topics:
             raise translate(said.denied or error.args[0], settings=self._settings, said=said.text) from error
         finally:
             consumer.close()
+
+    def settled_logs(self) -> Logs:
+        """Return where each partition begins and ends now, once all in front of its end is committed or aborted.
+
+        Raises as `logs`, and TransactionOpen if a transaction stays open.
+        """
+        logs = self.logs()
+        ends = settled_ends(self._settings, logs, patience_seconds=_OPEN_SECONDS)
+        return {place: Log(low=log.low, high=max(log.high, ends[place])) for place, log in logs.items()}
 
     def raw(self, spark: SparkSession, logs: Logs, *, parts: int = 1) -> DataFrame:
         """Return what Kafka's source returns of the logs, committed records of any kind, and `stamp`: the header

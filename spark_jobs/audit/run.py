@@ -81,7 +81,7 @@ def audit(
         raise ConfigError("there is nothing to forget", field="--full", next_step="name the folder by --state")
     found_jars, table = jdbc_jars(jars), OutboxTable.parse(outbox)
     source = Topics(kafka, topics)
-    before = source.logs()
+    before = source.settled_logs()
     run = str(uuid.uuid4())
     with connect(dsn) as connection, database.translated(), ExitStack() as opened:
         results.prepare(connection)
@@ -125,7 +125,7 @@ def audit(
                 ) as spark:
                     left = kept.new if kept is not None else None
                     stages = Stages(spark.newSession(), source, work=folder / run, left=left, past=past)
-                    compared = stages.compare(_since(source.logs(), past), before, taken, most=MOST_FINDINGS)
+                    compared = stages.compare(_since(source.settled_logs(), past), before, taken, most=MOST_FINDINGS)
                     if compared.found is not None:
                         results.stage(compared.found, run=run, target=target)
             summary = _summary(audit_id, taken, compared.numbers)

@@ -145,6 +145,7 @@ EXEMPT = {
     "integration/cli/test_opentelemetry": "its subject is what is reported, and none of a harvester's rights",
     "integration/harvester/test_tracing": "its subject is what is reported, and none of a harvester's rights",
     "integration/cli/test_listen": "its subject is what is served, and none of a harvester's rights",
+    "integration/consume/test_open_transaction": _CONSUMER,
     "integration/consume/test_values_not_taken": _CONSUMER,
     "integration/consume/test_telemetry": _CONSUMER,
     "integration/consume/test_tracing": _CONSUMER,

@@ -58,7 +58,8 @@ class Status:
 
 
 _SLOW_EVERY_SECONDS = 60.0
-"""What takes long to find out and changes slowly, sizes and segments that are held, is asked again after so long."""
+"""Sizes, segments that are held and open transactions take long to find out, and change slowly: asked again after so
+long."""
 
 
 class StatusReadings:
@@ -70,7 +71,11 @@ class StatusReadings:
         self._config = config
         self._reader = StatusReader(connection, config)
         self._done, self._at = self._reader.done(self._reader.shards()), time.monotonic()
+        self._ask_slowly()
+
+    def _ask_slowly(self) -> None:
         self._sizes, self._held = self._reader.sizes(), self._reader.held()
+        self._open = self._reader.open_transactions()
         self._slow_at = time.monotonic()
 
     def next(self) -> Status:
@@ -84,8 +89,7 @@ class StatusReadings:
         leaders = self._reader.leaders()
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
         if time.monotonic() - self._slow_at >= _SLOW_EVERY_SECONDS:
-            self._sizes, self._held = self._reader.sizes(), self._reader.held()
-            self._slow_at = time.monotonic()
+            self._ask_slowly()
         unreadable = [unreadable_note(each) for each in shards if each.checkpoint_trouble]
         return Status(
             table=str(self._table),
@@ -102,7 +106,7 @@ class StatusReadings:
             database_bytes=self._sizes.database,
             database_limit_bytes=self._config.database_limit_bytes,
             kafka_trouble=leaders.trouble,
-            notes=[*leaders.notes, *self._reader.detached(), *_held_notes(self._held), *unreadable],
+            notes=[*leaders.notes, *self._reader.detached(), *_held_notes(self._held), *self._open, *unreadable],
             subscriptions=[shard_json(*each) for each in read],
         )
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 from confluent_kafka import Producer, TopicPartition
 from support.subscribed import Subscribed
+from support.waiting import eventually
 from typer.testing import CliRunner
 
 from harvest_lib.audit import audit, read_query, read_topics
@@ -24,6 +25,7 @@ from harvest_lib.errors import (
     KafkaUnavailable,
     NothingChecked,
     TopicMissing,
+    TransactionOpen,
 )
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, stamp
@@ -110,7 +112,7 @@ def test_everything_committed_is_found(dsn, settings, make_topic, producers):
     assert began_ms <= statistics.last_ms <= time.time() * 1000
 
 
-def test_transactions_leave_gaps_that_end_no_reading_early_or_late(settings, make_topic, producers):
+def test_transactions_leave_gaps_that_end_no_reading_early_or_late(settings, make_topic, producers, monkeypatch):
     topic = make_topic(partitions=3)
     producer = producers(**{"transactional.id": topic, "transaction.timeout.ms": 60_000})
     producer.init_transactions()
@@ -127,8 +129,29 @@ def test_transactions_leave_gaps_that_end_no_reading_early_or_late(settings, mak
     send(producer, topic, [6])
     send(producer, topic, [7], partition=2)
     producer.flush()
-    assert ids_in(settings, topic) == [1, 2]
+    monkeypatch.setattr("harvest_lib.audit.kafka_log._OPEN_SECONDS", 0.0)
+    with pytest.raises(TransactionOpen, match=r"since offset 6: 1 offsets .* since offset 0: 1 offsets"):
+        ids_in(settings, topic)
     assert sorted(ids_in(settings, topic, isolation="read_uncommitted")) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_an_open_transaction_hides_is_not_taken_for_lost(settings, make_topic, producers, unique, monkeypatch):
+    monkeypatch.setattr("harvest_lib.audit.kafka_log._OPEN_SECONDS", 0.0)
+    topic, producer = make_topic(partitions=1), producers()
+    hanging = producers(**{"transactional.id": unique("hangs")})
+    hanging.init_transactions(60)
+    hanging.begin_transaction()
+    hanging.produce(topic, b"never", partition=0)
+    assert hanging.flush(60) == 0
+    send(producer, topic, [1, 2])
+    producer.flush()
+    with pytest.raises(TransactionOpen, match="cannot be judged yet") as found:
+        ids_in(settings, topic)
+    assert f"partition 0 of {topic!r} since offset 0: 3 offsets behind it" in found.value.evidence
+    assert f"abort --topic {topic} --partition 0 --start-offset 0" in found.value.next_step
+    assert ids_in(settings, topic, isolation="read_uncommitted") == [None, 1, 2]
+    hanging.abort_transaction(60)
+    assert eventually(lambda: ids_in(settings, topic), "it has ended") == [1, 2]
 
 
 def test_reading_begins_where_the_log_does_and_ends_where_it_ended(settings, admin, make_topic, producers):

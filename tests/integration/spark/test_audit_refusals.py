@@ -5,6 +5,7 @@ import uuid
 
 import psycopg
 import pytest
+from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support.audited import KEYS, RECORDS
 
@@ -16,6 +17,7 @@ from harvest_lib.errors import (
     KafkaUnavailable,
     OutboxTableError,
     TopicMissing,
+    TransactionOpen,
 )
 from spark_jobs.audit import Business, audit
 
@@ -59,6 +61,21 @@ def test_what_is_not_there_is_told_before_spark_starts(native, monkeypatch):
         connection.execute("CREATE TABLE other AS SELECT 1 AS id")
     with pytest.raises(OutboxTableError, match="not an outbox"):
         native.audit(outbox="other")
+
+
+def test_an_open_transaction_is_told_before_spark_starts(native, monkeypatch, unique):
+    """What comes after it would be taken for lost."""
+    monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
+    monkeypatch.setattr("spark_jobs.audit.kafka_side._OPEN_SECONDS", 0.0)
+    producer = Producer({"bootstrap.servers": native.servers, "transactional.id": unique("hangs")})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(native.outbox.topic, b"never", partition=0)
+    assert producer.flush(60) == 0
+    with pytest.raises(TransactionOpen, match="a transaction is open in partition 0"):
+        native.audit()
+    producer.abort_transaction(60)
+    producer.close()
 
 
 def test_a_business_table_that_does_not_fit_is_named(purged, monkeypatch):

@@ -32,6 +32,7 @@ from harvest_lib.kafka_client import (
     refused_settings,
     translate,
 )
+from harvest_lib.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
@@ -80,8 +81,10 @@ class KafkaReader(Reader):
             new = self._begin(consumer, self._options.start)
             yield [self._position(topic, 0) for topic in new]
             look_at = boot_seconds() + _LOOK_SECONDS
+            waits = OpenTransactionWatch(consumer)
             while True:
                 yield self._batch(consumer)
+                waits.look(self._positions())
                 if boot_seconds() >= look_at:
                     yield [self._position(topic, 0) for topic in self._look(consumer)]
                     look_at = boot_seconds() + _LOOK_SECONDS

@@ -1,0 +1,145 @@
+"""Kafka transactions that are open: readers of committed records wait in front of the first, whatever comes after it.
+
+The end of a partition for such readers is its last stable offset. A transaction whose producer is gone is aborted after
+its `transaction.timeout.ms`; one that hangs for other reasons stays until somebody ends it.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.errors import KafkaUnavailable, TransactionOpen
+from harvest_lib.kafka_client import client_settings, translate
+
+_log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+LOOK_SECONDS = 30.0
+"""A reader that has come no further for so long waits."""
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call] # the client's own
+_STEP_SECONDS = 0.1
+_ANSWER_SECONDS = 10.0
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A partition whose committed records end at `since`, where a transaction began; `behind` offsets come after."""
+
+    topic: str
+    partition: int
+    since: int
+    behind: int
+
+    def __str__(self) -> str:
+        return (
+            f"a transaction is open in partition {self.partition} of {self.topic!r} since offset {self.since}: "
+            f"{self.behind} offsets behind it cannot be read as committed yet"
+        )
+
+    @property
+    def next_step(self) -> str:
+        """Return the command that ends it."""
+        return (
+            f"wait, or end it: kafka-transactions.sh --bootstrap-server … abort --topic {self.topic} --partition "
+            f"{self.partition} --start-offset {self.since}"
+        )
+
+
+def settled_ends(
+    settings: Mapping[str, object],
+    places: Collection[Place],
+    *,
+    patience_seconds: float,
+    timeout_seconds: float = _ANSWER_SECONDS,
+) -> dict[Place, int]:
+    """Return where each partition ends, once all that is in front of these ends is committed or aborted.
+
+    Transactions that are open now are waited for. Raises TransactionOpen if one stays open, KafkaUnavailable or
+    KafkaAccessDenied.
+    """
+    if not places:
+        return {}
+    deadline = Deadline(patience_seconds)
+    with AdminClient(client_settings(settings)) as admin:
+        ends = _ends(admin, settings, places, IsolationLevel.READ_UNCOMMITTED, timeout_seconds)
+        unsettled: Mapping[Place, int] = ends
+        while True:
+            committed = _ends(admin, settings, unsettled, IsolationLevel.READ_COMMITTED, timeout_seconds)
+            found = _behind(unsettled, committed)
+            if not found:
+                return ends
+            if deadline.passed:
+                raise _still_open(found)
+            unsettled = {(each.topic, each.partition): ends[each.topic, each.partition] for each in found}
+            time.sleep(_STEP_SECONDS)
+
+
+class OpenTransactionWatch:
+    """Says that a reader of committed records waits in front of a transaction that stays open, once for each."""
+
+    def __init__(self, client: Any) -> None:
+        """`client` is the reader's, confluent_kafka's."""
+        self._client = client
+        self._before: dict[Place, int] = {}
+        self._said: dict[Place, int] = {}
+        self._look_at = boot_seconds() + LOOK_SECONDS
+
+    def look(self, positions: Mapping[Place, int]) -> None:
+        """Take where partitions are read next, as often as you like. Asks no broker."""
+        if boot_seconds() < self._look_at:
+            return
+        self._look_at = boot_seconds() + LOOK_SECONDS
+        for place, position in positions.items():
+            if self._before.get(place) != position or self._said.get(place) == position:
+                continue
+            known = self._client.get_watermark_offsets(TopicPartition(*place), cached=True)
+            if known is not None and known[1] > position:
+                self._said[place] = position
+                found = OpenTransaction(topic=place[0], partition=place[1], since=position, behind=known[1] - position)
+                _log.warning("transaction_open", extra={"reason": str(found), "next_step": found.next_step})
+        self._before = dict(positions)
+
+
+def _still_open(found: Sequence[OpenTransaction]) -> TransactionOpen:
+    more = f"; and {len(found) - _SHOWN} more partitions" if len(found) > _SHOWN else ""
+    return TransactionOpen(
+        "records behind an open Kafka transaction cannot be judged yet",
+        evidence="; ".join(str(each) for each in found[:_SHOWN]) + more,
+        next_step=found[0].next_step,
+    )
+
+
+def _behind(ends: Mapping[Place, int], committed: Mapping[Place, int]) -> list[OpenTransaction]:
+    return [
+        OpenTransaction(topic=topic, partition=partition, since=since, behind=ends[topic, partition] - since)
+        for (topic, partition), since in sorted(committed.items())
+        if since < ends[topic, partition]
+    ]
+
+
+def _ends(
+    admin: Any, settings: Mapping[str, object], places: Collection[Place], isolation: IsolationLevel, seconds: float
+) -> dict[Place, int]:
+    """Return where partitions end for readers of that isolation."""
+    wanted = {TopicPartition(*place): _LATEST for place in places}
+    asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
+    try:
+        return {(at.topic, at.partition): answer.result(2 * seconds).offset for at, answer in asked.items()}
+    except KafkaException as error:
+        raise translate(error.args[0], settings=settings) from error
+    except TimeoutError as error:
+        raise KafkaUnavailable(
+            "Kafka does not say where partitions end",
+            evidence=f"no answer within {2 * seconds:.0f} s",
+            next_step="check that the brokers run",
+        ) from error
