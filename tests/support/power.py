@@ -5,14 +5,31 @@ Writes to one file since its last sync come to the disk in any combination, a pa
 others were left out; what was done to names of a folder since its last sync likewise, each change wholly or not at all.
 """
 
+import gc
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
+_MOST_DEAD = 400
+_DEAD = set()
+"""Numbers of handles whose process has ended. Each is closed by what is left of that, or at last here."""
 MEMORY = next((folder for folder in [Path("/dev", "shm")] if folder.is_dir()), None)
 """Where to put what is not to outlive a test that makes it anew a thousand times; None for where such things go."""
+
+
+@cache
+def _nowhere():
+    return os.memfd_create("nowhere")
+
+
+def _free(handle):
+    """Close a number, unless it was closed: then it may be another's."""
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(handle), os.fstat(_nowhere())):
+            os.close(handle)
 
 
 class Crash(BaseException):
@@ -91,10 +108,20 @@ class Power:
         self._left = calls
 
     def kill(self):
-        """End the process: its handles are closed, what it wrote stays."""
+        """End the process: its handles lead nowhere, what it wrote stays.
+
+        Their numbers stay taken. What is left of the process, as a generator that was never ended, closes them when it
+        is collected: another's by then, were they free.
+        """
         self._left = None
         for handle in list(self._handles):
-            self.close(handle)
+            del self._handles[handle]
+            os.dup2(_nowhere(), handle, inheritable=False)
+            _DEAD.add(handle)
+        if len(_DEAD) > _MOST_DEAD:
+            gc.collect()
+            while _DEAD:
+                _free(_DEAD.pop())
 
     def lose(self):
         """Lose power, and come back."""
