@@ -238,8 +238,10 @@ class CommitLog(LogView):
             with writing(self.folder, "rewrite the index"):
                 after, index_bytes, skipped = skipping.skip(segment, offset)
                 if segment is self._writer.segment:
+                    self._unclear = True  # while the writer has the index of before
+                    writer = SegmentWriter(after, index_bytes=index_bytes)
                     self._writer.close()
-                    self._writer = SegmentWriter(after, index_bytes=index_bytes)
+                    self._writer, self._unclear = writer, False
             self._segments = tuple(after if each is segment else each for each in self._segments)
             return skipped
 
