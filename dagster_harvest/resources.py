@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import dagster as dg
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
@@ -78,8 +78,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 
     def connect(self) -> "psycopg.Connection[Any]":
         """Open a connection that gives no statement more than a few seconds, so that no tick hangs on it."""
-        options = f"-c statement_timeout={STATEMENT_TIMEOUT}"
-        return cast("psycopg.Connection[Any]", connect(make_conninfo(self.conninfo(), options=options)))
+        return cast("psycopg.Connection[Any]", connect(self.conninfo(), {"statement_timeout": STATEMENT_TIMEOUT}))
 
 
 def _is_free_of_secrets(dsn: str) -> bool:

@@ -5,14 +5,16 @@ error that leaves this module is one of `harvest_lib.errors`, without the passwo
 """
 
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.errors import (
     DatabaseAccessDenied,
@@ -36,6 +38,32 @@ _LIVENESS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
 }
 
+_SESSION = {
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+}
+"""What each session has, whatever is set for its role or database: durable commits, and the spelling of values that we
+read and write."""
+
+_HAS_IDLE_SESSION_TIMEOUT = 140_000
+LIFT_TIMEOUTS = """
+SELECT set_config(name, '0', false) FROM pg_settings
+WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+"""Those of them that the server has: `transaction_timeout` came with 17."""
+_ENDED_BY = {
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "57P05": "idle_session_timeout",
+}
+
 _TRANSIENT = ("08", "26", "40", "53", "55", "57", "58")
 """Classes of SQLSTATE that pass with a new connection: connection, unknown prepared statement, conflict, resources,
 locks, operator, system."""
@@ -53,6 +81,10 @@ _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel bi
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
 """What libpq says where it was to find a server that can be written to."""
 
+_STARTUP = "unsupported startup parameter"
+_PARAMETER = "parameter"
+"""PgBouncer, and Postgres, of what a session is to have."""
+
 _WOULD_FILTER = "query would be affected by row-level security policy"
 """`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
 
@@ -63,31 +95,79 @@ _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""
 
 
-def connect(conninfo: str) -> "psycopg.Connection[tuple[object, ...]]":
+def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
 
-    Raises DatabaseUnavailable or DatabaseAccessDenied.
+    `settings` are of its session, beside those that the connection string has. Raises DatabaseUnavailable,
+    DatabaseAccessDenied, or DatabaseError for a setting that the server does not take.
     """
     with translated():
         try:
-            connection = psycopg.connect(
-                conninfo,
-                autocommit=True,
-                client_encoding="utf8",  # whatever the database's encoding is
-                connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                **_LIVENESS,
-            )
+            connection = open_session(conninfo, settings, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
         except psycopg.Error:
             POSTGRES_CONNECTIONS.add("failed")
             raise
         POSTGRES_CONNECTIONS.add("opened")
-        try:
-            connection.execute("SET synchronous_commit = on")
-            take_text_as_it_is(connection)
-        except BaseException:
-            connection.close()
-            raise
         return connection
+
+
+def open_session(
+    conninfo: str, settings: Mapping[str, str] | None = None, **more: Any
+) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a connection in autocommit whose session spells values as we read them, whatever its role has set.
+
+    `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
+    it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
+    is what psycopg takes. Raises psycopg.Error.
+    """
+    parameters = conninfo_to_dict(conninfo)
+    own = _settings_in(str(parameters.get("options", os.environ.get("PGOPTIONS")) or ""))
+    ours = {**_SESSION, **(settings or {})}
+    if own is None:
+        return _session(conninfo, ours, more)
+    without = make_conninfo("", **{**parameters, "options": ""})  # empty, or that of the environment would count
+    try:
+        return _session(without, {**own, **ours}, more)
+    except pg.CantChangeRuntimeParam:  # one of them is for the beginning of a session only
+        return _session(conninfo, ours, more)
+
+
+def _session(
+    conninfo: str, settings: Mapping[str, str], more: Mapping[str, Any]
+) -> "psycopg.Connection[tuple[object, ...]]":
+    # UTF-8 whatever the encoding of the database is.
+    connection = psycopg.connect(conninfo, autocommit=True, client_encoding="utf8", **more)
+    try:
+        if connection.info.server_version >= _HAS_IDLE_SESSION_TIMEOUT:
+            settings = {"idle_session_timeout": "0", **settings}  # ours are kept, and wait
+        # Not by SET, for which a list of schemas is one name.
+        calls = [sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in settings.items()]
+        connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
+        take_text_as_it_is(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _settings_in(options: str) -> dict[str, str] | None:
+    """Return the settings that libpq's `options` have; None if there is something else in them."""
+    words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+    found: dict[str, str] = {}
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word += words.pop(0)
+        name, is_set, value = word.removeprefix("-c" if word.startswith("-c") else "--").partition("=")
+        if not word.startswith(("-c", "--")) or not is_set:
+            return None
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
+    """Have no timeout of the role cut long work on a connection, or the pauses in it. Raises psycopg.Error."""
+    connection.execute(LIFT_TIMEOUTS)
 
 
 def require_session(conninfo: str) -> None:
@@ -142,6 +222,25 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             "the schema of the outbox does not exist",
             evidence=evidence,
             next_step="as the owner of the database: CREATE SCHEMA … AUTHORIZATION …; or correct `outboxTable`",
+        )
+    if (setting := _ENDED_BY.get(state)) is not None:
+        return DatabaseUnavailable(
+            "a timeout of the role ended the session",
+            evidence=evidence,
+            next_step=f"ALTER ROLE … SET {setting} = 0, for the role that is named in `dataSource`",
+        )
+    if _STARTUP in evidence:
+        return DatabaseError(
+            "a pooler refuses a parameter of the connection",
+            evidence=evidence,
+            next_step="leave it out of `dataSource`, name Postgres itself there, or have the pooler take it "
+            "(PgBouncer: ignore_startup_parameters)",
+        )
+    if isinstance(error, pg.UndefinedObject | pg.InvalidParameterValue) and _PARAMETER in evidence:
+        return DatabaseError(
+            "Postgres does not take a setting of the session",
+            evidence=evidence,
+            next_step="correct `options`, or the run-time parameters, in `dataSource`",
         )
     if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
         return DatabaseError(

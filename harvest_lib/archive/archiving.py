@@ -14,7 +14,7 @@ import psycopg
 
 from harvest_lib.archive.files import ArchivedFile, ArchiveFiles, Manifest
 from harvest_lib.archive.records import Rows, SegmentRecords, load_pyarrow, names_and_types
-from harvest_lib.database import translated
+from harvest_lib.database import lift_timeouts, translated
 from harvest_lib.errors import ArchiveError, DatabaseError
 from harvest_lib.outbox import OutboxTable, Segment, Segments
 from harvest_lib.outbox.archived_segments import ArchivedSegments
@@ -89,6 +89,7 @@ def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: 
     assert segment.upper is not None  # noqa: S101 - it is closed
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        lift_timeouts(connection)
         records = SegmentRecords(connection, segment)
         writing = _Writing(files, records)
         done = [writing.write(*group) for group in records.groups()]

@@ -16,7 +16,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
-from harvest_lib.database import HIDDEN_ROWS, connect, evidence_of, translate
+from harvest_lib.database import HIDDEN_ROWS, connect, evidence_of, lift_timeouts, translate
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
 
 _PAGE_ROWS = 5_000
@@ -31,6 +31,7 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
     DatabaseError with the query when Postgres refuses it or its first column is not an integer.
     """
     with connect(conninfo) as connection:
+        lift_timeouts(connection)
         connection.autocommit = False
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True

@@ -7,6 +7,8 @@ read of few rows: Postgres makes nothing of them for the others.
 from collections.abc import Sequence
 from typing import LiteralString
 
+from harvest_lib.database import LIFT_TIMEOUTS
+
 INTEGERS = ("smallint", "integer", "bigint")
 
 EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::float8, pg_current_snapshot()::text"
@@ -17,7 +19,8 @@ def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
 
     Unless policies apply and were found to show all rows, a statement that one would filter is an error.
     """
-    begin = f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+    begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+    begin = f"{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'; {LIFT_TIMEOUTS.strip()}"
     return begin if policies_apply else f"{begin}; SET LOCAL row_security = off"
 
 

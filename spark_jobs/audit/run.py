@@ -184,7 +184,7 @@ def _snapshot(connection: psycopg.Connection[Any]) -> Iterator[None]:
     """Keep one snapshot for as long as the block lasts, however long that idles."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        database.lift_timeouts(connection)
         yield
 
 

@@ -19,7 +19,7 @@ from psycopg import sql
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from harvest_lib.database import connect, translated
+from harvest_lib.database import connect, lift_timeouts, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
 from harvest_lib.outbox import OutboxTable, Segment, Segments
 from harvest_lib.outbox.row_security import require_all_rows
@@ -284,6 +284,7 @@ def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
         guard = require_all_rows(connection, [table])
         statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)
         with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
+            lift_timeouts(connection)
             cursor.execute(statement, {})
             while rows := cursor.fetchmany(_PAGE_ROWS):
                 yield readable(cast("list[Row]", rows), connection)

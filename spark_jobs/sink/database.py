@@ -10,8 +10,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import class_row
 
+from harvest_lib.database import open_session
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
-from harvest_lib.sql_ascii import take_text_as_it_is
 from spark_jobs.sink import queries
 
 _LONGEST_NAME_BYTES = 63
@@ -120,13 +120,7 @@ def connect(dsn: str) -> psycopg.Connection:
     """
     dsn_parts(dsn)
     try:
-        connection = psycopg.connect(
-            dsn,
-            autocommit=True,
-            target_session_attrs="read-write",
-            client_encoding="utf8",  # whatever the database's encoding is
-        )
-        take_text_as_it_is(connection)
+        connection = open_session(dsn, target_session_attrs="read-write")
     except psycopg.Error as error:
         evidence = " ".join(str(error).split())
         if any(sentence in evidence for sentence in _DENIED):
@@ -140,8 +134,6 @@ def connect(dsn: str) -> psycopg.Connection:
             evidence=evidence,
             next_step="check host and port of the DSN and whether the server runs and accepts writes",
         ) from error
-    # Whatever the role's default: what is seen under a lock must be as new as the lock.
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 

@@ -88,6 +88,7 @@ EXEMPT = {
     "integration/outbox/test_checks": "its subject is who writes, and what a mark does to rows that are there",
     "integration/grants/test_roles": "its subject is the script itself, for roles of its own",
     "integration/harvester/test_row_security": "its harvesters are limited on a stack of their own",
+    "integration/harvester/test_sessions": "its subject is what a database sets for all sessions, which its owner does",
     "integration/harvester/test_added_partitions": "its subject is a topic that people change: the owner's work",
     "integration/outbox/test_append": "its subject is who writes, and no harvester runs",
     "integration/benchmarks/test_approaches": "its subject is queries that a harvester does not use",

@@ -6,6 +6,8 @@ from contextlib import suppress
 import pytest
 from support.recorded import Machines, asked, change, checkpoint
 
+from harvest_lib.consume import StateRefused
+
 pytestmark = pytest.mark.gate
 
 
@@ -82,7 +84,7 @@ def test_a_constraint_that_is_broken_at_the_end_of_a_transaction_keeps_nothing_o
         offset=1,
     )
     first.begin().execute("INSERT INTO t VALUES (1, 2)")
-    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+    with pytest.raises(StateRefused, match="FOREIGN KEY"):
         first.commit(checkpoint(2))
     change(first, "INSERT INTO t VALUES (3, NULL)", offset=3)
     second = store()

@@ -7,6 +7,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
+from harvest_lib.database import lift_timeouts
 from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table, present, refusals
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
@@ -29,7 +30,7 @@ def copied(
     """Return all rows, table by table, each table's last message one that says COMPLETE, as of one snapshot: one that
     was exported, by its name, or the present one. The connection is in autocommit, and stays so."""
     with refusals("to copy", _GRANT):
-        connection.execute("SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0")
+        lift_timeouts(connection)
         connection.execute(_BEGIN)
         if snapshot is not None:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))

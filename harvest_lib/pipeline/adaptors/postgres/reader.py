@@ -38,7 +38,7 @@ from harvest_lib.pipeline.adaptors.postgres.changes import Changes
 from harvest_lib.pipeline.adaptors.postgres.copy import copied, row_of, settled
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
-from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication, with_settings
+from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
 from harvest_lib.pipeline.adaptors.postgres.slot import known_of, place_of, require_followed, require_members, system_of
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS
 from harvest_lib.pipeline.message import Message, Mode, Op
@@ -249,7 +249,7 @@ class PostgresReader:
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(with_settings(self._conninfo, {**SETTINGS, **_ALL_ROWS}))
+            self._connection = connect(self._conninfo, {**SETTINGS, **_ALL_ROWS})
         return self._connection
 
     def _leave(self) -> None:

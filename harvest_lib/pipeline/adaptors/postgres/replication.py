@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import pq, sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import Deadline
 from harvest_lib.database import connect
@@ -55,7 +55,7 @@ class Replication:
     def __init__(self, conninfo: str, settings: Mapping[str, str]) -> None:
         """Connect; `settings` are the session's. Raises DatabaseError."""
         self._connection: psycopg.Connection[Any] = connect(
-            make_conninfo(with_settings(conninfo, {**settings, **_PATIENCE}), replication="database")
+            make_conninfo(conninfo, replication="database"), {**settings, **_PATIENCE}
         )
         self._pgconn = self._connection.pgconn
         self._selector = selectors.DefaultSelector()
@@ -146,10 +146,3 @@ class Replication:
 
 
 _SEND_SECONDS = 10.0
-
-
-def with_settings(conninfo: str, settings: Mapping[str, str]) -> str:
-    """Return a connection string whose sessions have these settings, beside what it has of its own."""
-    own = conninfo_to_dict(conninfo).get("options")
-    options = " ".join([*([str(own)] if own else []), *(f"-c {name}={value}" for name, value in settings.items())])
-    return make_conninfo(conninfo, options=options)

@@ -14,13 +14,8 @@ from typing import Any
 
 from harvest_lib.pipeline.extended_json import dumps
 
-SETTINGS: Mapping[str, str] = {
-    "datestyle": "ISO,YMD",
-    "intervalstyle": "postgres",
-    "timezone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-}
+SETTINGS: Mapping[str, str] = {"timezone": "UTC"}
+"""Beside those that every session of `harvest_lib.database` has."""
 
 _BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
 _WHOLE = (20, 21, 23, 26)

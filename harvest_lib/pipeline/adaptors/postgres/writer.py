@@ -25,7 +25,6 @@ from harvest_lib.pipeline.adaptors.bulk import Key, Outcome, outcomes
 from harvest_lib.pipeline.adaptors.postgres.catalog import refusals, split
 from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
-from harvest_lib.pipeline.adaptors.postgres.replication import with_settings
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, text_of
 from harvest_lib.pipeline.adaptors.refusal import refusal
 from harvest_lib.pipeline.message import Message, Op
@@ -199,7 +198,7 @@ class PostgresWriter:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             self._targets.clear()
-            self._connection = connect(with_settings(self._options.data_source.conninfo(), SETTINGS))
+            self._connection = connect(self._options.data_source.conninfo(), SETTINGS)
         return self._connection
 
 
