@@ -13,9 +13,13 @@ from support.machine import require
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, require_session
 from harvest_lib.errors import DatabaseError
 from harvest_lib.harvester import preflight
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.pipeline.adaptors import writing
+from harvest_lib.pipeline.message import Message, Op
 from infra.chaos.namespaces import has_program
 
 pytestmark = pytest.mark.full
@@ -37,14 +41,14 @@ def pooled(dsn):
     server, running = conninfo_to_dict(dsn), []
     folder = TemporaryDirectory()  # pytest's own is closed to the pooler's user
 
-    def start(mode):
+    def start(mode, ignored="options"):
         port = free_port()
         users, settings = Path(folder.name) / "users", Path(folder.name) / "pgbouncer.ini"
         users.write_text(f'"{server["user"]}" "{server.get("password", "")}"\n')
         settings.write_text(
             f"[databases]\n{server['dbname']} = host={server['host']} port={server['port']}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = trust\nauth_file = {users}\n"
-            f"pool_mode = {mode}\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits,options\n"
+            f"pool_mode = {mode}\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits,{ignored}\n"
         )
         for path in (Path(folder.name), users, settings):
             path.chmod(0o755)
@@ -85,6 +89,32 @@ def test_a_pooler_by_the_transaction_is_refused(pooled):
     with connect(conninfo), pytest.raises(DatabaseError, match="not a session") as error:
         require_session(conninfo)
     assert "pool_mode = session" in error.value.next_step
+
+
+@pytest.mark.parametrize("ignored", ["", "options"])
+def test_settings_of_the_data_source_hold_behind_one(pooled, dsn, ignored):
+    """It refuses them as a session begins, or ignores them: then another outbox would be harvested."""
+    conninfo = make_conninfo(pooled("session", ignored), options="-c search_path=billing")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA billing")
+        for schema in ("public", "billing"):
+            OutboxTable.parse(f"{schema}.outbox").create(connection)
+    with connect(conninfo) as connection:
+        assert OutboxTable.parse("outbox").placed(connection).parts == ("billing", "outbox")
+    parts = {"data_source": DataSource.parse(conninfo), "key": {"billing.t": ["id"]}}
+    side = writing("postgres")
+    writer = side.make(side.options(**parts))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE billing.t (id int PRIMARY KEY)")
+        writer.write([Message(Op.INSERT, 1, "billing.t", {"id": 1}, offset=0)])
+        assert connection.execute("SELECT id FROM billing.t").fetchall() == [(1,)]
+    writer.close()
+
+
+def test_what_a_pooler_refuses_is_said(pooled):
+    with pytest.raises(DatabaseError, match="a pooler refuses") as error:
+        connect(make_conninfo(pooled("session", ""), options="-e"))
+    assert "ignore_startup_parameters" in error.value.next_step
 
 
 def test_harvest_check_finds_it(outbox, pooled, bootstrap_servers):
