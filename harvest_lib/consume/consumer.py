@@ -30,7 +30,7 @@ from harvest_lib.consume.retention import Place, RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.errors import HarvestError, TopicMissing
+from harvest_lib.errors import DatabaseUnavailable, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
 from harvest_lib.sequencing.publisher import Publisher
@@ -320,7 +320,11 @@ class _Ownership:
                 # Whoever has it is likely its owner: to fence that one in turn, the group has to say so still.
                 self.stopping.wait(self._consumer.session_seconds)
             except HarvestError as error:
-                _log.error("shard_failed", extra={"shard": str(self._id), "reason": str(error)})
+                if isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions:
+                    # A new connection may be all that it takes.
+                    _log.warning("shard_interrupted", extra={"shard": str(self._id), "reason": str(error)})
+                else:
+                    _log.error("shard_failed", extra={"shard": str(self._id), "reason": str(error)})
             except Exception:  # noqa: BLE001 - the user's, of which we know nothing; the next attempt is a new one
                 _log.exception("shard_failed", extra={"shard": str(self._id)})
             if self.shard is not None and self.shard.transactions:

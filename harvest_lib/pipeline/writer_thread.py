@@ -1,5 +1,8 @@
 """The thread of one writer: resume, then bulk, until nothing more comes and it has reached the log's end.
 
+A destination that has taken messages, and whose database then does not answer, is waited for: each attempt has a writer
+of its own, so a new connection.
+
 What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
 
@@ -9,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from harvest_lib.clock import Deadline
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import DatabaseUnavailable, HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.stop_reason import one_line, stop_error
@@ -18,6 +21,7 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class WriterThread:
@@ -82,9 +86,36 @@ class WriterThread:
             self.failure = self.failure or stop_error(error, otherwise)
 
     def _write(self) -> None:
-        with closing(self._open()) as writer:
-            if self._resume(writer):
-                self._bulk(writer)
+        pause, position = _FIRST_PAUSE_SECONDS, -1
+        while True:
+            try:
+                with closing(self._open()) as writer:
+                    if self.resumed or self._resume(writer):
+                        self._bulk(writer)
+            except PipelineError as error:
+                away = error.__cause__
+                if not self.resumed or not isinstance(away, DatabaseUnavailable):
+                    raise
+            else:
+                return
+            if self.progress.position > position:  # it was there since
+                pause, position = _FIRST_PAUSE_SECONDS, self.progress.position
+                _log.warning(
+                    "writer_waits", extra={"writer": self.progress.name, "at": position, "reason": one_line(away)}
+                )
+            if not self._wait(pause):
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait before the next attempt; False if the time to write is over meanwhile."""
+        deadline = Deadline(seconds)
+        with self._changed:
+            while self._until is None or not self._until.passed:
+                if deadline.passed:
+                    return True
+                self._changed.wait(min(_TICK_SECONDS, deadline.remaining_seconds))
+        return False
 
     def _resume(self, writer: Writer) -> bool:
         """Send what lies before the log's end, a message at a time; False if asked to stop meanwhile."""

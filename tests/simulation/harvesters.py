@@ -134,6 +134,7 @@ class Shard:
     def __init__(self, world, harvester, number, hold_offs):
         self._world, self._scheduler, self._plan = world, world.scheduler, world.plan
         self.name, self.delivery, self._number = harvester.name, harvester.delivery, number
+        self._conninfo = f"dbname={self.name}"
         self.config = _config(self._plan.source, self.delivery, self._plan.shards)
         self._stands_back_until = 0.0
         self.term = self.loop = None
@@ -191,7 +192,7 @@ class Shard:
             )
             lanes = [kind(settings, Topics()) for _ in range(self._plan.lanes)]
             self._delivery = lanes[0] if len(lanes) == 1 else Lanes(lanes)
-            self._asked = Asked(self._scheduler, MarkSource(self.name, OUTBOX, PARKED))
+            self._asked = Asked(self._scheduler, MarkSource(self._conninfo, OUTBOX, PARKED))
         return MarkPorts(
             source=self._asked,
             delivery=self._delivery,
@@ -206,7 +207,7 @@ class Shard:
         topics, pool = Topics(), Pool(leadership="postgres", fence=fence_of(self._plan, self.delivery))
         subscription = subscription_of(self.config, self._plan.source, self._number)
         rivals = Rivals(pool, stale_seconds=SESSION_SECONDS)
-        checkpoints = CheckpointTable(self.name, SUBSCRIPTIONS, subscription, rivals=rivals)
+        checkpoints = CheckpointTable(self._conninfo, SUBSCRIPTIONS, subscription, rivals=rivals)
         source = self._pages()
         return BatchPorts(
             source=source,
@@ -228,9 +229,9 @@ class Shard:
 
     def _pages(self):
         if self._plan.source == "mark":
-            return MarkPages(MarkSource(self.name, OUTBOX, PARKED))
+            return MarkPages(MarkSource(self._conninfo, OUTBOX, PARKED))
         make = SnapshotSource if self._plan.source == "snapshot" else TransactionIdSource
-        return make(self.name, make_selection(self.config, _TABLE, self._number))
+        return make(self._conninfo, make_selection(self.config, _TABLE, self._number))
 
     def _make_producer(self, settings):
         return Producer(self._world, settings)

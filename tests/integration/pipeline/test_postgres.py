@@ -1,11 +1,14 @@
 """The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, what writing refuses."""
 
 import threading
+from dataclasses import replace
+from itertools import islice
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import collect, following, quick, taken
+from support.pipelines import Running, Script, declared
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, MessageRefused
@@ -408,6 +411,36 @@ def test_columns_that_are_not_given_stay_and_emptying_comes_in_its_turn(source, 
     assert run("SELECT * FROM p").fetchall() == [(1, 1, 7, 2)]
     write((Op.COMMAND, "p", {"command": "truncate"}), (Op.INSERT, "p", {"id": 3, "a": 3}))
     assert run("SELECT id FROM p").fetchall() == [(3,)]
+
+
+def test_a_writer_whose_sessions_are_ended_goes_on_with_new_ones(source, tmp_path, caplog):
+    side = writing("postgres")
+    options = side.options(data_source=source.dsn, key={"public.t": ["id"]})
+    script = Script([Message(Op.INSERT, 1, "public.t", {"n": 0})], ends=False)
+    source.connection.execute("ALTER TABLE t ADD n int")
+    declaration = declared(tmp_path, script, {"writer": None})
+    declaration = replace(declaration, writers=[replace(declaration.writers[0], open=lambda: side.make(options))])
+    ids = iter(range(1_000_000))
+
+    def put(count):
+        for number in islice(ids, count):
+            script.given.append(Message(Op.INSERT, 1, "public.t", {"id": number, "n": number}))
+
+    def written():
+        return source.connection.execute("SELECT count(*) FROM t").fetchone()[0]
+
+    script.given.clear()
+    put(3)
+    running = Running(declaration)
+    eventually(lambda: written() == 3, "the first are written")
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'harvest' AND datname = %s"
+    for expected in (6, 9):
+        source.connection.execute(ended, (source.connection.info.dbname,))
+        put(3)
+        eventually(lambda: written() == expected, "it goes on")  # noqa: B023
+    running.stop()
+    assert running.failure is None
+    assert {each.getMessage() for each in caplog.records if each.levelname == "WARNING"} == {"writer_waits"}
 
 
 def test_changes_made_while_it_copies_all_arrive(source, reader):
