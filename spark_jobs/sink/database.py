@@ -1,8 +1,10 @@
 """Postgres as the jobs see it: connections, table names, and what its refusals are called."""
 
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
@@ -26,6 +28,26 @@ _DENIED = (
     "does not exist",
 )
 
+
+_IN_JAVA = {
+    "sslmode": "sslmode",
+    "sslrootcert": "sslrootcert",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "sslpassword": "sslpassword",
+    "sslnegotiation": "sslNegotiation",
+    "channel_binding": "channelBinding",
+    "require_auth": "requireAuth",
+    "gssencmode": "gssEncMode",
+    "krbsrvname": "kerberosServerName",
+}
+"""Parameters of libpq that are about security, by the names of pgjdbc's properties."""
+_NOT_IN_JAVA = frozenset({"sslcrl", "sslcrldir", "ssl_min_protocol_version", "ssl_max_protocol_version", "requirepeer"})
+_KEY_OIDS = {
+    bytes.fromhex("2a8648ce3d0201"): "EC",
+    bytes.fromhex("2a864886f70d010101"): "RSA",
+    bytes.fromhex("2b6570"): "Ed25519",
+}
 
 # SQLSTATE classes of a connection that broke and of a server that shuts down.
 _LOST = ("08", "57P")
@@ -192,8 +214,6 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
     assert found is not None  # noqa: S101 - `prepare` has made it
     oid, staging = found
     host = f"[{info.host}]" if ":" in info.host else info.host
-    given = info.get_parameters()
-    tls: dict[str, str] = {name: given[name] for name in given if name in {"sslmode", "sslrootcert"}}
     return JdbcTarget(
         url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
         table=staging.as_string(None),
@@ -207,6 +227,43 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             "stringtype": "unspecified",  # text goes into columns of days and times too
             # Else the driver's exceptions, and so Spark's log, carry whole rows.
             "logServerErrorDetail": "false",
-            **tls,
+            **security_of(info.get_parameters()),
         },
+    )
+
+
+def security_of(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what libpq's parameters say of security, as pgjdbc takes it. Raises ConfigError for what it cannot."""
+    if strange := sorted(given.keys() & _NOT_IN_JAVA):
+        raise ConfigError(
+            f"Spark's JDBC driver has no {', '.join(strange)}, which this DSN asks for",
+            field="--dsn",
+            next_step="leave it out for this job, or have the server demand it",
+        )
+    found = {_IN_JAVA[name]: value for name, value in given.items() if name in _IN_JAVA}
+    if key := found.get("sslkey"):
+        found |= _algorithm_of(Path(key))
+    return found
+
+
+def _algorithm_of(key: Path) -> dict[str, str]:
+    """Return what pgjdbc has to be told of a key; nothing of one that it reads by itself, in DER or PKCS#12."""
+    try:
+        text = key.read_bytes()
+    except OSError as error:
+        raise _unusable(key, error.strerror or "") from error
+    if b"-----BEGIN" not in text:
+        return {}
+    if key.suffix not in {".key", ".pem"} or b"-----BEGIN PRIVATE KEY" not in text:
+        raise _unusable(key, "it is PEM, but not of PKCS#8 without a password in a file .key or .pem")
+    body = text.partition(b"-----BEGIN PRIVATE KEY-----")[2].partition(b"-----END")[0]
+    begin = b64decode(body)[:64]
+    return next(({"pemKeyAlgorithm": name} for oid, name in _KEY_OIDS.items() if oid in begin), {})
+
+
+def _unusable(key: Path, evidence: str) -> ConfigError:
+    return ConfigError(
+        f"Spark's JDBC driver cannot use the key {key}: {evidence}",
+        field="--dsn",
+        next_step=f"openssl pkcs8 -topk8 -nocrypt -in {key} -out {key.with_suffix('.pkcs8.key')}; name that as sslkey",
     )

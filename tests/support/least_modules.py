@@ -100,6 +100,7 @@ EXEMPT = {
     "integration/local_stack/test_pooled_databases": _SERVERS,
     "integration/cli/test_in_process": "its subject is how tests run commands, each of which has tests of its own",
     "integration/local_stack/test_bad_circumstances": _SERVERS,
+    "integration/spark/test_client_certificate": _SERVERS,
     "integration/spark/test_path": "its subject is Spark, before and after a harvester that the owner runs",
     "integration/chaos/test_link": _SERVERS,
     "integration/local_stack/test_prometheus": _SERVERS,
