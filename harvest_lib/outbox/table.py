@@ -1,5 +1,6 @@
 """The outbox table by name: its definition, the check that it is one, and what waits in it."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,6 +73,8 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 
 LONGEST_NAME_BYTES = 63
 
+_QUOTED_SCHEMA = re.compile(r'"(?P<schema>(?:[^"]|"")+)"\.(?P<quote>"?)(?P<table>.+)(?P=quote)', re.DOTALL)
+
 _EXPECTED = {
     "id": {"bigint", "integer"},
     "create_time": {"timestamp with time zone"},
@@ -117,7 +120,9 @@ class OutboxTable:
 
     @classmethod
     def parse(cls, name: str) -> "OutboxTable":
-        """Read `table` or `schema.table`."""
+        """Read `table` or `schema.table`. A schema in double quotes may have dots, as in SQL: `"my.app".outbox`."""
+        if quoted := _QUOTED_SCHEMA.fullmatch(name):
+            return cls((quoted["schema"].replace('""', '"'), quoted["table"].replace('""', '"')))
         return cls(tuple(name.split(".", 1)))
 
     @property

@@ -20,16 +20,18 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from harvest_lib.errors import DatabaseError
 from spark_jobs.errors import SourceError
 from spark_jobs.sink import queries, through_driver
-from spark_jobs.sink.content import Content, content_of
+from spark_jobs.sink.content import Content, content_of, nul_counts, nul_evidence
 from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
 from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused
+from spark_jobs.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused, rows_refused
 from spark_jobs.sink.staging import sentence_of, stage
 from spark_jobs.sink.staging_tables import Staged, sweep_staging
 
 _LOCK_POLL_SECONDS = 0.1
+_NUL_SENTENCE = 'encoding "UTF8": 0x00'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ def load_batch(
         if content is not None and content.rows == 0:
             return BatchReport(batch=batch, rows=0, status="empty")
         began = time.monotonic()
-        stage(frame, batch=batch, run=run, target=target)
+        with _nul_named(frame, batch):
+            stage(frame, batch=batch, run=run, target=target)
         staged = time.monotonic()
         promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
         if promoted is None and (computed := content or _content_of(frame, batch)).rows:
@@ -91,7 +94,8 @@ def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, 
         if (before := _promoted_before(frame, batch, connection, plan.tables, None)) is not None:
             return before
         began = time.monotonic()
-        written = through_driver.write(connection, batch, frame, run=str(uuid.uuid4()), plan=plan)
+        with _nul_named(frame, batch):
+            written = through_driver.write(connection, batch, frame, run=str(uuid.uuid4()), plan=plan)
         return _report(batch, written, began=began, staged=began)
 
 
@@ -117,6 +121,17 @@ def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: flo
         promote_seconds=round(time.monotonic() - staged, 3),
         at=entry.promoted_at.timestamp(),
     )
+
+
+@contextmanager
+def _nul_named(frame: DataFrame, batch: str) -> Iterator[None]:
+    """Say of a NUL character, which Postgres names no column of, where the frame has it."""
+    try:
+        yield
+    except DatabaseError as error:
+        if _NUL_SENTENCE not in (error.evidence or "") or not (evidence := nul_evidence(nul_counts(frame))):
+            raise
+        raise rows_refused(batch, evidence) from error
 
 
 def _content_of(frame: DataFrame, batch: str) -> Content:

@@ -1,10 +1,11 @@
 """What a frame holds, as count and hash: by that a batch is known again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql.types import ArrayType, CharType, DataType, StringType, VarcharType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,30 @@ def row_hash(names: Sequence[str]) -> Column:
 def hash_sum(hashes: Column) -> Column:
     """Add up the hashes of rows."""
     return F.coalesce(F.sum(hashes.cast("decimal(20,0)")).cast("decimal(38,0)"), F.lit(0).cast("decimal(38,0)"))
+
+
+def nul_evidence(counts: Mapping[str, int]) -> str:
+    """Say which columns hold text that Postgres cannot: `counts` are rows with a NUL character, by column."""
+    return "; ".join(f"{count} rows have a NUL character in {name!r}" for name, count in counts.items() if count)
+
+
+def nul_counts(frame: DataFrame) -> dict[str, int]:
+    """Compute the frame once, and return how many rows of each column of text have a NUL character."""
+    texts = {each.name: each.dataType for each in frame.schema.fields if _is_text(each.dataType)}
+    if not texts:
+        return {}
+    has = [
+        F.exists(column(name), lambda each: each.contains("\0"))
+        if isinstance(kind, ArrayType)
+        else column(name).contains("\0")
+        for name, kind in texts.items()
+    ]
+    row = frame.agg(*(F.count(F.when(each, 1)).alias(str(number)) for number, each in enumerate(has))).first()
+    return dict(zip(texts, row or (), strict=True))
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, StringType | CharType | VarcharType)
 
 
 def content_of(frame: DataFrame) -> Content:

@@ -4,7 +4,7 @@ That transaction is the task's attempt, and the task's message names it. A task 
 leaves rows under attempts that no message names.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,8 +14,10 @@ from psycopg import sql
 
 from spark_jobs.errors import PromotionRefused
 from spark_jobs.sink import queries
+from spark_jobs.sink.content import nul_evidence
 from spark_jobs.sink.database import connect, postgres_errors
 from spark_jobs.sink.plan import WritePlan
+from spark_jobs.sink.promotion import rows_refused
 from spark_jobs.sink.staging_tables import Staged
 
 _TEXT = pa.large_string()  # a batch may be longer than 2 GiB
@@ -48,6 +50,8 @@ def copy_batches(
         with connection.cursor() as cursor:
             with cursor.copy(plan.tables.fill(sql.SQL(queries.COPY_ROWS), columns=columns)) as copy:
                 for batch in chain([first], filled):
+                    if evidence := nul_evidence(_nul_counts(batch, [each.name for each in plan.columns])):
+                        raise rows_refused(staged.batch, f"in a part of partition {partition}, {evidence}")
                     copy.write(copy_text(batch, partition=partition, first_row=rows))
                     rows += batch.num_rows
             if cursor.rowcount != rows:
@@ -57,6 +61,17 @@ def copy_batches(
                     next_step="check that table for triggers",
                 )
     return NamedAttempt(run=staged.run, partition=partition, attempt=begun[0], rows=rows)
+
+
+def _nul_counts(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, int]:
+    counts = {}
+    for name, column in zip(names, batch.columns, strict=True):
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            column, kind = column.flatten(), column.type.value_type  # noqa: PLW2901 - its elements
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            counts[name] = pc.sum(pc.match_substring(column, "\0")).as_py() or 0
+    return counts
 
 
 def copy_text(batch: pa.RecordBatch, *, partition: int, first_row: int) -> pa.Buffer:

@@ -3,7 +3,7 @@
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import functions as F  # noqa: N812
-from support.sink import RECORDS
+from support.sink import RECORDS, Database
 
 from harvest_lib.errors import (
     ConfigError,
@@ -35,7 +35,10 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
         (lambda f: f.withColumn("m", F.create_map(F.lit(1), F.lit(2))), RECORDS, ConfigError, "map<int,int>"),
         (lambda f: f.withColumn("v", F.encode("text", "utf8")), RECORDS, ConfigError, "'v' holds bytes"),
         (lambda f: f.withColumn("x" * 64, F.lit(1)), RECORDS, ConfigError, "cannot name a column"),
-        (lambda f: f.withColumn("text", F.lit("a\0b")), RECORDS, DatabaseError, "invalid byte sequence"),
+        (lambda f: f.withColumn("text", F.when(f.customer == "c3", F.lit("a\0b"))), RECORDS, RecordError,
+         "14 rows have a NUL character in 'text'"),
+        (lambda f: f.withColumn("texts", F.array(F.lit("\0"))), RECORDS, RecordError,
+         "100 rows have a NUL character in 'texts'"),
         (lambda f: f.withColumn("text", F.raise_error(F.lit("canary")).cast("string")), RECORDS, DatabaseError,
          "[USER_RAISED_EXCEPTION]"),
     ],
@@ -50,6 +53,15 @@ def test_bad_rows_are_told_and_nothing_is_promoted(database, frame, change, reco
     assert (counts["outbox"], counts.get("outbox_batches", 0)) == (0, 0)
     assert sink(frame, dsn=database.dsn, batch_id="b", records=RECORDS).status == "promoted"
     assert database.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
+
+
+def test_a_nul_is_named_through_the_driver_too(dsn, frame):
+    database = Database(dsn, "native")
+    records = Records(topic="t", key="customer", value="text")
+    spoiled = frame.withColumn("text", F.when(F.col("customer") == "c3", F.lit("\0")).otherwise(F.col("text")))
+    with pytest.raises(RecordError, match="14 rows have a NUL character in 'text'"):
+        sink(spoiled, dsn=database.dsn, batch_id="b", records=records, through="driver")
+    assert sink(frame, dsn=database.dsn, batch_id="b", records=records, through="driver").status == "promoted"
 
 
 @pytest.mark.parametrize(
