@@ -112,8 +112,9 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         description=f"Moves the outbox {settings.stated_table or settings.name!r} to Kafka; "
         f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
-        # Dagster's own retries ignore heartbeats: only the supervisor starts the next run.
-        tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0"},
+        # Dagster's own retries ignore heartbeats: only the supervisor starts the next run. A limit of the deployment on
+        # how long runs may take (`run_monitoring.max_runtime_seconds`) is for those that end.
+        tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0", dg.MAX_RUNTIME_SECONDS_TAG: "0"},
     )
     def job() -> None:
         harvest()

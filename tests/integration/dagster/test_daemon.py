@@ -1,5 +1,6 @@
 """The daemon's run, in this process: it delivers, tells, and ends in order; and the row by which it is known."""
 
+import logging
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import threading
 import dagster as dg
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from psycopg.conninfo import conninfo_to_dict
 from support.outbox import read_topic
 from support.scraping import scrape
@@ -140,6 +142,21 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
     assert any("leads shard 0 as" in line for line in text)
     assert any("stopped after 2,000 records" in line for line in text)
+
+
+def test_no_limit_of_the_deployment_on_the_time_of_runs_ends_it(settings, instance):
+    @dg.job
+    def other():
+        """One that ends."""
+
+    ended = {}
+    for job in (daemon_job(settings), other):
+        run = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=job.tags)
+        record = instance.get_run_record_by_id(run.run_id)
+        check_run_timeout(instance, record._replace(start_time=1.0), logging.getLogger(__name__), 60.0)
+        ended[job.name] = instance.get_run_by_id(run.run_id).status
+    assert ended[settings.daemon_job_name] is DagsterRunStatus.STARTED
+    assert ended["other"] in {DagsterRunStatus.CANCELING, DagsterRunStatus.FAILURE}
 
 
 @pytest.fixture
