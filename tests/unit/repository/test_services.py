@@ -1,4 +1,4 @@
-"""What starts `harvest run` as a service: the compose service, the Kubernetes manifest and the systemd unit."""
+"""What starts harvesters, pipelines and consumers as services: compose, the Kubernetes manifests, the systemd units."""
 
 import configparser
 import inspect
@@ -17,8 +17,10 @@ from typer.main import get_command
 
 from harvest_lib.cli import app
 from harvest_lib.config import load
+from harvest_lib.consume.consumer import END_SECONDS
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS
 from harvest_lib.local_stack.state import default_state
+from harvest_lib.pipeline import declaration
 from harvest_lib.telemetry import server
 from harvest_lib.telemetry.server import parse_address
 
@@ -27,7 +29,10 @@ pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 UNIT = INFRA / "systemd" / "harvest@.service"
+PIPELINE_UNIT = INFRA / "systemd" / "harvest-pipeline@.service"
+CONSUMER_UNIT = INFRA / "systemd" / "harvest-consumer@.service"
 MANIFEST = INFRA / "kubernetes" / "harvester.yaml"
+PIPELINE_MANIFEST = INFRA / "kubernetes" / "pipeline.yaml"
 
 KINDS = {"ConfigMap", "Deployment", "PodDisruptionBudget"}
 VERSIONS = ("1.29", "1.35")
@@ -46,10 +51,14 @@ def pod(objects):
 
 @pytest.fixture(scope="module")
 def unit():
-    """The unit's settings by section; of those that stand there several times the last."""
+    return settings_of(UNIT)
+
+
+def settings_of(unit):
+    """Return a unit's settings by section; of those that stand there several times the last."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
-    parser.read_string(UNIT.read_text())
+    parser.read_string(unit.read_text())
     return parser
 
 
@@ -151,20 +160,21 @@ def test_no_secret_is_in_the_manifest_and_its_configuration_loads(objects, pod, 
     assert f"/{name}" in " ".join(container["command"])
 
 
-def test_systemd_knows_each_setting_of_the_unit(tmp_path):
+@pytest.mark.parametrize("unit", [UNIT, PIPELINE_UNIT, CONSUMER_UNIT], ids=lambda each: each.stem)
+def test_systemd_knows_each_setting_of_the_unit(tmp_path, unit):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze here")
-    harvest = default_state() / "venv" / "bin" / "harvest"
-    copy = tmp_path / "harvest@shop.service"
+    programs = default_state() / "venv" / "bin"
+    copy = tmp_path / unit.name.replace("@", "@shop")
 
     def complaints(text):
-        copy.write_text(text.replace("/opt/harvest/bin/harvest", str(harvest)))
+        copy.write_text(text.replace("/opt/harvest/bin", str(programs)))
         command = ["systemd-analyze", "verify", "--man=no", copy]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return [line for line in done.stderr.splitlines() if copy.name in line]
 
-    assert complaints(UNIT.read_text()) == []
-    assert "ProtectSytem" in "".join(complaints(UNIT.read_text().replace("ProtectSystem", "ProtectSytem")))
+    assert complaints(unit.read_text()) == []
+    assert "ProtectSytem" in "".join(complaints(unit.read_text().replace("ProtectSystem", "ProtectSytem")))
 
 
 def test_the_unit_speaks_the_protocol_that_the_command_speaks(unit):
@@ -173,3 +183,50 @@ def test_the_unit_speaks_the_protocol_that_the_command_speaks(unit):
     assert int(service["WatchdogSec"]) >= 10  # it tells each second
     assert service["KillSignal"] == "SIGTERM"
     assert service["Restart"] == "on-failure"
+
+
+@pytest.fixture
+def pipeline():
+    """The objects of a pipeline by kind, its container, and its declaration."""
+    objects = {each["kind"]: each for each in yaml.safe_load_all(PIPELINE_MANIFEST.read_text())}
+    (container,) = objects["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    return objects, container
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_what_the_pipeline_s_manifest_holds(pipeline, version):
+    objects, _ = pipeline
+    assert set(objects) == {"ConfigMap", "StatefulSet"}
+    for each in objects.values():
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+
+
+def test_a_pipeline_is_started_by_a_command_that_there_is_and_a_declaration_that_loads(pipeline, tmp_path):
+    objects, container = pipeline
+    for command in (container["command"], shlex.split(settings_of(PIPELINE_UNIT)["Service"]["ExecStart"])):
+        assert Path(command[0]).name == "harvest"
+        assert command[1:3] == ["pipeline", "run"]
+        assert accepted(command[1:])
+    ((name, text),) = objects["ConfigMap"]["data"].items()
+    file = tmp_path / name
+    file.write_text(text)
+    declared = declaration.load(file)
+    assert f"/{name}" in " ".join(container["command"])
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert declared.settings.folder.is_relative_to(mounted["data"]), "its log outlives the pod"
+    spec = objects["StatefulSet"]["spec"]
+    assert spec["replicas"] == 1, "one process uses the folder"
+    assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["data"]
+    stops = [spec["template"]["spec"]["terminationGracePeriodSeconds"]]
+    stops.append(int(settings_of(PIPELINE_UNIT)["Service"]["TimeoutStopSec"]))
+    assert min(stops) > declared.settings.shutdown_seconds
+
+
+@pytest.mark.parametrize("unit", [UNIT, PIPELINE_UNIT, CONSUMER_UNIT], ids=lambda each: each.stem)
+def test_each_service_is_started_again_after_a_failure_that_another_start_may_mend(unit):
+    service = settings_of(unit)["Service"]
+    assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"].split() == ["2", "3"]
+    assert service["KillSignal"] == "SIGTERM"
+    assert int(service["TimeoutStopSec"]) > END_SECONDS
+    assert settings_of(unit)["Unit"]["StartLimitIntervalSec"] == "0", "for as long as servers are away"
