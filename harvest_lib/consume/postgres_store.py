@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.database import connect, translate, translated
-from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.sequencing.batch import Message
 
 IDLE_SECONDS = 120
@@ -98,7 +98,12 @@ class PostgresStore:
             self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
             first = Jsonb(Checkpoint(shard=self.shard).to_json())
             row = self.connection.execute(self._statements[_FENCE], (*self.shard, first)).fetchone()
-        assert row is not None  # noqa: S101 - it returns what it wrote
+        if row is None:
+            raise DatabaseError(
+                f"the checkpoint of {self.shard} cannot be written",
+                evidence="INSERT … RETURNING gave no row",
+                next_step="check the table of consumers for triggers and rules: they may not keep its rows away",
+            )
         self._fence, kept = row
         return Checkpoint.of_json(kept)
 

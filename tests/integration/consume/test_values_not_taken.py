@@ -9,6 +9,7 @@ from support.recorded import Machines
 from support.waiting import eventually
 
 from harvest_lib.consume import Checkpoint, KeyValueStore
+from harvest_lib.errors import DatabaseError
 
 pytestmark = pytest.mark.gate
 
@@ -200,6 +201,21 @@ def test_a_table_that_is_missing_is_no_messages_fault(counted):
         eventually(lambda: running.error is not None, "the shard fails")
         running.end()
         assert counted.parked() == []
+
+
+def test_a_table_of_consumers_that_takes_no_row_is_told(counted):
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute("CREATE RULE away AS ON INSERT TO consumers DO INSTEAD NOTHING")
+    with pytest.raises(DatabaseError):
+        counted.store().restore()
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute("""
+            DROP RULE away ON consumers;
+            CREATE FUNCTION drops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+            CREATE TRIGGER away BEFORE INSERT ON consumers FOR EACH ROW EXECUTE FUNCTION drops()
+        """)
+    with pytest.raises(DatabaseError, match=r"checkpoint of .* cannot be written"):
+        counted.store().restore()
 
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
