@@ -49,8 +49,8 @@ _SESSION = {
     "standard_conforming_strings": "on",
     "array_nulls": "on",
 }
-"""What each session has, whatever is set for its role or database: durable commits, and the spelling of values that we
-read and write."""
+"""Settings of each session, whatever its role or database has: durable commits, and the spelling of values that we read
+and write."""
 
 _HAS_IDLE_SESSION_TIMEOUT = 140_000
 LIFT_TIMEOUTS = """
@@ -121,7 +121,10 @@ def open_session(
     is what psycopg takes. Raises psycopg.Error.
     """
     parameters = conninfo_to_dict(conninfo)
-    own = _settings_in(str(parameters.get("options", os.environ.get("PGOPTIONS")) or ""))
+    options = parameters.get("options")
+    if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # which may have some
+        options = os.environ.get("PGOPTIONS")
+    own = _settings_in(str(options)) if options is not None else None
     ours = {**_SESSION, **(settings or {})}
     if own is None:
         return _session(conninfo, ours, more)

@@ -1,4 +1,4 @@
-"""Which records of an outbox a subscription has delivered, as a condition for statements that read the outbox."""
+"""Records of an outbox that a subscription has delivered, as a condition for statements that read the outbox."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

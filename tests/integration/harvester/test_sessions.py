@@ -61,6 +61,17 @@ def test_options_of_the_data_source_hold(dsn, monkeypatch, options):
     assert shown(make_conninfo(dsn, options=""), "search_path") == ['"$user", public'], "they replace the environment's"
 
 
+def test_options_of_a_service_hold(dsn, tmp_path, monkeypatch):
+    services = tmp_path / "services.conf"
+    services.write_text("[shop]\noptions=-c search_path=billing\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=another")
+    assert shown(f"{dsn} service=shop", "search_path") == ["billing"]
+    assert shown(f"{dsn} service=shop options='-c search_path=own'", "search_path") == ["own"]
+    monkeypatch.setenv("PGSERVICE", "shop")
+    assert shown(dsn, "search_path") == ["billing"]
+
+
 def test_no_option_makes_commits_less_durable_or_values_spelled_otherwise(dsn):
     options = "-c synchronous_commit=off -c datestyle=german -c statement_timeout=5s"
     names = ("synchronous_commit", "datestyle", "statement_timeout")

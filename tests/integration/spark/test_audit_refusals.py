@@ -64,7 +64,7 @@ def test_what_is_not_there_is_told_before_spark_starts(native, monkeypatch):
 
 
 def test_an_open_transaction_is_told_before_spark_starts(native, monkeypatch, unique):
-    """What comes after it would be taken for lost."""
+    """Records after it would be taken for lost."""
     monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
     monkeypatch.setattr("spark_jobs.audit.kafka_side._OPEN_SECONDS", 0.0)
     producer = Producer({"bootstrap.servers": native.servers, "transactional.id": unique("hangs")})

@@ -1,4 +1,4 @@
-"""What starts harvesters, pipelines and consumers as services: compose, the Kubernetes manifests, the systemd units."""
+"""Harvesters, pipelines and consumers as services: compose, the Kubernetes manifests, the systemd units."""
 
 import configparser
 import inspect
