@@ -4,8 +4,9 @@ Steps
 1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
 2. start the harvester, which leads or is a standby
 3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
-4. end by SIGTERM when the run is terminated, when the harvester fails, or when another run has claimed the row: the
-   harvester stops and hands leadership over, and the row records that it stopped in order
+4. end by SIGTERM when the run is terminated, when the harvester fails, when another run has claimed the row, or when
+   the supervisor asks for another version: the harvester stops and hands leadership over, and the row records that it
+   stopped in order
 """
 
 import logging
@@ -44,6 +45,11 @@ WORKED_TAG = "harvest/worked"
 """The tag of a run that has delivered for `healthy_after_working_seconds`. Failures before it do not delay its
 successor."""
 
+VERSION_TAG = "harvest/version"
+"""The tag that says by which version of the library and which configuration a run was started."""
+LEAVING_TAG = "harvest/hand_over_to"
+"""The tag by which the supervisor asks a run to end for another version."""
+
 _MATERIALIZE_SECONDS = 3600.0
 """A topic counts as materialized when a run begins to lead, and again when records have come, this often at most."""
 _STEP_SECONDS = 0.2
@@ -59,6 +65,7 @@ class Numbers:
     in_flight: int
     leader_id: str | None
     generation: int
+    version: str
     waiting: Backlog | None
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
@@ -70,6 +77,7 @@ class Numbers:
             "is_leader": dg.MetadataValue.bool(self.leader_id is not None),
             "leader_id": dg.MetadataValue.text(self.leader_id or "standby"),
             "generation": dg.MetadataValue.int(self.generation),
+            "version": dg.MetadataValue.text(self.version),
         }
         if self.waiting is not None:
             told["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
@@ -147,6 +155,7 @@ class _Daemon:
         self._config = self._resource.config()
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
+        self._version = self._resource.version(settings.daemon)
         self._last = (time.monotonic(), 0)
         self._materialized_at: float | None = None
         self._worked_seconds = 0.0
@@ -206,7 +215,8 @@ class _Daemon:
         harvest.set_event_handler(self._hear)
         try:
             harvest.start()
-            self._say(f"harvests as generation {self._generation}, or is a standby")
+            self._say(f"harvests as generation {self._generation} by {self._version}, or is a standby")
+            self._tell_version()
             due = time.monotonic() + min(1.0, self._settings.daemon.report_every_seconds)
             while not harvest.await_stopped(_STEP_SECONDS):
                 self._pass_on()
@@ -217,6 +227,9 @@ class _Daemon:
                         next_step="nothing: the other run harvests; check why this one was considered dead",
                     )
                 if time.monotonic() >= due:
+                    if (successor := self._leaves_for()) is not None:
+                        self._say(f"hands over: code or configuration are {successor} now, this is {self._version}")
+                        break
                     self._report(harvest)
                     due = time.monotonic() + self._settings.daemon.report_every_seconds
         finally:  # an interrupt is a BaseException
@@ -242,6 +255,7 @@ class _Daemon:
             in_flight=harvest.in_flight_records,
             leader_id=str(leader_id) if leader_id is not None else None,
             generation=self._generation,
+            version=self._version,
             waiting=self._waiting(),
         )
         self._say(numbers.line())
@@ -266,6 +280,26 @@ class _Daemon:
         with _without_dagsters_storage():
             self._context.instance.add_run_tags(self._context.run.run_id, {WORKED_TAG: "true"})
             self._has_told_of_work = True
+
+    def _tell_version(self) -> None:
+        """Tag a run that nobody gave a version, and say so where it is another than the supervisor's."""
+        run = self._context.run
+        if (given := run.tags.get(VERSION_TAG)) is None:
+            with _without_dagsters_storage():
+                self._context.instance.add_run_tags(run.run_id, {VERSION_TAG: self._version})
+        elif given != self._version:
+            self._say(
+                f"the code server would harvest by {given}, this process by {self._version}: "
+                "their packages, files or variables differ",
+                logging.WARNING,
+            )
+
+    def _leaves_for(self) -> str | None:
+        """Return the version that the supervisor wants in place of this one."""
+        run = None
+        with _without_dagsters_storage():
+            run = self._context.instance.get_run_by_id(self._context.run.run_id)
+        return run.tags.get(LEAVING_TAG) if run is not None else None
 
     def _waiting(self) -> Backlog | None:
         try:

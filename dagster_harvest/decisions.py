@@ -4,6 +4,9 @@ A run is alive as long as it sends heartbeats, whatever Dagster believes: the de
 run's process is gone, and the run stays STARTED for ever. If a run is STARTED in Dagster and has sent no heartbeat for
 `stale_after_seconds`, it is given up and the next generation begins. The delay grows with the number of runs that
 failed in a row. A run that has delivered for some time resets that number.
+
+A living run that was started with another version of the code or the configuration is asked to end in order, and the
+next generation begins with the present one.
 """
 
 from collections.abc import Sequence
@@ -30,6 +33,10 @@ class DaemonRun:
     began_at: float | None = None
     has_worked: bool = False
     """Whether it has delivered for `healthy_after_working_seconds`."""
+    version: str | None = None
+    """What it was started with: version of the library and digest of the configuration."""
+    is_leaving: bool = False
+    """Whether it was asked to hand over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,16 @@ class Unknown:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """One run is or may be alive: nothing to do."""
+
+    run_id: str
+    reason: str
+    is_alive: bool = False
+    """Whether its heartbeat says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """A living run harvests by a version that is no longer the present one: it has to end in order."""
 
     run_id: str
     reason: str
@@ -74,17 +91,24 @@ class GiveUp:
     reason: str
 
 
-Decision = Keep | Wait | Start | GiveUp
+Decision = Keep | HandOver | Wait | Start | GiveUp
 
 
 def decide(
-    runs: Sequence[DaemonRun], heartbeat: Heartbeat | Unknown | None, *, now: float, settings: DaemonSettings
+    runs: Sequence[DaemonRun],
+    heartbeat: Heartbeat | Unknown | None,
+    *,
+    now: float,
+    settings: DaemonSettings,
+    version: str | None = None,
 ) -> Decision:
-    """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds."""
+    """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds;
+    `version` is what a run would be started with, None if that is not known."""
     newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
     for run in newest_first:
         if run.phase in _ACTIVE:
-            return _of_active(run, heartbeat, now, settings)
+            decision = _of_active(run, heartbeat, now, settings)
+            return _handed_over(run, decision, version) if isinstance(decision, Keep) else decision
     known = heartbeat if isinstance(heartbeat, Heartbeat) else None
     generation = 1 + max([*(run.generation for run in runs), known.generation if known else 0])
     finished = {run.run_id for run in runs}
@@ -139,6 +163,16 @@ def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
     return leads and (delivered > 0 or waiting == 0)
 
 
+def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | HandOver:
+    """Tell whether a run that is kept has to go for another version."""
+    if not kept.is_alive or run.phase != "started" or None in (run.version, version) or run.version == version:
+        return kept
+    reason = f"it harvests by {run.version}, and code or configuration are {version} now"
+    if run.is_leaving:
+        return Keep(run_id=run.run_id, reason=f"was asked to hand over: {reason}")
+    return HandOver(run_id=run.run_id, reason=reason)
+
+
 def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
     since = now - run.changed_at
     if run.phase in _PENDING:
@@ -159,6 +193,6 @@ def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float
             )
         return Keep(run_id=run.run_id, reason=f"{run.phase}, no heartbeat yet")
     if own.age_seconds < settings.stale_after_seconds:
-        return Keep(run_id=run.run_id, reason=f"alive: last heartbeat {own.age_seconds:.1f} s ago")
+        return Keep(run_id=run.run_id, reason=f"alive: last heartbeat {own.age_seconds:.1f} s ago", is_alive=True)
     silence = f"last heartbeat {own.age_seconds:.1f} s ago on {own.host}, process {own.pid}"
     return GiveUp(run_id=run.run_id, was_canceled=was_canceled or own.is_stopped, reason=silence)

@@ -6,6 +6,8 @@ Promises
 - Nothing is read and no server is contacted before a run, a check or a tick needs it.
 """
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +16,8 @@ import dagster as dg
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from dagster_harvest.settings import DaemonSettings
+from harvest_lib import __version__
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
@@ -62,6 +66,14 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
                 )
             return load(file, file_first=self.config_file is not None, **arguments).harvest
         return HarvestConfig(**arguments)
+
+    def version(self, daemon: DaemonSettings) -> str:
+        """Return what a run harvests by: the version of the library and a digest of configuration and settings, without
+        secrets. Raises ConfigError."""
+        config = {**self.config().redacted(), "name": ""}  # by default of its process
+        told = {"harvester": config, "daemon": daemon.model_dump(exclude={"runs"})}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{__version__}+{digest[:8]}"
 
     def harvest(self) -> Harvest:
         """Make a harvester, not started."""

@@ -14,8 +14,16 @@ from typing import Any, assert_never
 import dagster as dg
 
 from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
-from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, SLOT_TAG, WORKED_TAG, location_of
-from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, Keep, Phase, Start, Unknown, Wait, decide
+from dagster_harvest.daemon import (
+    DAEMON_TAG,
+    GENERATION_TAG,
+    LEAVING_TAG,
+    SLOT_TAG,
+    VERSION_TAG,
+    WORKED_TAG,
+    location_of,
+)
+from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatTable, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
@@ -71,6 +79,9 @@ class _Tick:
         origin = context.code_location_origin
         self._location = origin.location_name if origin is not None else "in-process"
         self._seen: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
+        self._version = self._present_version()
+        self._leaving: list[HandOver] = []
+        self._all_are_there = True
 
     def result(self) -> dg.SensorResult:
         requests: list[dg.RunRequest] = []
@@ -82,6 +93,7 @@ class _Tick:
                 requests += [request] if request is not None else []
                 said.append(words)
                 state[f"slot {slot}"] = seen
+            self._hand_over()
         events, words = self._backlog_events(state)
         said.append(words)
         message = "; ".join(said)
@@ -117,7 +129,11 @@ class _Tick:
                 "run": heartbeat.run_id,
                 "beat_age_seconds": round(heartbeat.age_seconds, 1),
             }
+        self._all_are_there &= isinstance(decision, HandOver) or (isinstance(decision, Keep) and decision.is_alive)
         match decision:
+            case HandOver():
+                self._leaving.append(decision)
+                return None, f"{before}run {decision.run_id} has to hand over: {decision.reason}", seen
             case Keep() | GiveUp():
                 return None, f"{before}run {decision.run_id}: {decision.reason}", seen
             case Wait():
@@ -130,11 +146,26 @@ class _Tick:
                 assert_never(other)
 
     def _decide(self, slot: int, heartbeat: Heartbeat | Unknown | None) -> Decision:
-        return decide(self._runs(slot), heartbeat, now=time.time(), settings=self._settings.daemon)
+        return decide(
+            self._runs(slot), heartbeat, now=time.time(), settings=self._settings.daemon, version=self._version
+        )
+
+    def _present_version(self) -> str | None:
+        try:
+            return self._resource.version(self._settings.daemon)
+        except HarvestError:  # it is said where the configuration is needed
+            return None
+
+    def _hand_over(self) -> None:
+        """Ask one run to end for the present version; the next of a pool follows once all are there again."""
+        if self._leaving and self._all_are_there:
+            self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
 
     def _request(self, slot: int, decision: Start) -> dg.RunRequest:
         key = f"{self._settings.name}:{slot}:{decision.generation}"
         tags = {GENERATION_TAG: str(decision.generation), SLOT_TAG: str(slot)}
+        if self._version is not None:
+            tags[VERSION_TAG] = self._version
         return dg.RunRequest(run_key=key, tags=tags)
 
     def _give_up(self, decision: GiveUp) -> None:
@@ -237,4 +268,6 @@ def _seen(record: dg.RunRecord) -> DaemonRun:
         changed_at=record.end_time or (record.start_time if phase == "started" else None) or updated_at,
         began_at=record.start_time,
         has_worked=WORKED_TAG in run.tags,
+        version=run.tags.get(VERSION_TAG),
+        is_leaving=LEAVING_TAG in run.tags,
     )

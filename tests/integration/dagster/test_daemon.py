@@ -15,7 +15,7 @@ from support.outbox import read_topic
 from support.scraping import scrape
 from support.waiting import eventually
 
-from dagster_harvest.daemon import GENERATION_TAG, WORKED_TAG, daemon_job
+from dagster_harvest.daemon import GENERATION_TAG, LEAVING_TAG, VERSION_TAG, WORKED_TAG, daemon_job
 from dagster_harvest.heartbeat import HeartbeatTable, Place
 from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource
@@ -107,6 +107,50 @@ def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execu
     assert not execute().success
     assert only_run(instance).status is DagsterRunStatus.CANCELED
     assert outbox.count() == 0
+
+
+def test_a_run_hands_over_in_order_to_another_version(execute, outbox, heartbeats, instance, resource, settings):
+    outbox.fill(500)
+
+    def ask():
+        eventually(lambda: outbox.count() == 0 and delivered_as_told(instance, outbox.topic) == 500)
+        instance.add_run_tags(only_run(instance).run_id, {LEAVING_TAG: "9.9+next"})
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert execute().success
+    run = only_run(instance)
+    ours = resource.version(settings.daemon)
+    assert run.tags[VERSION_TAG] == ours
+    assert observations(instance, outbox.topic)[-1]["version"].value == ours
+    assert f"hands over: code or configuration are 9.9+next now, this is {ours}" in said(instance)
+    assert heartbeats.read(PLACE).is_stopped
+    assert outbox.leaders() == set()
+
+
+def test_a_run_whose_process_has_another_configuration_says_so(execute, instance):
+    def end():
+        eventually(lambda: instance.get_runs() and "would harvest by" in said(instance))
+        instance.add_run_tags(only_run(instance).run_id, {LEAVING_TAG: "9.9+next"})
+
+    threading.Thread(target=end, daemon=True).start()
+    assert execute(**{VERSION_TAG: "0.0+other"}).success
+    assert "the code server would harvest by 0.0+other" in said(instance)
+
+
+def said(instance):
+    return " ".join(entry.user_message for entry in instance.all_logs(only_run(instance).run_id))
+
+
+def test_a_version_follows_what_a_run_harvests_by_and_shows_no_secret(resource, settings):
+    before = resource.version(settings.daemon)
+    assert resource.version(settings.daemon) == before
+    assert resource.version(settings.daemon.model_copy(update={"runs": 3})) == before
+    assert resource.version(settings.daemon.model_copy(update={"report_every_seconds": 7.0})) != before
+    other = HarvesterResource(config_file=resource.config_file, outbox_table="orders")
+    assert other.version(settings.daemon) != before
+    secret = HarvesterResource(config_file=resource.config_file, dsn="host=x password=one")
+    changed = HarvesterResource(config_file=resource.config_file, dsn="host=x password=two")
+    assert secret.version(settings.daemon) == changed.version(settings.daemon)
 
 
 @pytest.mark.quick

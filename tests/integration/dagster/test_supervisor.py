@@ -10,7 +10,15 @@ from dagster import DagsterInstance, DagsterRunStatus
 from support.outbox import harvest_config
 from support.waiting import eventually
 
-from dagster_harvest.daemon import DAEMON_TAG, GENERATION_TAG, WORKED_TAG, daemon_job
+from dagster_harvest.daemon import (
+    DAEMON_TAG,
+    GENERATION_TAG,
+    LEAVING_TAG,
+    SLOT_TAG,
+    VERSION_TAG,
+    WORKED_TAG,
+    daemon_job,
+)
 from dagster_harvest.heartbeat import HeartbeatTable, Place
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
@@ -101,6 +109,48 @@ def test_a_living_run_is_left_alone(tick, believed, heartbeats):
     assert not result.run_requests
     assert "alive" in result.skip_message
     assert json.loads(result.cursor)["slot 0"]["generation"] == 1
+
+
+@pytest.mark.gate
+def test_a_run_of_another_version_is_asked_to_hand_over_and_the_next_one_has_the_present(
+    tick, believed, heartbeats, instance
+):
+    run = believed(1)
+    instance.add_run_tags(run.run_id, {VERSION_TAG: "0.0+older"})
+    heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
+    result = tick()
+    present = instance.get_run_by_id(run.run_id).tags[LEAVING_TAG]
+    assert "0.0+older" in result.skip_message
+    assert present in result.skip_message
+    assert not result.run_requests
+    assert "was asked to hand over" in tick().skip_message
+    heartbeats.stop(PLACE, run.run_id)
+    instance.report_run_canceled(instance.get_run_by_id(run.run_id))
+    (request,) = tick().run_requests
+    assert request.tags[VERSION_TAG] == present
+    assert request.run_key == "shop:0:2"
+
+
+@pytest.mark.gate
+def test_of_a_pool_one_run_hands_over_at_a_time_and_only_while_all_are_there(
+    tick, believed, heartbeats, instance, settings
+):
+    pool = settings.model_copy(update={"daemon": settings.daemon.model_copy(update={"runs": 2})})
+    runs = [believed(1), believed(1)]
+    for slot, run in enumerate(runs):
+        instance.add_run_tags(run.run_id, {VERSION_TAG: "0.0+older", SLOT_TAG: str(slot)})
+
+    def asked():
+        return [LEAVING_TAG in instance.get_run_by_id(run.run_id).tags for run in runs]
+
+    heartbeats.claim(PLACE, run_id=runs[0].run_id, generation=1, stale_after_seconds=60)
+    tick(pool)
+    assert asked() == [False, False], "the other has sent no heartbeat"
+    second = Place(name="shop", location="in-process", slot=1)
+    heartbeats.claim(second, run_id=runs[1].run_id, generation=1, stale_after_seconds=60)
+    tick(pool)
+    tick(pool)
+    assert asked() == [True, False]
 
 
 def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, heartbeats, outbox, instance):

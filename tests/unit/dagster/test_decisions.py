@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_harvest.decisions import DaemonRun, GiveUp, Keep, Start, Unknown, Wait, backoff_seconds, decide, is_at_work
+from dagster_harvest.decisions import (
+    DaemonRun,
+    GiveUp,
+    HandOver,
+    Keep,
+    Start,
+    Unknown,
+    Wait,
+    backoff_seconds,
+    decide,
+    is_at_work,
+)
 from dagster_harvest.heartbeat import Heartbeat
 from dagster_harvest.settings import DaemonSettings
 
@@ -48,6 +59,30 @@ def test_the_first_generation_starts_at_once():
 
 def test_a_living_run_is_kept_and_no_second_one_begins():
     assert isinstance(decided([run(1, "started", 3600)], heartbeat(1, age=14.9)), Keep)
+
+
+def by_version(version, present, *, phase="started", age=1.0, **about):
+    of = replace(run(1, phase, 3600), version=version, **about)
+    return decide([of], heartbeat(1, age=age), now=NOW, settings=SETTINGS, version=present)
+
+
+def test_a_living_run_of_another_version_is_to_hand_over_once():
+    decision = by_version("0.1+a", "0.1+b")
+    assert isinstance(decision, HandOver)
+    assert "0.1+a" in decision.reason and "0.1+b" in decision.reason  # noqa: PT018
+    again = by_version("0.1+a", "0.1+b", is_leaving=True)
+    assert isinstance(again, Keep)
+    assert not again.is_alive
+    assert "0.1+a" in again.reason
+
+
+def test_a_run_is_kept_whose_version_is_present_or_not_known_or_that_ends_already():
+    assert by_version("0.1+a", "0.1+a").is_alive
+    assert by_version(None, "0.1+a").is_alive
+    assert by_version("0.1+a", None).is_alive
+    assert isinstance(by_version("0.1+a", "0.1+b", phase="canceling"), Keep)
+    assert isinstance(by_version("0.1+a", "0.1+b", phase="queued"), Keep)
+    assert isinstance(by_version("0.1+a", "0.1+b", age=15.0), GiveUp)
 
 
 def test_a_run_that_does_not_beat_is_given_up_though_dagster_believes_it_started():
