@@ -4,6 +4,9 @@ ones when little comes, so that nothing waits. Pure, no I/O.
 Where Kafka has refused a batch, each of the next has half of what remains in doubt, whether the last one went or not:
 so the one to blame is alone after as many batches as that number has binary digits, and what is beyond goes in large
 ones.
+
+Where Kafka has not taken a batch in time, as brokers throttle us, the next has at most half of it, and each full one
+after that at most a quarter more: the same batch again would never go.
 """
 
 from collections.abc import Sequence
@@ -32,6 +35,7 @@ class BatchSize:
 
     def __init__(self) -> None:
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
+        self._most = float(LARGEST_BATCH)
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_BATCH
         self.page = _FIRST_PAGE
@@ -46,13 +50,21 @@ class BatchSize:
     def done(self, records: int, *, full: bool) -> None:
         """Note a batch that was committed: after a full one the next may be twice as large."""
         self._doubtful = max(0, self._doubtful - records)
+        if full:
+            self._most = min(LARGEST_BATCH, self._most * 1.25)
         if self._doubtful:
             self.records = max(1, self._doubtful // 2)
         elif full or self.records < _FIRST_BATCH:
             self.records = min(LARGEST_BATCH, self.records * 2)
         elif records < self.records // 4:
             self.records = max(_FIRST_BATCH, self.records // 2)
+        self.records = min(self.records, int(self._most))
         self._pause = _SHORTEST_PAUSE_SECONDS
+
+    def late(self, records: int) -> None:
+        """Note a batch of so many records that failed for none of them, as Kafka did not take it in time."""
+        self._most = max(1.0, records / 2)
+        self.records = min(self.records, int(self._most))
 
     def refused(self, records: int) -> None:
         """Note a batch of so many records that was refused for one of them. Once that is alone, batches grow again."""

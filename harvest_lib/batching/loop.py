@@ -328,6 +328,8 @@ class BatchLoop:
                     self._ports.parking.blame(self._state.last_sent, reason)
                 elif unnamed and sent:
                     batch.refused(sent)
+                elif sent:
+                    batch.late(sent)
                 self._restart()
             case BatchFenced(reason=reason):
                 self._say_if_taken(reason)

@@ -32,3 +32,39 @@ def test_pages_grow_under_a_backlog():
         size.measured(rows(size.page), size.page)
         pages.append(size.page)
     assert pages == [1_000, 2_000, 2_000, 2_000]
+
+
+@pytest.mark.parametrize("takes", [1, 7, 2_500, 60_000])
+def test_batches_that_kafka_does_not_take_in_time_become_small_enough(takes):
+    """As under a quota of the brokers. They grow again, and at most every fourth is too large."""
+    size, late, went = BatchSize(), 0, 0
+    for _ in range(200):
+        if size.records > takes:
+            size.late(size.records)
+            late += 1
+        else:
+            went += size.records
+            size.done(size.records, full=True)
+    assert late <= 16 + 200 // 4
+    assert went >= 100 * min(takes, 50_000) // 2
+
+
+def test_batches_grow_again_once_kafka_takes_them():
+    size, batches = BatchSize(), 0
+    for _ in range(20):
+        size.late(size.records)
+    assert size.records == 1
+    while size.records < 50_000:
+        size.done(size.records, full=True)
+        batches += 1
+    assert batches < 60
+
+
+def test_a_batch_that_is_late_while_one_record_is_in_doubt_is_halved_too():
+    size = BatchSize()
+    size.refused(800)
+    size.late(400)
+    assert size.records == 200
+    size.done(200, full=True)
+    assert size.is_doubtful
+    assert size.records <= 250
