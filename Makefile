@@ -26,7 +26,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
 EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
-MADE_FROM = $(PYTHON) $(EXTRAS)
+# The clone is part of it: where two share a place for state, each installs itself.
+MADE_FROM = $(CURDIR) $(PYTHON) $(EXTRAS)
 WORKERS ?= 2
 # Tests of the gate wait for a third of the time.
 GATE_WORKERS ?= 3

@@ -14,6 +14,12 @@ say() { printf '%s\n' "$*" >&2; }
     exit 1
 }
 
+# What `make clean` may remove.
+if [ -z "$(ls -A "$state" 2>/dev/null)" ]; then
+    mkdir -p "$state"
+    : > "$state/.harvest-state"
+fi
+
 # A uv that is there will do if it is new enough to read the lock, audit it and write a bill of it.
 oldest=0.13.8
 uv=$(command -v uv || true)
@@ -23,13 +29,14 @@ if [ -n "$uv" ]; then
 fi
 if [ -z "$uv" ]; then
     uv=$state/uv/bin/uv
-    if [ ! -x "$uv" ]; then
+    found=$("$uv" --version 2>/dev/null | awk '{ print $2 }') || found=
+    if [ "$(printf '%s\n%s\n' "$oldest" "${found:-0}" | sort -V | head -n 1)" != "$oldest" ]; then
         say "bringing uv into $state/uv"
         mkdir -p "$state"
         if "$python" -m venv "$state/uv" >/dev/null 2>&1; then
             "$state/uv/bin/python" -m pip install --quiet --disable-pip-version-check "uv>=$oldest"
         elif "$python" -m pip --version >/dev/null 2>&1; then
-            "$python" -m pip install --quiet --disable-pip-version-check --target "$state/uv/lib" "uv>=$oldest"
+            "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$state/uv/lib" "uv>=$oldest"
             mkdir -p "$state/uv/bin"
             ln -sf ../lib/bin/uv "$uv"
         else

@@ -4,6 +4,13 @@
 set -eu
 state=$1 cache=$2
 
+# HARVEST_HOME may name a folder with files of others: it is ours if set-up has made it, or by its name.
+if [ -e "$state" ] && [ "${state##*/}" != .harvest ] && [ ! -e "$state/.harvest-state" ]; then
+  echo "error: $state is not removed: it was there before set-up, and may have files of others" >&2
+  echo "  next step: check HARVEST_HOME, or remove it yourself" >&2
+  exit 1
+fi
+
 megabytes() { du -sk "$1" 2>/dev/null | awk '{ printf "%.0f MB", $1 / 1024 }'; }
 # What uv has linked from the cache stays there.
 own_megabytes() { find "$1" ! -type d -links 1 -exec du -k {} + 2>/dev/null | awk '{ kib += $1 } END { printf "%.0f MB", kib / 1024 }'; }

@@ -20,22 +20,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support.hypothesis_profiles import VARIABLE
 from support.record import Record
 from support.session_folder import empty_left_folders
-from support.tiers import TIERS
+from support.tiers import TIERS, names_of
 
 from harvest_lib.errors import HarvestError
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.kafka import VERSIONS
+from harvest_lib.local_stack.postgres import VERSIONS as POSTGRES_VERSIONS
+from harvest_lib.local_stack.postgres_tls import bring_binaries
 from harvest_lib.local_stack.process import through_child
 from harvest_lib.local_stack.state import default_state, locked, write_private
 
 TESTS = ["tests"]
 MOST_FLAKY = 3
 MOST_ASKED_AGAIN = 20
-COLLECTION_SECONDS = 900
+COLLECTION_SECONDS = 280
 """Hundreds of modules are compiled by one worker, then imported by each, before the first test."""
+NOT_OURS = ("PYTEST_ADDOPTS", "TEST_LEAST_PRIVILEGE", "HARVEST_IMPL")
+"""Variables that would select other tests, or run them otherwise."""
 BESIDE_SECONDS = 280
 """From the end of the tests, beside which it began."""
 WORKER_RESTARTS = 8
@@ -91,9 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="*", default=TESTS, help="folders or files instead of all")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the session ends with us
+    if "full" not in given.tiers:  # what every change has to pass draws the same examples
+        os.environ.pop(VARIABLE, None)
     limits = (Limits(*given.limits),) * 2 if given.limits else Limits.of(given.tiers)
     try:
         return _run(given, limits)
+    except KeyboardInterrupt:
+        print("\ninterrupted")
+        return 130
     except (OSError, HarvestError) as error:  # a full disk, no network, no Java
         print(f"\nfailed: the run ({error})\nnext: {getattr(error, 'next_step', '') or 'mend that, then run it again'}")
         return 1
@@ -106,18 +116,30 @@ def _run(given: argparse.Namespace, limits: tuple[Limits, Limits]) -> int:
         folder = next(each for each in folders if held.enter_context(locked(each / "lock", wait=False)))
         parallel = ["-n", str(given.workers), "--dist", "worksteal", "--max-worker-restart", str(WORKER_RESTARTS)]
         if given.tests == TESTS:
-            _bring()
+            _bring(given.tiers)
             empty_left_folders(default_state())
         other = held.enter_context(_beside(given.beside, folder / "beside.log"))
         first, second = run(given.tiers, folder, [*parallel, *given.tests], limits)
-        beside = {given.beside: reason} if (reason := other()) else {}
-        return _verdict(given.tiers, first, second, beside)
+        others = {given.beside: reason} if (reason := other()) else {}
+        if given.tests == TESTS and not first.record.uncollected:
+            others |= _not_collected(given.tiers, first.record)
+        return _verdict(given.tiers, first, second, others)
 
 
-def _bring() -> None:
+def _not_collected(tiers: Sequence[str], record: Record) -> dict[str, str]:
+    """Return tests that stand in a module and that pytest did not find: a mark, an option or a plugin left them out."""
+    found = {each.partition("[")[0] for each in record.collected}
+    wanted = {f"tests/{each}" for each in names_of(Path(__file__).parent, tiers)}
+    return dict.fromkeys(sorted(wanted - found), "it was not collected") if found else {}
+
+
+def _bring(tiers: Sequence[str]) -> None:
     """Bring what servers start from. A download in a fixture would count as a test that hangs. Raises StackError."""
     parts = default_state()
     java = find_java(parts)
+    print("bringing jars and servers that are not there yet", flush=True)
+    if {*tiers} & {"gate", "full"}:
+        bring_binaries(next(iter(POSTGRES_VERSIONS)), parts)
     for jars in (kafka_jars(VERSIONS[0]), POSTGRES_JDBC, spark_kafka_jars()):
         resolve(jars, parts, java)
 
@@ -160,7 +182,10 @@ def run(
     hopeless = record.uncollected or len(record.failed) > MOST_ASKED_AGAIN
     if not again or hopeless:
         return first, None
-    print(f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run")
+    print(
+        f"\nOnce more, alone: {len(record.failed)} that failed, {len(again) - len(record.failed)} that did not run",
+        flush=True,
+    )
     asked = folder / "again.txt"
     asked.write_text("\n".join(again), encoding="utf-8")
     return first, session(["-n", "1", f"@{asked}"], folder / "second.jsonl", limits[1])
@@ -175,7 +200,8 @@ def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
     began = moved = time.monotonic()
     size, stuck = 0, False
     # Where this process is killed, the session ends with it, and with the session its servers.
-    with subprocess.Popen(through_child(command), start_new_session=True) as process:
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    with subprocess.Popen(through_child(command), start_new_session=True, env=environment) as process:
         try:
             while process.poll() is None:
                 time.sleep(0.2)
@@ -184,7 +210,8 @@ def session(arguments: Sequence[str], file: Path, limits: Limits) -> Session:
                     size, moved = grown, time.monotonic()
                 elif time.monotonic() - moved > (limits.still if size else COLLECTION_SECONDS):
                     stuck = True
-                    _end(process, signal.SIGINT, signal.SIGKILL)
+                    # In front of the first test no limit of pytest's says where it hangs.
+                    _end(process, *([signal.SIGINT] if size else [signal.SIGABRT]), signal.SIGKILL)
         except BaseException:
             _end(process, signal.SIGINT, signal.SIGKILL)
             raise
@@ -214,7 +241,8 @@ def _verdict(tiers: Sequence[str], first: Session, second: Session | None, besid
         print(f"flaky: {name} (first: {reason})")
     print(f"{passed} passed, {len(twice)} failed, {len(first.record.skipped)} skipped")
     print(f"ran: {', '.join(tiers)}, in {seconds:.0f} s.  not run: {', '.join(_others(tiers))}.")
-    _keep(tiers, flaky)
+    if second is not None or not first.record.failed:  # else nobody asked
+        _keep(tiers, flaky)
     if twice or beside:
         print("next: mend what failed; the log above has each by name")
         return 1
@@ -240,7 +268,8 @@ def _failed_twice(first: Session, second: Session | None) -> dict[str, str]:
     """Failures that count, with their reasons; a session that proves nothing is one."""
     found = dict(first.record.uncollected)
     if not first.record.collected:
-        found["the session"] = f"no test was collected (exit code {first.code})"
+        hangs = f"within {COLLECTION_SECONDS} s: a module hangs as it is imported, see above"
+        found["the session"] = f"no test was collected {hangs if first.stuck else f'(exit code {first.code})'}"
     if second is None:
         found |= first.record.failed
         found |= dict.fromkeys(first.record.left, "it was never run")

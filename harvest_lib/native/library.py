@@ -146,7 +146,7 @@ def _load() -> CDLL:
     if not sys.platform.startswith("linux"):
         raise _Unfit("it is for Linux alone")
     if not FILE.exists():
-        raise _Unfit("it was not built: there was no C compiler when this was installed")
+        raise _Unfit("it was not built: this was installed without a C compiler, or by one that refused it")
     if psycopg.pq.__impl__ not in _PSYCOPG:
         raise _Unfit("psycopg is not the compiled one: psycopg[binary] or psycopg[c]")
     if not _is_whole(FILE):

@@ -67,7 +67,9 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     """The first line of what went wrong."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash else report.longreprtext
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")[:300]
+    lines = (line.strip() for line in text.splitlines())
+    # In front of what it says of a worker that died, xdist names the interpreter.
+    return next((line for line in lines if line and not line.startswith("[gw")), "no reason given")[:300]
 
 
 @dataclass

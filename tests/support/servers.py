@@ -1,6 +1,7 @@
 """Stacks of a session; Postgres servers that a test may kill, and standbys of them that it may promote."""
 
 import signal
+import time
 from contextlib import contextmanager
 
 import psutil
@@ -9,7 +10,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
+from harvest_lib.local_stack import kafka, postgres
 from harvest_lib.local_stack.postgres import PostgresServer
+
+# Below the limit of fixtures, so that a server that does not come up is said to be that.
+kafka._READY_SECONDS = postgres._READY_SECONDS = postgres._MAKE_SECONDS = 120
+_SOON_SECONDS = 30
 
 
 def freeze_wal_writer(server):
@@ -52,10 +58,13 @@ def either(*servers, **parameters):
 
 @contextmanager
 def started(stack):
-    """Start a stack, once more if it does not come up, and stop it afterwards: hundreds of tests would fail with it."""
+    """Start a stack, once more if that fails soon, and stop it afterwards: hundreds of tests would fail with it."""
+    began = time.monotonic()
     try:
         stack.start()
     except StackError:
+        if time.monotonic() - began > _SOON_SECONDS:
+            raise  # or pytest would end the worker, and nobody would read why
         stack.start()
     try:
         yield stack

@@ -5,7 +5,7 @@ Each test names its tier by a mark of this name: on itself, its class, or its mo
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -75,13 +75,29 @@ def read_tiers(path: Path) -> dict[str, set[str]]:
     return tiers_in(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def _tests(node: ast.Module | ast.ClassDef, inherited: set[str], prefix: str = "") -> Iterator[tuple[str, set[str]]]:
-    for each in node.body:
+def names_of(folder: Path, tiers: Collection[str]) -> set[str]:
+    """Return the tests of these tiers below a folder, without their parameters, as pytest names them from there."""
+    found = set()
+    for path in folder.rglob("test_*.py"):
+        for name, named in read_tiers(path).items():
+            if named & {*tiers} and not named & NO_TIER_NEEDED:
+                found.add(f"{path.relative_to(folder)}::{name.replace('.', '::')}")
+    return found
+
+
+def _tests(node: ast.AST, inherited: set[str], prefix: str = "") -> Iterator[tuple[str, set[str]]]:
+    for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.ClassDef) and each.name.startswith("Test"):
             named = _decorators(each) | _named(each)
-            yield from _tests(each, _closest(named, inherited), f"{each.name}.")
-        elif isinstance(each, ast.FunctionDef) and each.name.startswith("test"):
+            yield from _tests(each, _closest(named, inherited), f"{prefix}{each.name}.")
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test"):
             yield prefix + each.name, _closest(_decorators(each), inherited)
+        elif isinstance(each, ast.Assign) and not prefix:
+            for target in each.targets:  # Hypothesis' machines: `TestPool = Machine.TestCase`
+                if isinstance(target, ast.Name) and target.id.startswith("Test"):
+                    yield f"{target.id}.runTest", inherited
+        elif isinstance(each, ast.If | ast.Try | ast.With):
+            yield from _tests(each, inherited, prefix)
 
 
 def _closest(own: set[str], inherited: set[str]) -> set[str]:
@@ -98,11 +114,12 @@ def _named(node: ast.Module | ast.ClassDef) -> set[str]:
     return found
 
 
-def _decorators(node: ast.ClassDef | ast.FunctionDef) -> set[str]:
+def _decorators(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The marks that stand above a test, not those of single parameters."""
     return {mark for each in node.decorator_list if isinstance(each, ast.Attribute) for mark in _marks(each)}
 
 
 def _marks(node: ast.AST) -> set[str]:
-    names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-    return names & {*TIERS, *NO_TIER_NEEDED}
+    # Spelled out: a module that does not have these words is not imported.
+    names = {ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return {each for each in (*TIERS, *NO_TIER_NEEDED) if f"pytest.mark.{each}" in names}

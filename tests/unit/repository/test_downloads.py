@@ -182,8 +182,20 @@ def test_uv_trusts_what_was_installed_into_the_machine(install, tmp_path):
     assert (tmp_path / "target" / "tiny.py").exists()
 
 
+def test_cleaning_leaves_a_folder_that_was_there_before_set_up(folders):
+    state, cache = folders / "state", folders / "home"
+    (state / "photo.jpg").write_bytes(b"theirs")
+    done = subprocess.run(
+        ["sh", INFRA / "clean.sh", state, cache], cwd=folders, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"{state} is not removed" in done.stderr
+    assert (state / "photo.jpg").exists()
+
+
 def test_cleaning_says_what_it_frees_and_what_stays(folders):
     state, cache = folders / "state", folders / "home"
+    (state / ".harvest-state").touch()
     (state / "large").write_bytes(bytes(3 << 20))
     (cache / "jar").write_bytes(bytes(2 << 20))
     said = subprocess.run(

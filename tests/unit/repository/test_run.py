@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 import psutil
 import pytest
+from support.record import Record
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from tests.run import main
+from tests.run import _not_collected, main
 
 pytestmark = pytest.mark.gate
 
@@ -54,11 +55,13 @@ FLAKY = "def test_flaky_{0}():\n    assert not first_time('flaky-{0}'), 'a reaso
 @pytest.fixture
 def suite(tmp_path):
     """Write a suite of a project's own; returns the command that runs it, and the environment."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n quick\n gate\n full\n")
+    # Plugins of other packages take longer to load than the tests to run.
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n quick\n gate\n full\naddopts = -p xdist.plugin -p pytest_timeout\n"
+    )
     (tmp_path / "conftest.py").write_text(CONFTEST)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    # Plugins of other packages take longer to load than the tests to run.
-    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-k nothing"}
     environment |= {"HARVEST_HOME": str(tmp_path / "state"), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 
     def write(body, limits=("60", "70", "80"), beside="", workers="1"):
@@ -162,7 +165,6 @@ def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):
     assert "failed: the run (" in done.stdout
 
 
-@pytest.mark.full
 def test_more_than_three_flaky_tests_fail_the_run(run):
     three = "".join(FLAKY.format(number) for number in range(3))
     assert run(GOOD + three)[0].returncode == 0
@@ -182,7 +184,6 @@ def test_a_worker_that_dies_once_costs_nothing(run, end):
     assert "9 passed, 0 failed" in done.stdout
 
 
-@pytest.mark.full
 def test_a_worker_that_dies_twice_fails_the_run(run):
     done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD, workers="2")
     assert done.returncode == 1
@@ -202,6 +203,43 @@ def test_a_fixture_that_hangs_after_a_failure_ends_its_worker(run):
     assert done.returncode == 1
     assert "no test ended any more" not in done.stdout
     assert "failed: test_it.py::test_bad" in done.stdout
+
+
+def test_a_session_in_which_nothing_ends_any_more_is_ended(run):
+    done, _ = run(GOOD + "def test_hangs():\n    time.sleep(600)\n", limits=("600", "600", "3"))
+    assert done.returncode == 1
+    assert (
+        "failed: test_it.py::test_hangs (it was asked once more and did not end (no test ended any more))"
+        in done.stdout
+    )
+    assert "8 passed" in done.stdout
+
+
+def test_a_module_that_hangs_as_it_is_imported_is_named(run, monkeypatch):
+    monkeypatch.setattr("tests.run.COLLECTION_SECONDS", 5)
+    done, _ = run("time.sleep(600)\n" + GOOD)
+    assert done.returncode == 1
+    assert "failed: the session (no test was collected within 5 s: a module hangs as it is imported" in done.stdout
+
+
+def test_so_many_failures_that_nothing_changes_the_verdict_are_not_asked_again(run, tmp_path):
+    file = tmp_path / "state" / "test" / "flaky.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"quick": {"test_before": "a reason"}}')
+    done, flaky = run(GOOD + "".join(f"def test_bad_{number}():\n    assert 0\n" for number in range(21)))
+    assert done.returncode == 1
+    assert "Once more" not in done.stdout
+    assert flaky == {"test_before": "a reason"}, "nobody asked"
+
+
+def test_a_test_that_a_variable_or_a_plugin_leaves_out_fails_the_run(run, monkeypatch):
+    found, of = (
+        Record(collected=["tests/unit/test_a.py::test_x[1]"]),
+        {"unit/test_a.py::test_x", "unit/test_a.py::test_y"},
+    )
+    monkeypatch.setattr("tests.run.names_of", lambda *_: of)
+    assert _not_collected(["quick"], found) == {"tests/unit/test_a.py::test_y": "it was not collected"}
+    assert run(GOOD)[0].returncode == 0, "PYTEST_ADDOPTS of the shell select nothing"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +270,6 @@ def test_a_run_that_is_killed_leaves_no_session_behind(tmp_path, suite):
     eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker ended")
 
 
-@pytest.mark.full
 def test_two_runs_at_once_do_not_share_a_record(run, tmp_path):
     locks = tmp_path / "state" / "test" / "run-1"
     locks.mkdir(parents=True)

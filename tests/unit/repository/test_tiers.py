@@ -17,6 +17,8 @@ def test_each_test_is_in_one_tier():
         f"{path.relative_to(TESTS)}::{test}": tiers for path in MODULES for test, tiers in read_tiers(path).items()
     }
     assert len(found) > 1000
+    assert [path for path in MODULES if not read_tiers(path)] == [], "a test module without a test"
+    assert [name for name, tiers in found.items() if "e2e" in tiers] == [], "they run from tests/e2e alone"
     # One that is `long` runs by that mark alone.
     assert [name for name, tiers in found.items() if len(tiers & {*TIERS}) != 1 and not tiers & NO_TIER_NEEDED] == []
     assert {tier for tiers in found.values() for tier in tiers} >= {*TIERS}
@@ -25,6 +27,24 @@ def test_each_test_is_in_one_tier():
 
 def test_a_test_without_a_tier_is_found():
     assert tiers_in(ast.parse("def test_one():\n    pass\n")) == {"test_one": set()}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from support import marks\npytestmark = marks.gate\ndef test_one(): ...\n",
+        "from pytest import mark as m\n@m.gate\ndef test_one(): ...\n",
+        "async def test_one(): ...\n",
+        "if True:\n    def test_one(): ...\n",
+    ],
+)
+def test_a_tier_that_is_spelled_otherwise_or_a_test_that_stands_elsewhere_is_found(source):
+    assert tiers_in(ast.parse(source)) == {"test_one": set()}
+
+
+def test_a_machine_of_hypothesis_is_a_test():
+    source = "pytestmark = pytest.mark.quick\nTestPool = Machine.TestCase\n"
+    assert tiers_in(ast.parse(source)) == {"TestPool.runTest": {"quick"}}
 
 
 def test_the_closest_mark_counts():
