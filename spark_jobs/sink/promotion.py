@@ -28,7 +28,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from harvest_lib.errors import RecordError
+from harvest_lib.errors import DatabaseError, RecordError
 from spark_jobs.errors import BatchConflict, PromotionRefused
 from spark_jobs.sink import queries
 from spark_jobs.sink.content import Content
@@ -63,7 +63,12 @@ def enter_ledger(
     values = {"batch": batch, "rows": content.rows, "content_hash": content.content_hash, "run": run}
     with _ledger_cursor(connection) as cursor:
         entry = cursor.execute(tables.fill(sql.SQL(queries.ENTER_LEDGER)), values).fetchone()
-    assert entry is not None  # noqa: S101 - INSERT ... RETURNING of one row
+    if entry is None:
+        raise DatabaseError(
+            f"the ledger {tables.ledger.as_string(None)} takes no row",
+            evidence="an INSERT succeeded and has written nothing: a rule or a trigger of the table does that",
+            next_step="drop it, and run the batch again: nothing of it was promoted",
+        )
     return entry
 
 

@@ -102,6 +102,9 @@ def _type_of(each: spark.StructField) -> str:
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError."""
     rows = frame.select(
+        # Not a setting of the session, by which the table fills them: poolers refuse or ignore `options`.
+        F.lit(batch).alias("batch"),
+        F.lit(run).alias("run"),
         F.spark_partition_id().alias("partition"),
         # The upper bits are the partition: the others count its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
@@ -111,11 +114,7 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
             for field, each in zip(frame.schema.fields, staged_columns(frame.schema), strict=True)
         ],
     )
-    settings = {"batch": batch, "run": run}
-    properties = dict(target.properties) | {
-        "ApplicationName": writer_name(batch, staging_oid=target.oid),
-        "options": " ".join(f"-c outbox_sink.{name}={_option(value)}" for name, value in settings.items()),
-    }
+    properties = dict(target.properties) | {"ApplicationName": writer_name(batch, staging_oid=target.oid)}
     try:
         rows.write.jdbc(target.url, target.table, mode="append", properties=properties)
     except (PySparkException, Py4JError) as error:
@@ -127,7 +126,7 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget) -> None
 
 
 def _carried(field: spark.StructField) -> Column:
-    """Return the column as JDBC carries it: days and times as text.
+    """Return the column as JDBC carries it: days and times as text, and text without a collation.
 
     Java's own types for them leave out the hour of a change to summer time and ten days of 1582, and reckon times long
     ago by the local mean time of the driver's zone. Postgres reads text as it stands.
@@ -137,7 +136,11 @@ def _carried(field: spark.StructField) -> Column:
         element = kind.elementType
         texts = F.transform(values, lambda each: _time_text(element, each))
         return F.concat(F.lit("{"), F.array_join(texts, ",", "NULL"), F.lit("}"))
-    return _time_text(kind, values) if isinstance(kind, _TIMES) else values
+    if isinstance(kind, _TIMES):
+        return _time_text(kind, values)
+    if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, spark.StringType):
+        return values.cast(spark.ArrayType(spark.StringType(), kind.containsNull))
+    return values.cast(spark.StringType()) if isinstance(kind, spark.StringType) else values
 
 
 def _time_text(kind: spark.DataType, values: Column) -> Column:
@@ -155,10 +158,6 @@ def next_step_of(error: Exception) -> str:
     if "ClassNotFoundException: org.postgresql.Driver" in str(error):
         return "start Spark with spark.jars.packages=org.postgresql:postgresql:42.7.11: nothing was promoted"
     return "correct what the message names and run the batch again: nothing of it was promoted"
-
-
-def _option(value: str) -> str:
-    return re.sub(r"([\\\s])", r"\\\1", value)
 
 
 def sentence_of(error: Exception) -> str:

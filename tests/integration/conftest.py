@@ -10,6 +10,7 @@ from support.counted import Counted
 from support.encoded import databases
 from support.least_modules import IN_POSTGRES_ALONE, module_of
 from support.pipeline_ends import PostgresSource, own_database, readers
+from support.pooler import pooler
 from support.quiet import end_clients
 from support.secured import Secured
 from support.servers import started
@@ -47,6 +48,13 @@ harvest:
 logging:
   level: Info
 """
+
+
+@pytest.fixture
+def pooled(dsn):
+    """Start a pooler in a mode and return how to connect to it; skipped where there is none on the machine."""
+    with pooler(dsn) as start:
+        yield start
 
 
 @pytest.fixture

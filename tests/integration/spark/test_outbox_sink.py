@@ -48,6 +48,14 @@ def test_without_an_order_records_stand_as_the_frame_does(database, frame):
     assert [value for _, value, _, _ in database.records()] == [row.text for row in frame.collect()]
 
 
+@pytest.mark.parametrize("ignored", ["", "options"])
+def test_rows_go_through_a_pooler_by_the_session(database, frame, pooled, ignored):
+    """It refuses settings of a session as that begins, or ignores them."""
+    report = sink(frame, dsn=pooled("session", ignored), batch_id=BATCH, records=RECORDS)
+    assert (report.rows, report.status) == (100, "promoted")
+    assert database.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
+
+
 @pytest.mark.gate
 def test_business_rows_and_records_are_written_together_and_say_the_same(orders, frame):
     rows = frame.select(

@@ -132,3 +132,22 @@ def test_a_driver_that_tasks_cannot_reach_postgres_from_is_told_without_the_pass
     with pytest.raises(DatabaseError, match="nobody") as caught:
         sink(frame, dsn=database.dsn, batch_id="b", records=RECORDS)
     assert "canary" not in str(caught.value)
+
+
+def test_a_ledger_that_takes_no_row_is_told(database, frame):
+    sink(frame, dsn=database.dsn, batch_id="a", records=RECORDS)
+    database.connection.execute("""
+        CREATE FUNCTION drops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER away BEFORE INSERT ON outbox_batches FOR EACH ROW EXECUTE FUNCTION drops()
+    """)
+    with pytest.raises(DatabaseError, match="takes no row"):
+        sink(frame, dsn=database.dsn, batch_id="b", records=RECORDS)
+    assert database.counts()["outbox"] == 100
+
+
+def test_collated_columns_are_staged(database, frame):
+    """By JDBC, which knows no collations of Spark's."""
+    collated = frame.withColumn("text", F.collate("text", "UNICODE_CI"))
+    records = Records(topic="t", key="customer", value="text")
+    assert sink(collated, dsn=database.dsn, batch_id="b", records=records).rows == 100
+    assert {value for _, value, _, _ in database.records()} == {row.text for row in frame.collect()}
