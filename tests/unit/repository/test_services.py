@@ -1,6 +1,7 @@
 """Harvesters, pipelines and consumers as services: compose, the Kubernetes manifests, the systemd units."""
 
 import configparser
+import importlib
 import inspect
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from click import Context
 from typer.main import get_command
@@ -33,6 +35,7 @@ PIPELINE_UNIT = INFRA / "systemd" / "harvest-pipeline@.service"
 CONSUMER_UNIT = INFRA / "systemd" / "harvest-consumer@.service"
 MANIFEST = INFRA / "kubernetes" / "harvester.yaml"
 PIPELINE_MANIFEST = INFRA / "kubernetes" / "pipeline.yaml"
+CONSUMER_MANIFEST = INFRA / "kubernetes" / "consumer.yaml"
 
 KINDS = {"ConfigMap", "Deployment", "PodDisruptionBudget"}
 VERSIONS = ("1.29", "1.35")
@@ -220,6 +223,31 @@ def test_a_pipeline_is_started_by_a_command_that_there_is_and_a_declaration_that
     stops = [spec["template"]["spec"]["terminationGracePeriodSeconds"]]
     stops.append(int(settings_of(PIPELINE_UNIT)["Service"]["TimeoutStopSec"]))
     assert min(stops) > declared.settings.shutdown_seconds
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_consumers_are_started_by_a_command_that_there_is_in_a_manifest_that_kubernetes_knows(version):
+    objects = {each["kind"]: each for each in yaml.safe_load_all(CONSUMER_MANIFEST.read_text())}
+    assert set(objects) == {"Deployment", "PodDisruptionBudget"}
+    for each in objects.values():
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+    spec = objects["Deployment"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    python, flag, module, *arguments = container["command"]
+    assert (python, flag) == ("python", "-m")
+    app = typer.Typer()
+    app.command()(importlib.import_module(module).main)
+    command = get_command(app)
+    given = command.make_context(module, list(arguments), resilient_parsing=True)
+    assert parse_address(given.params["listen"])[1] == container["ports"][0]["containerPort"]
+    needed = {each.envvar for each in command.params if each.required}
+    assert needed == {"HARVEST_DSN", "HARVEST_BOOTSTRAP_SERVERS"}, "all else is said by the manifest"
+    assert all(name in CONSUMER_MANIFEST.read_text() for name in needed)
+    assert pod["terminationGracePeriodSeconds"] > END_SECONDS
+    assert spec["replicas"] > objects["PodDisruptionBudget"]["spec"]["minAvailable"] >= 1
+    for selector in (spec["selector"], objects["PodDisruptionBudget"]["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("unit", [UNIT, PIPELINE_UNIT, CONSUMER_UNIT], ids=lambda each: each.stem)
