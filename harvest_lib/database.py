@@ -82,8 +82,7 @@ _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mo
 """What libpq says where it was to find a server that can be written to."""
 
 _STARTUP = "unsupported startup parameter"
-_PARAMETER = "parameter"
-"""PgBouncer, and Postgres, of what a session is to have."""
+"""PgBouncer, of what a session is to have."""
 
 _WOULD_FILTER = "query would be affected by row-level security policy"
 """`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
@@ -104,7 +103,7 @@ def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycop
     with translated():
         try:
             connection = open_session(conninfo, settings, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
-        except psycopg.Error:
+        except (psycopg.Error, DatabaseError):
             POSTGRES_CONNECTIONS.add("failed")
             raise
         POSTGRES_CONNECTIONS.add("opened")
@@ -118,7 +117,7 @@ def open_session(
 
     `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
     it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
-    is what psycopg takes. Raises psycopg.Error.
+    is what psycopg takes. Raises psycopg.Error, or DatabaseError for a setting that the server does not take.
     """
     parameters = conninfo_to_dict(conninfo)
     options = parameters.get("options")
@@ -145,12 +144,26 @@ def _session(
             settings = {"idle_session_timeout": "0", **settings}  # ours are kept, and wait
         # Not by SET, for which a list of schemas is one name.
         calls = [sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in settings.items()]
-        connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
+        with _settings_taken():
+            connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
         take_text_as_it_is(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def _settings_taken() -> Iterator[None]:
+    """Turn the refusal of a setting into DatabaseError."""
+    try:
+        yield
+    except (pg.UndefinedObject, pg.InvalidParameterValue, pg.InsufficientPrivilege) as error:
+        raise DatabaseError(
+            "Postgres does not take a setting of the session",
+            evidence=evidence_of(error),
+            next_step="correct `options`, or the run-time parameters, in `dataSource`",
+        ) from error
 
 
 def _settings_in(options: str) -> dict[str, str] | None:
@@ -238,12 +251,6 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step="leave it out of `dataSource`, name Postgres itself there, or have the pooler take it "
             "(PgBouncer: ignore_startup_parameters)",
-        )
-    if isinstance(error, pg.UndefinedObject | pg.InvalidParameterValue) and _PARAMETER in evidence:
-        return DatabaseError(
-            "Postgres does not take a setting of the session",
-            evidence=evidence,
-            next_step="correct `options`, or the run-time parameters, in `dataSource`",
         )
     if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
         return DatabaseError(

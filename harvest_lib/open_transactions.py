@@ -10,22 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.errors import KafkaUnavailable, TransactionOpen
+from harvest_lib.errors import TransactionOpen
 from harvest_lib.kafka_client import client_settings, translate
+from harvest_lib.kafka_offsets import LATEST, Place, list_offsets
 
 _log = logging.getLogger(__name__)
 
-Place = tuple[str, int]
-"""A topic and a partition."""
-
 LOOK_SECONDS = 30.0
 """A reader that has come no further for so long waits."""
-_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call] # the client's own
 _STEP_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
 _SHOWN = 3
@@ -128,18 +124,16 @@ def _behind(ends: Mapping[Place, int], committed: Mapping[Place, int]) -> list[O
 
 
 def _ends(
-    admin: Any, settings: Mapping[str, object], places: Collection[Place], isolation: IsolationLevel, seconds: float
+    admin: AdminClient,
+    settings: Mapping[str, object],
+    places: Collection[Place],
+    isolation: IsolationLevel,
+    seconds: float,
 ) -> dict[Place, int]:
     """Return where partitions end for readers of that isolation."""
-    wanted = {TopicPartition(*place): _LATEST for place in places}
-    asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
-    try:
-        return {(at.topic, at.partition): answer.result(2 * seconds).offset for at, answer in asked.items()}
-    except KafkaException as error:
-        raise translate(error.args[0], settings=settings) from error
-    except TimeoutError as error:
-        raise KafkaUnavailable(
-            "Kafka does not say where partitions end",
-            evidence=f"no answer within {2 * seconds:.0f} s",
-            next_step="check that the brokers run",
-        ) from error
+    ends: dict[Place, int] = {}
+    for place, found in list_offsets(admin, places, LATEST, isolation=isolation, timeout_seconds=seconds).items():
+        if isinstance(found, KafkaError):
+            raise translate(found, settings=settings)
+        ends[place] = found
+    return ends

@@ -28,6 +28,7 @@ from harvest_lib.config.problems import Origins, Problem, custom_error, problems
 from harvest_lib.config.report import config_error
 from harvest_lib.config.spelling import goharvest_name, to_field_names
 from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
+from harvest_lib.table_names import name_parts
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"
@@ -268,7 +269,7 @@ class HarvestConfig(BaseSettings):
     @field_validator("outbox_table")
     @classmethod
     def _identifiers(cls, table: str) -> str:
-        for part in table.split(".", 1):
+        for part in name_parts(table):
             if not part.strip():
                 raise custom_error("has an empty name in it", "write `table` or `schema.table`")
             if len(part.encode()) > LONGEST_IDENTIFIER_BYTES:

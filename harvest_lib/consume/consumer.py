@@ -26,12 +26,13 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import Isolation, read_committed
-from harvest_lib.consume.retention import Place, RetentionWatch
+from harvest_lib.consume.retention import RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
 from harvest_lib.errors import DatabaseUnavailable, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
+from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
 from harvest_lib.sequencing.publisher import Publisher
 

@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.postgres_store import LOCK_DDL, PostgresStore, refusing
 from harvest_lib.database import connect, translated
+from harvest_lib.table_names import name_parts
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -110,4 +111,4 @@ class KeyValueStore(PostgresStore):
 
 
 def _named(statement: str, table: str) -> sql.Composed:
-    return sql.SQL(statement).format(table=sql.Identifier(*f"{table}_state".split(".", 1)))
+    return sql.SQL(statement).format(table=sql.Identifier(*name_parts(table, "_state")))

@@ -17,6 +17,7 @@ from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.database import connect, translate, translated
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.sequencing.batch import Message
+from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
 """How long a transaction may ask Postgres nothing: a function that is called for a message may take no longer."""
@@ -179,5 +180,5 @@ def refusing() -> Iterator[None]:
 
 def _named(statement: str, table: str) -> sql.Composed:
     return sql.SQL(statement).format(
-        table=sql.Identifier(*table.split(".", 1)), parked=sql.Identifier(*f"{table}_parked".split(".", 1))
+        table=sql.Identifier(*name_parts(table)), parked=sql.Identifier(*name_parts(table, "_parked"))
     )

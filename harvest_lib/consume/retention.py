@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.kafka_client import client_settings, topic_settings
+from harvest_lib.kafka_offsets import EARLIEST, LATEST, Place, list_offsets
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading
 
@@ -31,11 +32,6 @@ _EVERY_SECONDS = 60.0
 _ANSWER_SECONDS = 5.0
 _MOST_READ = 100
 """Of so many partitions the next record is read for its age: those with the fewest records before it."""
-
-_EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call] # the client's own
-
-Place = tuple[str, int]
-"""A topic and a partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
     if not positions:
         return []
     with AdminClient(client_settings(settings)) as admin:
-        starts, ends = (_offsets(admin, positions, spec) for spec in (_EARLIEST, _LATEST))
+        starts, ends = (_offsets(admin, positions, spec) for spec in (EARLIEST, LATEST))
         kept_seconds = _retention_seconds(admin, {topic for topic, _ in positions})
     known = [place for place in positions if place in starts and place in ends]
     timed = [
@@ -127,14 +123,8 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
 
 def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) -> Mapping[Place, int]:
     """Return an offset of each partition; what is not ours to see, or gone, is left out."""
-    wanted = {TopicPartition(topic, partition): spec for topic, partition in places}
-    found: dict[Place, int] = {}
-    for place, answer in admin.list_offsets(wanted, request_timeout=_ANSWER_SECONDS).items():
-        try:
-            found[place.topic, place.partition] = answer.result(2 * _ANSWER_SECONDS).offset
-        except (KafkaException, TimeoutError):
-            continue
-    return found
+    found = list_offsets(admin, places, spec, timeout_seconds=_ANSWER_SECONDS)
+    return {place: offset for place, offset in found.items() if isinstance(offset, int)}
 
 
 def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, float | None]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from psycopg import sql
 
+from harvest_lib.table_names import name_parts
+
 _CHECKPOINTS = "SELECT, INSERT, UPDATE"
 _PARKED = "SELECT, INSERT, UPDATE"
 _VALUES = "SELECT, INSERT, UPDATE, DELETE"
@@ -24,12 +26,12 @@ def _lines(role: str, table: str, *, key_values: bool) -> Iterator[str]:
     yield "-- (`create_tables`, `create_key_values`); it may be run again. The role has to exist. What the application"
     yield "-- itself reads and writes is yours to grant."
     yield "BEGIN;"
-    name, parts = sql.Identifier(role), table.split(".", 1)
+    name, parts = sql.Identifier(role), name_parts(table)
     if len(parts) > 1:
         yield _text(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(parts[0]), name))
     granted = [("", _CHECKPOINTS), ("_parked", _PARKED), *([("_state", _VALUES)] if key_values else [])]
     for suffix, privileges in granted:
-        names = {"table": sql.Identifier(*parts[:-1], parts[-1] + suffix), "role": name}
+        names = {"table": sql.Identifier(*name_parts(table, suffix)), "role": name}
         yield _text(sql.SQL("REVOKE ALL ON {table} FROM {role}").format(**names))
         yield _text(sql.SQL("GRANT {privileges} ON {table} TO {role}").format(privileges=sql.SQL(privileges), **names))
     yield "COMMIT;"

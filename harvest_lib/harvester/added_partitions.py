@@ -189,9 +189,9 @@ def added_of(known: object) -> list[Added]:
 
 def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
     """Return what the shards of a subscription know, each topic once. `outbox` is placed in its schema."""
-    if not outbox.subscriptions.exists(connection):
+    if (table := outbox.beside(connection, "subscriptions")) is None:
         return []
-    statement = sql.SQL(_READ_ALL).format(table=in_statement(outbox.subscriptions.identifier))
+    statement = sql.SQL(_READ_ALL).format(table=in_statement(table.identifier))
     with translated():
         rows = connection.execute(statement, (subscription,)).fetchall()
     found = sorted((each for (known,) in rows for each in added_of(known)), key=lambda each: each.noticed_at)

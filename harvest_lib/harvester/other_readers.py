@@ -60,8 +60,8 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
     """Raise CheckpointError if a subscription reads the table that `mark` would empty; tell whether acknowledgements of
     this one are pending. Where our role may not read the subscriptions, nothing is known of them."""
     found: list[tuple[Any, ...]] = []
-    if table.subscriptions.exists(connection):
-        statement = sql.SQL(_FOUND).format(subscriptions=in_statement(table.subscriptions.identifier))
+    if (subscriptions := table.beside(connection, "subscriptions")) is not None:
+        statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
         with suppress(DatabaseAccessDenied), translated():
             found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
     if readers := sorted({name for name, source, _ in found if source != "mark"}):

@@ -9,7 +9,7 @@ Promises
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
@@ -109,7 +109,7 @@ class OutboxReader:
         """Return what there is now."""
         shards = self._status.shards()
         ours = [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
-        parked = {**self._parked(self._outbox.parked), **self._parked(self._outbox.parked_ids, listed=True)}
+        parked = {**self._parked("parked"), **self._parked("parked_ids")}
         if ours:
             records, is_estimate, age = self._waiting(ours)
             mark: Hashable = tuple((each.generation, each.checkpoint and each.checkpoint.number) for each in ours)
@@ -181,20 +181,19 @@ class OutboxReader:
         row = self._row(self._selection.fill(_LAST_ID))
         return max(0, row[0] - first + 1) if row is not None and row[0] is not None and first is not None else 0
 
-    def _parked(self, table: OutboxTable, *, listed: bool = False) -> dict[tuple[str, str], int]:
+    def _parked(self, name: Literal["parked", "parked_ids"]) -> dict[tuple[str, str], int]:
         """Return what is parked in a table, of the configured subscription if it lists that of several."""
-        with suppress(OutboxTableError):  # a name that is too long to be lengthened
-            readable = self._row(sql.SQL(_READABLE), table=str(table))
-            if readable is None or not readable[0]:
-                return {}
-            which = "WHERE subscription = %(subscription)s" if listed else ""
-            statement = sql.SQL(_PARKED).format(table=in_statement(table.identifier), which=sql.SQL(which))
-            with translated():
-                found = self._connection.execute(
-                    statement, {"most": _COUNTED_PARKED, "subscription": self._config.subscription}
-                ).fetchall()
-            return _by_topic(found)
-        return {}
+        table = self._outbox.beside(self._connection, name)
+        readable = self._row(sql.SQL(_READABLE), table=str(table)) if table is not None else None
+        if table is None or readable is None or not readable[0]:
+            return {}
+        which = "WHERE subscription = %(subscription)s" if name == "parked_ids" else ""
+        statement = sql.SQL(_PARKED).format(table=in_statement(table.identifier), which=sql.SQL(which))
+        with translated():
+            found = self._connection.execute(
+                statement, {"most": _COUNTED_PARKED, "subscription": self._config.subscription}
+            ).fetchall()
+        return _by_topic(found)
 
     def _row(self, statement: sql.SQL | sql.Composed, **values: object) -> Any:
         with translated():

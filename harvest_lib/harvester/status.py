@@ -77,7 +77,7 @@ class StatusReader:
         check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
         self._subscriptions = (
             Subscriptions(connection, self._table.placed(connection), make_selection(config, self._table))
-            if self._table.subscriptions.exists(connection)
+            if self._table.beside(connection, "subscriptions") is not None
             else None
         )
 
@@ -166,15 +166,11 @@ class StatusReader:
     def open_transactions(self) -> list[str]:
         """Return what hides records from readers of committed ones, in the topics that the subscription's leader knows;
         nothing if Kafka cannot be asked."""
-        places = {
-            (topic, partition)
-            for *_, topics in self._led()
-            if isinstance(topics, Mapping)
-            for topic, known in topics.items()
-            for partition in range(known.get("partitions", 0))
-        }
+        led = {topic for *_, topics in self._led() if isinstance(topics, Mapping) for topic in topics}
+        kafka = self._config.kafka_settings(for_producer=False)
         try:
-            kafka = self._config.kafka_settings(for_producer=False)
+            there = topic_partitions(kafka, timeout_seconds=_OFFSETS_TIMEOUT_SECONDS) if led else {}
+            places = {(topic, partition) for topic in led for partition in range(there.get(topic, 0))}
             settled_ends(kafka, places, patience_seconds=_OPEN_SECONDS, timeout_seconds=_OFFSETS_TIMEOUT_SECONDS)
         except TransactionOpen as error:
             return [f"{error.evidence}; {error.next_step}"]
@@ -244,8 +240,7 @@ class StatusReader:
 
     def _led(self) -> Sequence[tuple[Any, Any, Any]]:
         """Return by shard of the configured subscription who leads, who was refused, and the topics that are known."""
-        table = self._table.subscriptions
-        if not table.exists(self._connection):
+        if self._subscriptions is None:
             return []
         statement = sql.SQL(_RIVALS).format(
             table=in_statement(self._table.placed(self._connection).subscriptions.identifier)

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import psycopg
 from psycopg import sql
@@ -55,11 +55,18 @@ class ParkedTable(ABC):
     _show: ClassVar[str]
     _touch: ClassVar[str]
 
+    outbox: OutboxTable
+    _name: ClassVar[Literal["parked", "parked_ids"]]
+
     @property
-    @abstractmethod
     def table(self) -> OutboxTable:
-        """The table that has or lists them. Raises OutboxTableError if the outbox's name is too long to be
-        lengthened."""
+        """The table that has or lists them. Raises OutboxTableError if the outbox's name leaves no room for its."""
+        table: OutboxTable = getattr(self.outbox, self._name)
+        return table
+
+    def exists(self, connection: psycopg.Connection[Any]) -> bool:
+        """Tell whether that table is there."""
+        return self.outbox.beside(connection, self._name) is not None
 
     @abstractmethod
     def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:
@@ -80,13 +87,11 @@ class ParkedTable(ABC):
 
         Reads it all: for people, not for the hot path.
         """
-        try:
-            quoted = str(self.table)
-        except OutboxTableError:
+        if not self.exists(connection):
             return None
         values = self._values(selection or ParkedSelection())
         with translated():
-            readable = connection.execute(queries.READABLE, (quoted,)).fetchone()
+            readable = connection.execute(queries.READABLE, (str(self.table),)).fetchone()
             if readable is None or not readable[0]:
                 return None
             row = connection.execute(self._statement(connection, self._count), values).fetchone()
@@ -143,14 +148,11 @@ class ParkedRecords(ParkedTable):
     """The parked records of an outbox."""
 
     outbox: OutboxTable
+    _name: ClassVar = "parked"
     _count: ClassVar = queries.COUNT
     _list: ClassVar = queries.LIST
     _show: ClassVar = queries.SHOW
     _touch: ClassVar = queries.TOUCHED
-
-    @property
-    def table(self) -> OutboxTable:
-        return self.outbox.parked
 
     # -- the table
 

@@ -34,14 +34,11 @@ class ParkedIdTable(ParkedTable):
     id_column: sql.Composable = field(default_factory=lambda: sql.Identifier("id"))
     transaction_id_column: sql.Composable = field(default_factory=lambda: sql.Identifier("transaction_id"))
 
+    _name: ClassVar = "parked_ids"
     _count: ClassVar = queries.COUNT_LISTED
     _list: ClassVar = queries.LIST_LISTED
     _show: ClassVar = queries.SHOW_LISTED
     _touch: ClassVar = queries.TOUCHED_LISTED
-
-    @property
-    def table(self) -> OutboxTable:
-        return self.outbox.parked_ids
 
     # -- resolving
 

@@ -1,6 +1,5 @@
 """The outbox table by name: its definition, the check that it is one, and what waits in it."""
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +10,11 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.table_names import name_parts
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]
+Beside = Literal["parked", "parked_ids", "subscriptions"]
 
 _CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -73,8 +74,6 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 
 LONGEST_NAME_BYTES = 63
 
-_QUOTED_SCHEMA = re.compile(r'"(?P<schema>(?:[^"]|"")+)"\.(?P<quote>"?)(?P<table>.+)(?P=quote)', re.DOTALL)
-
 _EXPECTED = {
     "id": {"bigint", "integer"},
     "create_time": {"timestamp with time zone"},
@@ -121,9 +120,7 @@ class OutboxTable:
     @classmethod
     def parse(cls, name: str) -> "OutboxTable":
         """Read `table` or `schema.table`. A schema in double quotes may have dots, as in SQL: `"my.app".outbox`."""
-        if quoted := _QUOTED_SCHEMA.fullmatch(name):
-            return cls((quoted["schema"].replace('""', '"'), quoted["table"].replace('""', '"')))
-        return cls(tuple(name.split(".", 1)))
+        return cls(name_parts(name))
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -183,6 +180,14 @@ class OutboxTable:
                 evidence=f"permission denied for schema {row[0]}: it has the table, and no USAGE for us",
                 next_step=f'GRANT USAGE ON SCHEMA {row[0]} TO "{row[1]}"',
             )
+
+    def beside(self, connection: psycopg.Connection[Any], name: Beside) -> "OutboxTable | None":
+        """Return a table beside this one if it is there; a name that leaves no room for its name has none."""
+        try:
+            table: OutboxTable = getattr(self, name)
+        except OutboxTableError:
+            return None
+        return table if table.exists(connection) else None
 
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
         """Tell whether there is a table of this name."""

@@ -1,13 +1,14 @@
 """Records of an outbox that a subscription has delivered, as a condition for statements that read the outbox."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.filters import shard_conditions
 from harvest_lib.source.selection import Selection
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
@@ -15,26 +16,17 @@ from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 _VISIBLE = "pg_visible_in_snapshot({transaction_id}, {seen}::pg_snapshot)"
 
 
-def shards_of(
-    connection: psycopg.Connection[Any],
-    outbox: OutboxTable,
-    name: str,
-    check: Callable[[psycopg.Connection[Any], OutboxTable], object],
-) -> Sequence[SubscriptionShard]:
+def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: str) -> Sequence[SubscriptionShard]:
     """Return where the shards of a subscription stand; none, if the outbox has no subscription at all.
 
-    `check` is called with the table of subscriptions once it was read, and raises if rows of it are hidden from us.
-    Raises CheckpointError if there are others only.
+    Raises CheckpointError if there are others only, DatabaseAccessDenied if rows are hidden from us.
     """
-    try:
-        if not outbox.subscriptions.exists(connection):
-            return ()
-    except OutboxTableError:  # the name of the outbox leaves no room for theirs
+    if outbox.beside(connection, "subscriptions") is None:
         return ()
     placed = outbox.placed(connection)
     reading = Subscriptions(connection, placed, Selection(table=outbox.identifier))
     shards = reading.shards(name)
-    check(connection, placed.subscriptions)
+    check_all_rows(connection, [placed.subscriptions.identifier])
     if not shards and (others := sorted({each.name for each in reading.shards()})):
         raise CheckpointError(
             f"there is no subscription {name!r} of {outbox}",

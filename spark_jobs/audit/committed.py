@@ -12,7 +12,8 @@ it refuses tables that it does not see all rows of. It looks at their policies a
 keep the policies as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.filters import filter_conditions
 from harvest_lib.subscriptions.admin import SubscriptionShard
 from harvest_lib.subscriptions.delivered import delivered, shards_of
+from harvest_lib.table_names import name_parts
 from spark_jobs.audit import queries
 from spark_jobs.audit.comparison import MUST_COME, PARKED, WAITS
 from spark_jobs.sink.database import JdbcTarget
@@ -152,7 +154,8 @@ def known_from(
         outbox.check_native(connection)
     if committed == "ledger" or kind != "native":
         return "ledger", ()
-    shards = shards_of(connection, outbox, subscription, _check_all_rows)
+    with _hiding_named():
+        shards = shards_of(connection, outbox, subscription)
     marks = committed == "auto" and any(each.source == "mark" for each in shards)
     return ("ledger" if marks else "outbox"), shards
 
@@ -209,7 +212,7 @@ def taken_from_ledger(
     target: JdbcTarget,
 ) -> Taken:
     """Take the business rows of the ledger's batches, and what still waits in the outbox or is parked."""
-    table, ledger = OutboxTable.parse(business.table), OutboxTable.parse(f"{business.table}_batches")
+    table, ledger = OutboxTable.parse(business.table), OutboxTable(name_parts(business.table, "_batches"))
     _check_business(connection, table, ledger, business.id_column)
     id_column = sql.Identifier("b", business.id_column)
     statement = sql.SQL(queries.BUSINESS).format(
@@ -221,8 +224,8 @@ def taken_from_ledger(
         "topics": sql.Literal(list(topics)),
     }
     left = [sql.SQL(queries.LEFT).format(**names, **_states())]
-    parked = outbox.parked
-    if parked.exists(connection):
+    parked = outbox.beside(connection, "parked")
+    if parked is not None:
         left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **_states()))
     with translated():
         waiting = connection.execute(sql.SQL(queries.WAITING).format(**names)).fetchone()
@@ -233,7 +236,7 @@ def taken_from_ledger(
         at=at,
         committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
         states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
-        policies_apply=_check_all_rows(connection, outbox, parked, table, ledger),
+        policies_apply=_check_all_rows(connection, outbox, *([parked] if parked else []), table, ledger),
         waiting=Waiting(records=waiting[0], since=waiting[1]) if waiting else None,
         id_header=business.id_header,
         target=target,
@@ -265,8 +268,15 @@ def _check_business(
 def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
     """Tell whether policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
     are hidden."""
-    try:
+    with _hiding_named():
         return check_all_rows(connection, [each.identifier for each in tables])
+
+
+@contextmanager
+def _hiding_named() -> Iterator[None]:
+    """Say what hidden rows mean to the audit."""
+    try:
+        yield
     except DatabaseAccessDenied as error:
         raise DatabaseAccessDenied(
             "row-level security hides rows from the audit: what is missing in Kafka could be among them",

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.table_names import is_no_table
 
 DSN_VARIABLE = "HARVEST_DSN"
 
@@ -144,8 +145,7 @@ def _dsn(text: str) -> str:
 
 
 def _table(text: str) -> str:
-    parts = text.split(".")
-    if len(parts) > 2 or not all(parts) or "\0" in text:  # noqa: PLR2004 - a schema and a table
+    if is_no_table(text):
         raise ConfigError(f"{text!r} cannot name a table", field="outbox", next_step="use table or schema.table")
     return text
 

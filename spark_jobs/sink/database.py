@@ -14,6 +14,7 @@ from psycopg.rows import class_row
 
 from harvest_lib.database import open_session
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.table_names import is_no_table, name_parts
 from spark_jobs.sink import queries
 
 _LONGEST_NAME_BYTES = 63
@@ -76,8 +77,8 @@ class Tables:
         return cls(
             business=None if business is None else _identifier(business, option="--table"),
             outbox=_identifier(outbox, option="--outbox"),
-            staging=_identifier(f"{beside}_staging" + (f"_{columns}" if columns else ""), option=option),
-            ledger=_identifier(f"{beside}_batches", option=option),
+            staging=_identifier(beside, "_staging" + (f"_{columns}" if columns else ""), option=option),
+            ledger=_identifier(beside, "_batches", option=option),
             hashes_rows=bool(columns),
         )
 
@@ -87,12 +88,12 @@ class Tables:
         return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
 
 
-def _identifier(text: str, *, option: str) -> sql.Identifier:
-    parts = text.split(".")
+def _identifier(text: str, suffix: str = "", *, option: str) -> sql.Identifier:
+    parts = name_parts(text, suffix)
     longest = max(len(part.encode()) for part in parts)
-    if len(parts) > 2 or not all(parts) or "\0" in text or longest > _LONGEST_NAME_BYTES:  # noqa: PLR2004
+    if is_no_table(text) or longest > _LONGEST_NAME_BYTES:
         raise ConfigError(
-            f"{text!r} cannot name a table",
+            f"{text + suffix!r} cannot name a table",
             field=option,
             next_step=f"use table or schema.table, at most {_LONGEST_NAME_BYTES} bytes each, suffixes included",
         )
@@ -211,7 +212,12 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
             next_step="name a host in the DSN",
         )
     found = place_of(connection, tables.staging)
-    assert found is not None  # noqa: S101 - `prepare` has made it
+    if found is None:
+        raise DatabaseError(
+            f"the staging table {tables.staging.as_string(None)} is gone",
+            evidence="this run has made it, or found it, a moment ago",
+            next_step="run the batch again, and keep others from dropping it",
+        )
     oid, staging = found
     host = f"[{info.host}]" if ":" in info.host else info.host
     return JdbcTarget(

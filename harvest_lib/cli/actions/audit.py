@@ -1,10 +1,7 @@
 """What `harvest audit` reads from the outbox and how it shows its report."""
 
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
-import psycopg
 from psycopg import sql
 from rich.console import Console
 from rich.markup import escape
@@ -15,12 +12,11 @@ from harvest_lib.cli.actions.park import parked_table
 from harvest_lib.cli.actions.tables import print_table
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement
-from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.parked import ParkedRecords
 from harvest_lib.outbox.parked_ids import ParkedIdTable
-from harvest_lib.outbox.row_security import all_rows_guard, check_all_rows
+from harvest_lib.outbox.row_security import all_rows_guard
 from harvest_lib.source.filters import filter_conditions
 from harvest_lib.subscriptions.delivered import delivered, shards_of
 
@@ -60,10 +56,9 @@ def outbox_queries(harvest: HarvestConfig, topics: list[str]) -> tuple[sql.Compo
     """
     table = OutboxTable.parse(harvest.outbox_table)
     with connect(harvest.data_source.conninfo()) as connection:
-        shards = shards_of(
-            connection, table, harvest.subscription, lambda *read: check_all_rows(read[0], [read[1].identifier])
-        )
-        parked = _parked(connection, table, harvest)
+        shards = shards_of(connection, table, harvest.subscription)
+        parked = parked_table(connection, table, harvest)
+        is_parked = parked.exists(connection)
     own = make_selection(harvest, table)
     listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
     conditions: list[sql.Composable] = [
@@ -74,7 +69,7 @@ def outbox_queries(harvest: HarvestConfig, topics: list[str]) -> tuple[sql.Compo
     waits: sql.Composable = sql.SQL("true")
     if any(each.source != "mark" for each in shards):
         waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
-        if isinstance(parked, ParkedIdTable):
+        if is_parked and isinstance(parked, ParkedIdTable):
             is_listed = sql.SQL(_IS_LISTED).format(
                 id=own.columns["id"],
                 parked_ids=in_statement(parked.table.identifier),
@@ -82,19 +77,10 @@ def outbox_queries(harvest: HarvestConfig, topics: list[str]) -> tuple[sql.Compo
             )
             waits = sql.SQL("({} OR {})").format(waits, is_listed)
     waiting = replace(every, conditions=[*conditions, waits]).fill(_RECORDS)
-    if isinstance(parked, ParkedRecords):
+    if is_parked and isinstance(parked, ParkedRecords):
         also = sql.SQL(_PARKED).format(parked=in_statement(parked.table.identifier), topics=listed)
         waiting = sql.SQL("({}) UNION ALL ({})").format(waiting, also)
     return every.fill(_RECORDS), waiting
-
-
-def _parked(
-    connection: psycopg.Connection[Any], table: OutboxTable, harvest: HarvestConfig
-) -> ParkedRecords | ParkedIdTable | None:
-    with suppress(OutboxTableError):  # the name of the outbox leaves no room for that of another table
-        found = parked_table(connection, table, harvest)
-        return found if found.table.exists(connection) else None
-    return None
 
 
 def show_report(report: audits.AuditReport, topics: list[str]) -> None:

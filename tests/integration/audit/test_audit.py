@@ -431,9 +431,9 @@ def test_the_command_line_is_checked(harvest_audit, tmp_path):
     assert harvest_audit("-t", "t", "--isolation", "none").exit_code == 2
     assert harvest_audit("-t", "t", "--spill", str(tmp_path / "none")).exit_code == 2
     for arguments, exit_code in (
-        (["--committed", "SELECT nothing"], 5),
+        (["--committed", "SELECT nothing", "--pending", "SELECT 1"], 5),
         (["--committed-file", "none.csv"], 3),
-        (["--committed", "SELECT 1"], 5),  # there is no outbox table to ask what waits
+        (["--committed", "SELECT 1"], 4),  # there is no outbox table to ask what waits
         (["--committed", "SELECT 1", "--pending", "SELECT 1"], 6),
     ):
         assert harvest_audit("-t", "t-none", *arguments).exception.exit_code == exit_code

@@ -89,6 +89,9 @@ def test_the_status_says_so_of_topics_that_are_harvested(
         "HARVEST_LEADER_GROUP_ID": group_id,
     }
     assert "transaction" not in " ".join(json.loads(harvest("status", "--json", **servers).stdout)["notes"])
+    outbox.connection.execute(
+        """UPDATE outbox_subscriptions SET leader = jsonb_set(leader, '{topics,deleted}', '{"partitions": 3}')"""
+    )
     producer = hanging(topic)
     notes = json.loads(harvest("status", "--json", **servers).stdout)["notes"]
     assert any(f"a transaction is open in partition 0 of {topic!r}" in note for note in notes), notes

@@ -1,14 +1,18 @@
 """Values that an application hands over and that no store takes: each is its message's, which alone is parked."""
 
+import json
 import math
+from dataclasses import dataclass
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.consuming import Running
 from support.recorded import Machines
 from support.waiting import eventually
 
-from harvest_lib.consume import Checkpoint, KeyValueStore
+from harvest_lib.consume import Checkpoint, KeyValueStore, create_key_values, create_tables
 from harvest_lib.errors import DatabaseError
 
 pytestmark = pytest.mark.gate
@@ -25,6 +29,13 @@ def nested():
     return value
 
 
+@dataclass(frozen=True)
+class Fails:
+    """In place of a value: the text of an error."""
+
+    text: str
+
+
 class Remembering:
     """Remembers a value by its number, under one key for each message, as it comes or as the transaction ends."""
 
@@ -33,10 +44,13 @@ class Remembering:
 
     def consume_message(self, transaction, message):
         number = int(message.record.key())
+        value = self.values[number]
+        if isinstance(value, Fails):
+            raise ValueError(value.text)  # noqa: TRY004 - as applications do
         if self.at_end:
-            transaction.memory[number] = self.values[number]
+            transaction.memory[number] = value
         else:
-            transaction.state.put(str(number), self.values[number])
+            transaction.state.put(str(number), value)
 
     def finalize_txn(self, transaction):
         for number, value in transaction.memory.items():
@@ -107,6 +121,47 @@ def test_values_that_are_no_json_are_parked_and_the_others_kept(counted, kind, a
         "UntranslatableCharacter",
         "ValueError",
     }
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.binary() | st.builds(object),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3) | st.sets(st.integers()),
+    max_leaves=8,
+)
+
+
+def as_kept(value):
+    """Return what is read back of a value; raises if the store cannot hold it."""
+    back = json.loads(json.dumps(value, allow_nan=False))
+    json.dumps(back, ensure_ascii=False).encode()  # no half pair is left
+    if "\\u0000" in json.dumps(back).replace("\\\\", ""):
+        raise ValueError("NUL")
+    return back
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.lists(ANY_VALUE | st.builds(Fails, ANY_TEXT), min_size=1, max_size=25),
+    kind=st.sampled_from([Remembering, RememberingGroups]),
+    at_end=st.booleans(),
+    group=st.integers(1, 6),
+)
+def test_only_messages_whose_values_or_errors_say_so_are_parked(counted, values, kind, at_end, group):
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute("TRUNCATE consumers_state, consumers_parked")
+        publish(counted, [str(number) for number in range(len(values))], group)
+        store = KeyValueStore(counted.dsn, counted.place)
+        ran(counted.shard(kind(values, at_end), store, max_attempts=1), len(values))
+        kept = dict(connection.execute("SELECT key::int, value FROM consumers_state").fetchall())
+    expected, refused = {}, []
+    for number, value in enumerate(values):
+        try:
+            expected[number] = as_kept(value)
+        except (TypeError, ValueError):
+            refused.append(number)
+    assert kept == {number: value for number, value in expected.items() if value is not None}
+    assert [int(key) for _, key, _ in sorted(counted.parked())] == refused
 
 
 def test_keys_that_no_index_takes_are_parked(counted):
@@ -190,6 +245,19 @@ def test_a_constraint_that_fails_as_the_transaction_is_kept_is_its_messages(coun
     ((offset, _, reason),) = counted.parked() if kind == "postgres" else parked(machines(counted.place))
     assert offset == 2
     assert "foreign key constraint" in reason.lower()
+
+
+def test_tables_in_a_schema_whose_name_has_dots(counted):
+    table = '"my.app".consumers'
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA "my.app"')
+        create_tables(counted.dsn, table)
+        create_key_values(counted.dsn, table)
+        counted.write(["0", "1"])
+        store = KeyValueStore(counted.dsn, counted.place, table=table)
+        ran(counted.shard(Remembering([1, math.nan], at_end=False), store, max_attempts=1), 2)
+        assert connection.execute('SELECT key, value FROM "my.app".consumers_state').fetchall() == [("0", 1)]
+        assert connection.execute('SELECT "offset" FROM "my.app".consumers_parked').fetchall() == [(1,)]
 
 
 def test_a_table_that_is_missing_is_no_messages_fault(counted):

@@ -1,5 +1,6 @@
 """The harvester on real servers: what arrives, in which order, and how it starts and stops."""
 
+import json
 import threading
 import uuid
 
@@ -9,10 +10,12 @@ from psycopg import sql
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
+from harvest_lib.database import connect
 from harvest_lib.errors import LifecycleError
 from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import append
+from harvest_lib.harvester.outbox_sample import OutboxReader
+from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 
@@ -91,6 +94,35 @@ def test_a_hostile_table_name_is_only_a_name(dsn, make_topic, bootstrap_servers,
     assert Harvest(config).drain(60).records == 10
     assert hostile.count() == 0
     hostile.close()
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("length", "parking"), [(50, "skip"), (56, "skip"), (63, "stop")])
+def test_a_table_whose_name_leaves_no_room_beside_it_is_marked(
+    dsn, make_topic, harvest, bootstrap_servers, group_id, length, parking
+):
+    name, topic = OutboxTable(("o" * length,)), make_topic()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        name.create(connection)
+        append(connection, [OutboxRecord(topic=topic, key="k", value=str(n)) for n in range(3)], table="o" * length)
+    settings = {"OUTBOX_TABLE": "o" * length, "PARKING": parking, "DELIVERY": "barrier", "LEADERSHIP": "solo"}
+    servers = {"DSN": dsn, "BOOTSTRAP_SERVERS": bootstrap_servers, "LEADER_GROUP_ID": group_id}
+    environment = {f"HARVEST_{key}": value for key, value in {**settings, **servers}.items()}
+
+    def read(*arguments):
+        done = harvest(*arguments, "--json", **environment)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        return json.loads(done.stdout)
+
+    assert read("status")["backlog_records"] == 3
+    assert read("check", "--topic", topic)["ok"]
+    config = harvest_config(dsn, bootstrap_servers, group_id, outbox_table="o" * length, parking=parking)
+    with connect(dsn) as connection:
+        assert OutboxReader(connection, config).sample().records == 3
+        assert list(OutboxReader(connection, config).rare().added) == []
+    report = read("audit", "--topic", topic)
+    assert (report["committed"], report["pending"], report["delivered"]) == (3, 3, 0)
+    assert Harvest(config).drain(60).records == 3
 
 
 def test_a_stop_under_load_is_clean(outbox, solo, bootstrap_servers):

@@ -126,6 +126,7 @@ def test_a_group_that_makes_no_legal_topic_asks_for_one() -> None:
         ('"my.""app"."out.box"', ('my."app', "out.box")),
         ('"my.app".out"box', ("my.app", 'out"box')),
         ("Été", ("Été",)),
+        ('"a.b".' + "x" * 63, ("a.b", "x" * 63)),
         ("x" * 63, ("x" * 63,)),
     ],
 )
@@ -133,7 +134,9 @@ def test_a_table_is_one_identifier_or_two(table: str, parts: tuple[str, ...]) ->
     assert OutboxTable.parse(config(outbox_table=table).outbox_table).parts == parts
 
 
-@pytest.mark.parametrize("table", ["", " ", ".", "a.", ".b", "a\0", "x" * 64, "é" * 32, "a." + "x" * 64])
+@pytest.mark.parametrize(
+    "table", ["", " ", ".", "a.", ".b", "a\0", "x" * 64, "é" * 32, "a." + "x" * 64, '"a.b".' + "x" * 64]
+)
 def test_a_table_that_cannot_exist_is_refused(table: str) -> None:
     assert refused(outbox_table=table).field == "outbox_table"
 

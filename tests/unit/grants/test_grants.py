@@ -74,6 +74,7 @@ def test_no_name_is_in_a_comment_of_a_consumer_s():
     assert comments
     assert not [line for line in comments if "named" in line]
     assert 'ON "named\nschema"."named_state" TO "named\nrole";' in script
+    assert 'ON "named.too"."named_state" TO' in consumer_grants("role", '"named.too".named', key_values=True)
 
 
 def test_beginnings_of_names_do_not_reach_topics_that_are_not_for_applications(monkeypatch):

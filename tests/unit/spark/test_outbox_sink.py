@@ -20,6 +20,18 @@ def frame(**types):
     return spark.StructType([spark.StructField(name, kind) for name, kind in types.items()])
 
 
+def test_tables_beside_one_in_a_schema_with_dots_are_in_that_schema():
+    named = Tables.named(business='"my.app".orders', outbox='"my.app"."outbox"')
+    found = [each.as_string(None) for each in (named.business, named.outbox, named.staging, named.ledger)]
+    assert found == ['"my.app"."orders"', '"my.app"."outbox"', '"my.app"."orders_staging"', '"my.app"."orders_batches"']
+
+
+@pytest.mark.parametrize("name", ["a.b.c", "", ".a", "a.", "a\0", '"a.b".' + "x" * 60])
+def test_what_cannot_name_a_table_is_refused(name):
+    with pytest.raises(ConfigError, match="cannot name a table"):
+        Tables.named(business=None, outbox=name)
+
+
 @pytest.mark.parametrize("topic", ["", "a b", "..", "x" * 250, "größe"])
 def test_a_topic_kafka_could_not_have_is_refused(topic):
     with pytest.raises(ConfigError, match="cannot name a Kafka topic"):

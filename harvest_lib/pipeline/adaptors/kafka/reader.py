@@ -21,7 +21,7 @@ from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.consume.retention import Place, Retained, RetentionWatch
+from harvest_lib.consume.retention import Retained, RetentionWatch
 from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
@@ -32,6 +32,7 @@ from harvest_lib.kafka_client import (
     refused_settings,
     translate,
 )
+from harvest_lib.kafka_offsets import Place
 from harvest_lib.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode

@@ -1,0 +1,35 @@
+"""Offsets of many partitions in one request."""
+
+from collections.abc import Collection
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call] # the client's own
+
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+
+def list_offsets(
+    admin: AdminClient,
+    places: Collection[Place],
+    spec: OffsetSpec,
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    timeout_seconds: float,
+) -> dict[Place, int | KafkaError]:
+    """Return an offset of each partition as readers of that isolation see it, or why Kafka does not say."""
+    wanted = {TopicPartition(*place): spec for place in places}
+    asked: Any = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_seconds)
+    found: dict[Place, int | KafkaError] = {}
+    for at, answer in asked.items():
+        try:
+            found[at.topic, at.partition] = answer.result(2 * timeout_seconds).offset
+        except KafkaException as error:
+            found[at.topic, at.partition] = error.args[0]
+        except TimeoutError:
+            found[at.topic, at.partition] = KafkaError(KafkaError.REQUEST_TIMED_OUT)
+    return found
