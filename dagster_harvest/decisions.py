@@ -34,9 +34,9 @@ class DaemonRun:
     has_worked: bool = False
     """Whether it has delivered for `healthy_after_working_seconds`."""
     version: str | None = None
-    """What it was started with: version of the library and digest of the configuration."""
+    """Version of the library and digest of the configuration that it was started with."""
     is_leaving: bool = False
-    """Whether it was asked to hand over."""
+    """True once it was asked to hand over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Keep:
     run_id: str
     reason: str
     is_alive: bool = False
-    """Whether its heartbeat says so."""
+    """True if its heartbeat says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

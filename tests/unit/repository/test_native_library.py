@@ -1,4 +1,4 @@
-"""Where there is a C compiler the library in C is in use: its tests skip without it, and nothing else would say so."""
+"""The library in C is in use wherever there is a C compiler: its tests skip without it, and nothing else says so."""
 
 import os
 import shlex
