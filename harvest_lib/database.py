@@ -90,6 +90,9 @@ _WOULD_FILTER = "query would be affected by row-level security policy"
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
 """What a statement of ours says that would miss rows, in an error of Postgres' own."""
 
+_STALE_PLAN = "RevalidateCachedQuery"
+"""Where Postgres finds that a prepared statement fits no more. Its text is in the language of the server."""
+
 _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""
 
@@ -270,7 +273,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             next_step="name the primary in `dataSource`, or all servers: host=a,b",
         )
     if (
-        (state == "0A000" and "cached plan" in evidence)  # a column's type was changed meanwhile
+        (state == "0A000" and error.diag.source_function == _STALE_PLAN)  # a column's type was changed meanwhile
         or state == _READ_ONLY
         or state[:2] in _TRANSIENT
         or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

@@ -15,14 +15,15 @@ from psycopg.pq import Format
 from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrBinaryDumper, StrDumper, StrDumperUnknown
 
-_ESCAPED = "surrogateescape"
+ESCAPED = "surrogateescape"
+"""How text of theirs is decoded."""
 _TEXTS = (0, "text", "varchar", "bpchar", "name")
 """Types of text; 0 stands for those that psycopg does not know."""
 
 
 class _TextLoader(Loader):
     def load(self, data: Buffer) -> str:
-        return bytes(data).decode("utf-8", _ESCAPED)
+        return bytes(data).decode("utf-8", ESCAPED)
 
 
 class _BinaryTextLoader(_TextLoader):
@@ -68,7 +69,7 @@ def take_text_as_it_is(connection: psycopg.Connection[Any]) -> None:
 
 
 def _json(data: str | bytes) -> Any:
-    return json.loads(data if isinstance(data, str) else bytes(data).decode("utf-8", _ESCAPED))
+    return json.loads(data if isinstance(data, str) else bytes(data).decode("utf-8", ESCAPED))
 
 
 def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:
@@ -89,7 +90,7 @@ def is_utf8(text: str) -> bool:
 
 def as_bytes(text: str) -> bytes:
     """Return the bytes that text was read from."""
-    return text.encode("utf-8", _ESCAPED)
+    return text.encode("utf-8", ESCAPED)
 
 
 def shown(text: str) -> str:

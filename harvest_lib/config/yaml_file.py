@@ -38,6 +38,7 @@ LOGGING_LEVELS = {
 """goharvest's levels and the nearest of Python's. An empty one is debug there."""
 
 _MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits")
+_NAMES_IN_KAFKA = {"client.id", "client.rack", "sasl.username"}
 _TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
 _DEFAULT_IF_EMPTY = ("leader_topic", "data_source", "outbox_table", "name")
 """Texts that have a default, which goharvest takes for an empty text too."""
@@ -139,7 +140,7 @@ class _Contents:
         for key, node in entries.items():
             self.lines[mapping, key] = line_of(node)
             # A password of digits is the digits, not the number (0123 would become 83).
-            self._value(values, (mapping, key), node, as_text=is_secret(key))
+            self._value(values, (mapping, key), node, as_text=is_secret(key) or key in _NAMES_IN_KAFKA)
             if node.tag == NULL:
                 values[key] = None
         return values

@@ -19,6 +19,8 @@ from harvest_lib.errors import ConfigError
 
 NULL = "tag:yaml.org,2002:null"
 _STR = "tag:yaml.org,2002:str"
+_INT = "tag:yaml.org,2002:int"
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 _MERGE = "tag:yaml.org,2002:merge"
 _NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What yaml raises for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
@@ -90,7 +92,8 @@ class YamlReader:
             return {key: self.values(each, environ, (*path, key)) for key, each in self.entries(node, path)}
         if isinstance(node, yaml.SequenceNode):
             return [self.values(each, environ, (*path, str(number))) for number, each in enumerate(node.value)]
-        found = self.construct(node, path)
+        in_kafka = path[-2:-1] == ("kafka",)
+        found = node.value if in_kafka and _is_other_number(node) else self.construct(node, path)
         if not isinstance(found, str):
             return None if found is ... else found
         if missing := sorted({name for name in _VARIABLE.findall(found) if name not in environ}):
@@ -98,6 +101,14 @@ class YamlReader:
             self.note(Problem(path=path, message=f"needs {missing[0]}, which is not set", remedy=remedy), node)
             return found
         return _VARIABLE.sub(lambda match: environ[match[1]], found)
+
+
+def _is_other_number(node: yaml.Node) -> bool:
+    """Tell whether YAML takes a scalar for a whole number that is written otherwise: 0123 is 83, 1_000 is 1000.
+
+    Kafka's clients take texts: there it is what was written.
+    """
+    return isinstance(node, yaml.ScalarNode) and node.tag == _INT and not _PLAIN_NUMBER.fullmatch(node.value)
 
 
 def read(path: Path, *, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, Any], Origins]:

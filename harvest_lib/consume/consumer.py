@@ -30,7 +30,7 @@ from harvest_lib.consume.retention import RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.errors import DatabaseUnavailable, HarvestError, TopicMissing
+from harvest_lib.errors import ConfigError, DatabaseUnavailable, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
@@ -111,7 +111,13 @@ class Consumer:
         """When it last asked the group, in boot seconds."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is asked for. Raises TopicMissing and KafkaAccessDenied."""
+        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, or ConfigError for a setting."""
+        if self._group_settings.get("group.protocol", "classic") != "classic":
+            raise ConfigError(
+                "consumers join their group by the classic protocol",
+                field="settings",
+                next_step="leave out `group.protocol`",
+            )
         with refused_settings():
             group: Any = KafkaClient(
                 client_settings(

@@ -67,6 +67,15 @@ def dumps(data: Mapping[str, Any]) -> bytes:
     return _slowly(data)
 
 
+def document(value: object) -> str:
+    """Return a value as JSON for those who read it as that: as `dumps` writes it, with the user's keys as they are.
+
+    Raises MessageRefused.
+    """
+    text = dumps({"": value})[len(b'{"":') : -len(b"}")].decode()
+    return json.dumps(_plain(value, "", ""), separators=(",", ":")) if _SPECIAL in text else text
+
+
 def scalar(value: object) -> str:
     """Return text or a whole number as JSON has it. Raises TypeError for anything else."""
     if type(value) is int:
@@ -148,8 +157,8 @@ _SCALARS = frozenset({str, int, float, bool, type(None), *_TYPED})
 _CONTAINERS = (dict, list, tuple)
 
 
-def _plain(value: object, path: str) -> object:
-    """Return what JSON has a type for, keys of the user's with a `$` more."""
+def _plain(value: object, path: str, more: str = "$") -> object:
+    """Return what JSON has a type for, keys of the user's that begin with `$` with one more."""
     match value:
         case None | bool() | str() | int():
             return value
@@ -162,10 +171,11 @@ def _plain(value: object, path: str) -> object:
             for key, each in value.items():
                 if not isinstance(key, str):
                     raise _refused(path, f"a key that is a {type(key).__name__}, not text")
-                named["$" + key if key.startswith("$") else key] = _plain(each, f"{path}.{key}" if path else key)
+                own = more + key if key.startswith("$") else key
+                named[own] = _plain(each, f"{path}.{key}" if path else key, more)
             return named
         case list() | tuple():
-            return [_plain(each, f"{path}[{place}]") for place, each in enumerate(value)]
+            return [_plain(each, f"{path}[{place}]", more) for place, each in enumerate(value)]
         case _:
             return _typed(value, path)
 

@@ -10,7 +10,7 @@ from support.outbox import harvest_config
 
 from dagster_harvest.resources import HarvesterResource
 from harvest_lib import OutboxRecord, append
-from harvest_lib.database import connect, lift_timeouts, translate
+from harvest_lib.database import connect, lift_timeouts, translate, translated
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.harvester.harvest import Harvest
 
@@ -152,6 +152,16 @@ def test_harvesting_is_the_same_whatever_a_database_sets(outbox, bootstrap_serve
     assert Harvest(config).drain(60).records == 50
     assert outbox.count() == 0
     assert shown(outbox.dsn, "idle_session_timeout") == ["0"], "it may idle"
+
+
+def test_a_plan_that_fits_no_more_passes_with_a_new_connection(dsn):
+    """By the place in the server that says so: its words are in its own language."""
+    with connect(dsn) as connection, psycopg.connect(dsn, autocommit=True) as owner:
+        owner.execute("CREATE TABLE changing (n int)")
+        connection.execute("SELECT * FROM changing", prepare=True)
+        owner.execute("ALTER TABLE changing ALTER n TYPE text")
+        with pytest.raises(DatabaseUnavailable, match="0A000"), translated():
+            connection.execute("SELECT * FROM changing", prepare=True)
 
 
 def test_long_work_is_cut_by_no_timeout_of_the_role(dsn):

@@ -167,10 +167,13 @@ def test_goharvests_database_defaults_are_kept(file: File) -> None:
 
 
 def test_scalars_that_yaml_takes_for_something_else_stay_text_where_text_is_meant(file: File) -> None:
-    text = "leaderGroupID: 0123\nleaderTopic: on\nbaseKafkaConfig: {sasl.password: 0123, linger.ms: 010}\n"
+    text = "leaderGroupID: 0123\nleaderTopic: on\nbaseKafkaConfig: {sasl.password: 0123, linger.ms: 010, "
+    text += "sasl.username: 0123, client.id: 1_000}\n"
     made = file.load(text).harvest
     assert (made.leader_group_id, made.leader_topic) == ("0123", "on")
     assert made.base_kafka_config["sasl.password"] == "0123"
+    assert made.base_kafka_config["sasl.username"] == "0123"
+    assert made.base_kafka_config["client.id"] == "1_000"
     assert made.base_kafka_config["linger.ms"] == 8  # as in goharvest
 
 

@@ -29,6 +29,7 @@ ODD = {
     "nested": {"$a": [1, Decimal("2.50")]},
     "no": None,
     "nan": math.inf,
+    "endless": Decimal("Infinity"),
     "yes": True,
     "text": "é\n",
 }

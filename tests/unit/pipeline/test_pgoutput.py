@@ -53,6 +53,11 @@ TRUNCATE = b"T" + struct.pack(">IBII", 2, 3, 16385, 16390)
 ALL = [BEGIN, COMMIT, RELATION, INSERT, UPDATE, UPDATE_KEY, UPDATE_FULL, DELETE, DELETE_FULL, TRUNCATE]
 
 
+def test_text_of_a_database_without_an_encoding_is_escaped():
+    payload = b"I" + struct.pack(">I", 16385) + b"N" + struct.pack(">h", 1) + b"t" + struct.pack(">i", 4) + b"caf\xe9"
+    assert decode(payload).new == ["caf\udce9"]
+
+
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [

@@ -53,6 +53,8 @@ def test_what_comes_of_text(oid, text, value):
         ([{"a": 1}], "jsonb[]", '{"{\\"a\\":1}"}'),
         ({"a": [1, Decimal("2.5")]}, "jsonb", '{"a":[1,{"$numberDecimal":"2.5"}]}'),
         ([1, 2], "jsonb", "[1,2]"),
+        ({"$schema": "x", "p": [{"$ref": "#/é"}]}, "jsonb", '{"$schema":"x","p":[{"$ref":"#/\\u00e9"}]}'),
+        ({"$n": Decimal("2.5")}, "json", '{"$n":{"$numberDecimal":"2.5"}}'),
         ([1, 2], "text", "[1,2]"),
     ],
 )

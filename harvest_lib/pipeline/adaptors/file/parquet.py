@@ -112,8 +112,8 @@ class ParquetWriter(Writer):
         pa = self._pyarrow
         kinds = {type(each) for each in values if each is not None}
         if len(kinds) <= 1 and kinds <= _PLAIN | {Decimal, datetime}:
-            # More than the type takes: a number of more than 64 bits, a Decimal that is not a number.
-            with suppress(ValueError, OverflowError, pa.ArrowException):
+            # More than the type takes: a number of more than 64 bits, a Decimal that is infinite or not a number.
+            with suppress(TypeError, ValueError, OverflowError, pa.ArrowException):
                 array = pa.array(values, pa.timestamp("us", tz="UTC") if datetime in kinds else None)
                 return pa.field(name, array.type), array
         texts = [None if each is None else dumps({"": each})[len(b'{"":') : -1].decode() for each in values]

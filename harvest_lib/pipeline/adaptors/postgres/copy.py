@@ -12,6 +12,7 @@ from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table, present, refusals
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.sql_ascii import ESCAPED
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
@@ -86,7 +87,10 @@ def _row(
         return None
     # As it stands on the wire: text as changes have it.
     values = [found.get_value(0, place) for place in range(len(columns))]
-    return {name: value.decode() if value is not None else None for name, value in zip(columns, values, strict=True)}
+    return {
+        name: value.decode("utf-8", ESCAPED) if value is not None else None
+        for name, value in zip(columns, values, strict=True)
+    }
 
 
 def _table(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from harvest_lib.errors import AdaptorError
+from harvest_lib.sql_ascii import ESCAPED
 
 
 class Unchanged(enum.Enum):
@@ -189,7 +190,7 @@ class _Cursor:
 
     def string(self) -> str:
         end = self._payload.index(b"\0", self.position)
-        text = self._payload[self.position : end].decode()
+        text = self._payload[self.position : end].decode("utf-8", ESCAPED)
         self.position = end + 1
         return text
 
@@ -210,7 +211,7 @@ class _Cursor:
         length = self.int32()
         _require(0 <= length <= len(self._payload) - self.position)
         self.position += length
-        return self._payload[self.position - length : self.position].decode()
+        return self._payload[self.position - length : self.position].decode("utf-8", ESCAPED)
 
     def _number(self, form: str, size: int) -> int:
         (number,) = struct.unpack_from(form, self._payload, self.position)

@@ -12,7 +12,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from harvest_lib.pipeline.extended_json import dumps
+from harvest_lib.pipeline.extended_json import document
 
 SETTINGS: Mapping[str, str] = {"timezone": "UTC"}
 """Beside those that every session of `harvest_lib.database` has."""
@@ -64,7 +64,7 @@ def text_of(value: object, type_name: str) -> str | None:
         case list() | tuple() if type_name.endswith("[]"):
             return _array(value, type_name[:-2])
         case list() | tuple() | Mapping():
-            return _document(value)
+            return document(value)
         case _:
             return str(value)
 
@@ -88,8 +88,3 @@ def _array(values: list[Any] | tuple[Any, ...], type_name: str) -> str:
         else:
             parts.append(text)
     return "{" + ",".join(parts) + "}"
-
-
-def _document(value: object) -> str:
-    """Return JSON, extended where JSON has no type."""
-    return dumps({"": value})[len(b'{"":') : -len(b"}")].decode()
