@@ -39,7 +39,7 @@ PARALLEL = -n $(WORKERS) --dist worksteal
 .PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make the environment from the lock
 	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(MADE_FROM)" ] || \

@@ -49,4 +49,7 @@ fi
 
 # The user's own settings for other projects must not change what is installed here, or where.
 unset UV_PROJECT UV_WORKING_DIRECTORY UV_NO_BUILD UV_NO_BINARY UV_NO_EDITABLE UV_LOCKED VIRTUAL_ENV || true
-exec "$uv" sync --quiet --frozen --no-progress --python "$python" "$@"
+"$uv" sync --quiet --frozen --no-progress --python "$python" "$@"
+if [ "$(uname -s)" = Linux ] && [ ! -e harvest_lib/native/hand_over.so ]; then
+    say "note: the library in C was not built, as there is no C compiler here or it refused; Python does its work, slower"
+fi

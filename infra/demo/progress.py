@@ -209,7 +209,7 @@ def explained(act: Mapping[str, Any]) -> list[str]:
 def verdicts(dagster: Mapping[str, Any]) -> Table:
     """Return the table of what Dagster shows: every check with what it says."""
     table = Table(show_header=False, title=f"{DAY} in Dagster")
-    table.add_column(min_width=max(map(len, dagster["checks"]), default=0))
+    table.add_column(no_wrap=True)
     table.add_column()
     table.add_column(style="dim")
     for name, check in dagster["checks"].items():
