@@ -91,7 +91,7 @@ HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
 """What a statement of ours says that would miss rows, in an error of Postgres' own."""
 
 _STALE_PLAN = "RevalidateCachedQuery"
-"""Where Postgres finds that a prepared statement fits no more. Its text is in the language of the server."""
+"""The function of Postgres that finds that a prepared statement fits no more. Its text may be in any language."""
 
 _READ_ONLY = "25006"
 """A server that was demoted; target_session_attrs finds its successor at the next attempt."""

@@ -16,7 +16,7 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.string import StrBinaryDumper, StrDumper, StrDumperUnknown
 
 ESCAPED = "surrogateescape"
-"""How text of theirs is decoded."""
+"""Handling of errors as their text is decoded."""
 _TEXTS = (0, "text", "varchar", "bpchar", "name")
 """Types of text; 0 stands for those that psycopg does not know."""
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_had_is_refused_when_it_is_asked_for(monkeypatch, tmp_pat
 def test_without_the_library_python_does_it_and_says_why(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FILE", tmp_path / "missing.so")
     assert implementation().name == "python"
-    assert "no C compiler" in implementation().reason
+    assert "without a C compiler" in implementation().reason
 
 
 @pytest.mark.parametrize("end", ["", "import os; os._exit(0)", "import os; os.fork() or os._exit(0)"])
