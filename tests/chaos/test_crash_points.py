@@ -176,7 +176,7 @@ def test_killed_after_its_first_look_at_an_empty_outbox(crashes):
     check(crashes.delivery, crashes.finish(), MORE)
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_again_and_again_at_any_step(crashes, way, seed):

@@ -188,7 +188,7 @@ def test_under_the_barrier_every_repeat_is_explained(
     check_repeats_under_the_barrier(pool, records)
 
 
-@long
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "kills", "seed"), [(1, 0, 1), (4, 3, 1), (8, 4, 1)])
 def test_pipelined_a_run_may_come_again_but_never_with_a_gap(make_pool, outbox, bootstrap_servers, nodes, kills, seed):
     pool = make_pool(seed=seed, delivery="pipelined")
