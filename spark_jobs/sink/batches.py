@@ -24,7 +24,7 @@ from harvest_lib.errors import DatabaseError
 from spark_jobs.errors import SourceError
 from spark_jobs.sink import queries, through_driver
 from spark_jobs.sink.content import Content, content_of, nul_counts, nul_evidence
-from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors
+from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors, takes_options
 from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused, rows_refused
 from spark_jobs.sink.staging import sentence_of, stage
@@ -80,7 +80,7 @@ def load_batch(
             return BatchReport(batch=batch, rows=0, status="empty")
         began = time.monotonic()
         with _nul_named(frame, batch):
-            stage(frame, batch=batch, run=run, target=target)
+            stage(frame, batch=batch, run=run, target=target, by_options=takes_options(connection))
         staged = time.monotonic()
         promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
         if promoted is None and (computed := content or _content_of(frame, batch)).rows:

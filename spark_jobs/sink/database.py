@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
 from harvest_lib.database import open_session
@@ -158,6 +158,17 @@ def connect(dsn: str) -> psycopg.Connection:
             next_step="check host and port of the DSN and whether the server runs and accepts writes",
         ) from error
     return connection
+
+
+def takes_options(connection: psycopg.Connection) -> bool:
+    """Tell whether a session like this one can be given settings as it begins: a pooler refuses or ignores them."""
+    info = connection.info
+    probed = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
+    try:
+        with psycopg.connect(make_conninfo(probed, options="-c outbox_sink.batch=probe")) as probe:
+            return probe.execute("SELECT current_setting('outbox_sink.batch', true)").fetchone() == ("probe",)
+    except psycopg.OperationalError:
+        return False
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import LiteralString
 from psycopg import sql
 
 # Unlogged: a crash empties it, and the batch is staged again. What is the same in all rows of a batch is a setting of
-# the tasks' sessions: sent with each row it would be a good part of what is sent.
+# the tasks' sessions where these can have one: sent with each row it would be a good part of what is sent.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),

@@ -94,7 +94,7 @@ class Job:
             )
 
     def stage(self, batch: Batch, run: str = "a run") -> None:
-        stage(flights_of(self.flights, batch), batch=batch.id, run=run_named(run), target=self.target)
+        stage(flights_of(self.flights, batch), batch=batch.id, run=run_named(run), target=self.target, by_options=True)
 
     def promote(self, batch: Batch, run: str = "a run") -> bool:
         with connect(self.dsn) as connection:

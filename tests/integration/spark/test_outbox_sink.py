@@ -10,6 +10,7 @@ from support.sink import RECORDS, Database
 from harvest_lib.errors import DatabaseError
 from spark_jobs.errors import BatchConflict
 from spark_jobs.outbox_sink import BatchId, Fixed, Records, sink
+from spark_jobs.sink.database import connect, takes_options
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -46,6 +47,12 @@ def test_rows_become_records_in_the_declared_order(dsn, frame, layout, value_typ
 def test_without_an_order_records_stand_as_the_frame_does(database, frame):
     sink(frame, dsn=database.dsn, batch_id="b", records=Records(topic="orders", key="customer", value="text"))
     assert [value for _, value, _, _ in database.records()] == [row.text for row in frame.collect()]
+
+
+def test_names_are_sent_with_each_row_behind_a_pooler_alone(database, frame, pooled):
+    for dsn, expected in ((database.dsn, True), (pooled("session", "options"), False), (pooled("session", ""), False)):
+        with connect(dsn) as connection:
+            assert takes_options(connection) is expected
 
 
 @pytest.mark.parametrize("ignored", ["", "options"])
