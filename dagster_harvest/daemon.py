@@ -23,7 +23,7 @@ import dagster as dg
 from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
 from dagster_harvest.heartbeat_thread import HeartbeatThread
-from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
@@ -155,7 +155,7 @@ class _Daemon:
         self._config = self._resource.config()
         self._told: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._generation = 0
-        self._version = self._resource.version(settings.daemon)
+        self._version = version_of(self._config, settings.daemon)
         self._last = (time.monotonic(), 0)
         self._materialized_at: float | None = None
         self._worked_seconds = 0.0

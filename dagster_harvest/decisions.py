@@ -53,7 +53,7 @@ class Keep:
     run_id: str
     reason: str
     is_alive: bool = False
-    """True if its heartbeat says so."""
+    """True if its heartbeat says so, and nobody ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
 
 def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | HandOver:
     """Tell whether a run that is kept has to go for another version."""
-    if not kept.is_alive or run.phase != "started" or None in (run.version, version) or run.version == version:
+    if not kept.is_alive or None in (run.version, version) or run.version == version:
         return kept
     reason = f"it harvests by {run.version}, and code or configuration are {version} now"
     if run.is_leaving:
@@ -193,6 +193,7 @@ def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float
             )
         return Keep(run_id=run.run_id, reason=f"{run.phase}, no heartbeat yet")
     if own.age_seconds < settings.stale_after_seconds:
-        return Keep(run_id=run.run_id, reason=f"alive: last heartbeat {own.age_seconds:.1f} s ago", is_alive=True)
+        reason = f"alive: last heartbeat {own.age_seconds:.1f} s ago"
+        return Keep(run_id=run.run_id, reason=reason, is_alive=not was_canceled)
     silence = f"last heartbeat {own.age_seconds:.1f} s ago on {own.host}, process {own.pid}"
     return GiveUp(run_id=run.run_id, was_canceled=was_canceled or own.is_stopped, reason=silence)

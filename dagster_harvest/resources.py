@@ -67,14 +67,6 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
             return load(file, file_first=self.config_file is not None, **arguments).harvest
         return HarvestConfig(**arguments)
 
-    def version(self, daemon: DaemonSettings) -> str:
-        """Return what a run harvests by: the version of the library and a digest of configuration and settings, without
-        secrets. Raises ConfigError."""
-        config = {**self.config().redacted(), "name": ""}  # by default of its process
-        told = {"harvester": config, "daemon": daemon.model_dump(exclude={"runs"})}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
-        return f"{__version__}+{digest[:8]}"
-
     def harvest(self) -> Harvest:
         """Make a harvester, not started."""
         return Harvest(self.config())
@@ -91,6 +83,17 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     def connect(self) -> "psycopg.Connection[Any]":
         """Open a connection that gives no statement more than a few seconds, so that no tick hangs on it."""
         return cast("psycopg.Connection[Any]", connect(self.conninfo(), {"statement_timeout": STATEMENT_TIMEOUT}))
+
+
+def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
+    """Return what a run harvests by: the version of the library and a digest of configuration and settings, without
+    secrets."""
+    told = {
+        "harvester": {**config.redacted(), "name": ""},  # by default that of its process
+        "daemon": daemon.model_dump(exclude={"runs"}),
+    }
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{__version__}+{digest[:8]}"
 
 
 def _is_free_of_secrets(dsn: str) -> bool:

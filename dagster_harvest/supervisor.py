@@ -25,7 +25,7 @@ from dagster_harvest.daemon import (
 )
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
 from dagster_harvest.heartbeat import Heartbeat, HeartbeatTable, Place
-from dagster_harvest.resources import HarvesterResource
+from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
@@ -79,7 +79,7 @@ class _Tick:
         origin = context.code_location_origin
         self._location = origin.location_name if origin is not None else "in-process"
         self._seen: dict[str, Any] = json.loads(context.cursor) if context.cursor else {}
-        self._version = self._present_version()
+        self._version: str | None = None
         self._leaving: list[HandOver] = []
         self._all_are_there = True
 
@@ -88,6 +88,7 @@ class _Tick:
         said: list[str] = []
         state: dict[str, Any] = {}
         if self._settings.daemon.mode == "run":
+            self._version = self._present_version()
             for slot in range(self._settings.daemon.runs):
                 request, words, seen = self._keep(slot)
                 requests += [request] if request is not None else []
@@ -152,7 +153,7 @@ class _Tick:
 
     def _present_version(self) -> str | None:
         try:
-            return self._resource.version(self._settings.daemon)
+            return version_of(self._resource.config(), self._settings.daemon)
         except HarvestError:  # it is said where the configuration is needed
             return None
 

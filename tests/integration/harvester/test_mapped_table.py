@@ -130,7 +130,7 @@ def test_the_run_of_the_daemon_goes_on_before_its_harvester_has_read_the_table(
     article, dsn, bootstrap_servers, group_id, caplog
 ):
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", columns=COLUMNS)
-    resource = SimpleNamespace(config=lambda: config, connect=lambda: psycopg.connect(dsn), version=lambda _: "0+test")
+    resource = SimpleNamespace(config=lambda: config, connect=lambda: psycopg.connect(dsn))
     settings = OutboxSettings(name="shop", topics=["t"])
     context = SimpleNamespace(
         resources=SimpleNamespace(**{settings.resource_key: resource}), log=logging.getLogger("daemon")

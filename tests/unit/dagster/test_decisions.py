@@ -80,7 +80,9 @@ def test_a_run_is_kept_whose_version_is_present_or_not_known_or_that_ends_alread
     assert by_version("0.1+a", "0.1+a").is_alive
     assert by_version(None, "0.1+a").is_alive
     assert by_version("0.1+a", None).is_alive
-    assert isinstance(by_version("0.1+a", "0.1+b", phase="canceling"), Keep)
+    ending = by_version("0.1+a", "0.1+b", phase="canceling")
+    assert isinstance(ending, Keep)
+    assert not ending.is_alive, "another of its pool stays until it is replaced"
     assert isinstance(by_version("0.1+a", "0.1+b", phase="queued"), Keep)
     assert isinstance(by_version("0.1+a", "0.1+b", age=15.0), GiveUp)
 
