@@ -18,7 +18,7 @@ from harvest_lib.audit.acknowledged import Acknowledged
 from harvest_lib.audit.records import ObservedRecord
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
-from harvest_lib.open_transactions import settled_ends
+from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, split
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 

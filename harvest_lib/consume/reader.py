@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
-from harvest_lib.open_transactions import OpenTransactionWatch
+from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.message_id import HEADER_NAME
 from harvest_lib.sequencing.sequencer import Replay, Sequencer

@@ -19,12 +19,12 @@ from harvest_lib.harvester.added_partitions import added_of
 from harvest_lib.harvester.choices import not_chosen, read_choices
 from harvest_lib.harvester.factory import make_selection, pool_at
 from harvest_lib.kafka_client import topic_partitions
+from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.other_pools import is_other
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.trouble import topic_trouble
-from harvest_lib.open_transactions import settled_ends
 from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows

@@ -1,4 +1,4 @@
-"""Offsets of many partitions in one request."""
+"""Offsets of many partitions in one request; in `open_transactions` those that hide records from readers."""
 
 from collections.abc import Collection
 from typing import Any

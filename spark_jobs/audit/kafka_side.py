@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
-from harvest_lib.open_transactions import settled_ends
+from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, VERSION
 from spark_jobs.data_source.sequenced import IDS, with_ids
 

@@ -254,8 +254,8 @@ class _Table:
         with suppress(DatabaseAccessDenied, OutboxTableError), translated():
             rows = self._connection.execute(statement, {"most": _MOST_TOPICS}).fetchall()
             found.update(row[0] for row in rows)
-            subscriptions = self._table.beside(self._connection, "subscriptions")
-            if self._mode != "mark" and subscriptions is not None:
+            subscriptions = self._table.beside(self._connection, "subscriptions") if self._mode != "mark" else None
+            if subscriptions is not None:
                 named = sql.SQL(_FILTERED).format(in_statement(subscriptions.identifier))
                 found.update(row[0] for row in self._connection.execute(named, (self._config.subscription,)))
         return found

@@ -9,9 +9,9 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib import open_transactions
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.open_transactions import settled_ends
+from harvest_lib.kafka_offsets import open_transactions
+from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.pipeline.adaptors import reading
 
 pytestmark = pytest.mark.gate

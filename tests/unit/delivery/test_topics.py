@@ -314,3 +314,11 @@ def test_many_pages_ask_once_a_second_at_most(clock, partition, most):
         clock.now += 0.01
         topics.refused(ROWS)
     assert 1 <= admin.asked <= most
+
+
+@pytest.mark.parametrize(("characters", "too_large"), [(249_000, set()), (249_900, {1})])
+def test_a_value_of_long_characters_is_found_too_large_where_its_length_alone_would_just_fit(characters, too_large):
+    topics, _ = known(well=Told())
+    rows = [row(1, "k", value="\U0001f600" * characters, topic="well")]
+    topics.refused(rows)  # which learns the limit
+    assert topics.oversized(rows, characters) == too_large

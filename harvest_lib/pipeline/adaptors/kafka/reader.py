@@ -33,7 +33,7 @@ from harvest_lib.kafka_client import (
     translate,
 )
 from harvest_lib.kafka_offsets import Place
-from harvest_lib.open_transactions import OpenTransactionWatch
+from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
