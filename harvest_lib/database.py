@@ -81,6 +81,9 @@ _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel bi
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
 """What libpq says where it was to find a server that can be written to."""
 
+_ANSWERED = re.compile(r"failed: \S+ ?:  ")
+"""libpq, of what the server said as it was asked for a session: its severity, in the server's language, and two spaces."""
+
 _STARTUP = "unsupported startup parameter"
 """PgBouncer, of what a session is to have."""
 
@@ -271,6 +274,13 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             "this server takes no changes: it is a standby, or read-only",
             evidence=evidence,
             next_step="name the primary in `dataSource`, or all servers: host=a,b",
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and _ANSWERED.search(evidence):
+        return DatabaseUnavailable(
+            "Postgres opens no session",
+            evidence=evidence,
+            next_step="it is tried again; if the reason does not pass, check user, password and `dbname` in "
+            "`dataSource`, and pg_hba.conf",
         )
     if (
         (state == "0A000" and error.diag.source_function == _STALE_PLAN)  # a column's type was changed meanwhile

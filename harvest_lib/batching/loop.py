@@ -84,7 +84,7 @@ class BatchLoop:
         self._term = term
         self._ports = ports
         self._stopping = stopping
-        self._size = BatchSize()
+        self._size = ports.size
         self._redelivery = Redelivery(ports.source, ports.parking)
         self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self._state = BatchState()

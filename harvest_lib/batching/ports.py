@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
@@ -25,5 +26,7 @@ class BatchPorts:
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Told how many records were committed."""
+    size: BatchSize = field(default_factory=BatchSize)
+    """Kept from term to term: a size that Kafka does not take in time is not tried again by each."""
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """What the database is asked in: it may turn an error into another, see `translate_missing_table`."""

@@ -7,6 +7,7 @@ mark, if delivered exactly once   `BatchLoop` likewise
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import psycopg
 from confluent_kafka import Consumer, Producer
 
+from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.ports import BatchPorts
@@ -287,6 +289,7 @@ class BatchEngine(Engine):
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
+        self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
         self._rivals: Rivals | None = None
@@ -433,6 +436,7 @@ class BatchEngine(Engine):
             one_per_key=config.delivery == "barrier",
             emit=callbacks.emit,
             delivered=callbacks.delivered,
+            size=self._sizes[term.shard],
             translate_errors=self._translate_missing_table,
         )
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)

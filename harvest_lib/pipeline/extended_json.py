@@ -11,6 +11,7 @@ Promises
 - What `dumps` takes comes back from `loads` equal, of the same types (tuples as lists). A key of the user's that begins
   with `$` is written with one more of them, and so comes back as it was.
 - Read, not written: `$numberInt`, `$numberLong`, and dates as numbers of milliseconds, as MongoDB's tools write them.
+- A number of somebody else's JSON that a float does not hold (`1e400`, 20 digits) is read as a Decimal.
 - What cannot be kept is refused, by its type and place, without its value.
 """
 
@@ -30,6 +31,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPECIAL = '"$'
 _TYPED = frozenset({datetime, Decimal, bytes})
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_SURE_DIGITS = 17
+"""Fewer characters, with the point, are fewer digits than a float keeps of any number."""
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -222,6 +225,17 @@ def _binary(value: Any) -> bytes:
     return base64.b64decode(value["base64"], validate=True)
 
 
+def _number(text: str) -> float | Decimal:
+    number = float(text)
+    if len(text) < _SURE_DIGITS and "e" not in text and "E" not in text:
+        return number
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        raise ValueError("a number beyond all exponents") from None
+    return number if exact == Decimal(repr(number)) else exact
+
+
 def _constant(_text: str) -> float:
     raise ValueError("NaN and Infinity are no JSON")
 
@@ -236,8 +250,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-_decode = json.JSONDecoder(parse_constant=_constant).decode
-_decode_typed = json.JSONDecoder(object_hook=_of_typed, parse_constant=_constant).decode
+_decode = json.JSONDecoder(parse_float=_number, parse_constant=_constant).decode
+_decode_typed = json.JSONDecoder(object_hook=_of_typed, parse_float=_number, parse_constant=_constant).decode
 
 
 def _refused(path: str, what: str) -> MessageRefused:

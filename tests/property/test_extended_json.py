@@ -110,3 +110,30 @@ def test_what_is_no_extended_json_is_refused_without_its_text(text):
     with pytest.raises(MessageRefused) as refused:
         loads(text)
     assert "secret" not in str(refused.value)
+
+
+@given(st.from_regex(r"\A-?(0|[1-9][0-9]{0,24})\.[0-9]{1,24}([eE][+-]?[0-9]{1,4})?\Z"))
+def test_no_number_of_somebody_elses_is_rounded(text):
+    read = loads(f'{{"n": {text}}}')["n"]
+    assert Decimal(repr(read) if isinstance(read, float) else read) == Decimal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("0.1", 0.1),
+        ("1e5", 1e5),
+        ("1e400", Decimal("1e400")),
+        ("-1e-400", Decimal("-1e-400")),
+        ("12345678901234567890.1", Decimal("12345678901234567890.1")),
+    ],
+)
+def test_a_number_that_a_float_does_not_hold_is_a_decimal(text, read):
+    found = loads(f'{{"n": [{text}], "at": {{"$date": 0}}}}')["n"][0]
+    assert (type(found), found) == (type(read), read)
+    assert loads(dumps({"n": found}))["n"] == read
+
+
+def test_a_number_beyond_all_exponents_is_refused():
+    with pytest.raises(MessageRefused, match="not extended JSON"):
+        loads('{"n": 1e99999999999999999999}')

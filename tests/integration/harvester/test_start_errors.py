@@ -7,6 +7,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
 
+from harvest_lib.database import translate
 from harvest_lib.errors import (
     ConfigError,
     DatabaseAccessDenied,
@@ -57,6 +58,24 @@ def test_postgres_does_not_answer(refused, outbox, closed_port):
 
 def test_postgres_refuses_the_password(refused, outbox):
     assert "password authentication failed" in refused(DatabaseAccessDenied, make_conninfo(outbox.dsn, password=CANARY))
+
+
+def test_a_refusal_that_is_not_known_is_shown_as_the_servers_answer(refused, outbox, unique):
+    """As one in another language than English is not: libpq has no SQLSTATE for it."""
+    role = unique("role")[:60]
+    outbox.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{CANARY}' CONNECTION LIMIT 0")
+    try:
+        text = refused(DatabaseUnavailable, make_conninfo(outbox.dsn, user=role, password=CANARY))
+        assert "Postgres opens no session" in text
+        assert "too many connections for role" in text
+    finally:
+        outbox.connection.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("severity", ["FATAL", "FATAL ", "ВАЖНО"], ids=["german", "french", "russian"])
+def test_the_servers_answer_is_known_in_any_language(severity):
+    said = f'connection failed: connection to server at "127.0.0.1", port 5432 failed: {severity}:  xxx »yyy«'
+    assert translate(psycopg.OperationalError(said)).cause == "Postgres opens no session"
 
 
 def test_there_is_no_such_database(refused, outbox):

@@ -366,6 +366,7 @@ def write(source):
         ((Op.DELETE, "t", {"note": "x"}), "needs id"),
         ((Op.INSERT, "t", {"id": "secret"}), "InvalidTextRepresentation"),
         ((Op.INSERT, "t", {"id": 1, "note": "a\0"}), "DataError"),
+        ((Op.INSERT, "t", {"id": 1, "note": "a\ud83d"}), "half of a surrogate pair"),
         ((Op.INSERT, "t", {"id": 1, "note": "too long"}), "StringDataRightTruncation"),
         ((Op.COMMAND, "t", {"command": "secret"}), "command"),
     ],

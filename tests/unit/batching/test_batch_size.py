@@ -1,9 +1,16 @@
 """How much is delivered at a time."""
 
+import threading
+import uuid
+
 import pytest
 from support.rows import row
 
 from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.config import HarvestConfig
+from harvest_lib.harvester.engines import BatchEngine, Callbacks
+from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable
 
 pytestmark = pytest.mark.quick
 
@@ -68,3 +75,17 @@ def test_a_batch_that_is_late_while_one_record_is_in_doubt_is_halved_too():
     size.done(200, full=True)
     assert size.is_doubtful
     assert size.records <= 250
+
+
+def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
+    """Where records in doubt end a term, as in `pipelined`, each would try what is too large."""
+    named = {"leadership": "solo", "source": "snapshot", "delivery": "pipelined"}
+    engine = BatchEngine(
+        HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x"), OutboxTable.parse("outbox")
+    )
+    stopping = threading.Event()
+    stopping.set()
+    callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
+    loops = [engine.loop(Term(uuid.uuid4(), shard=shard), stopping, callbacks) for shard in (0, 0, 1)]
+    loops[0]._size.late(100)
+    assert [loop._size.records for loop in loops] == [50, 50, 1_000]

@@ -116,6 +116,14 @@ class PostgresWriter:
                             self._command(connection, message)
                     else:
                         self._rows(connection, run)
+        except UnicodeEncodeError:
+            raise refusal(
+                "Postgres",
+                [message.offset for message in messages],
+                evidence="text with something in it that is not Unicode: half of a surrogate pair, or bytes of a "
+                "database without an encoding that are not UTF-8",
+                remedy="correct it where it was written, or in a transform",
+            ) from None  # the cause carries the text
         except psycopg.Error as error:
             self._targets.clear()  # a table may have been changed
             raise _refused(error, messages) from error
