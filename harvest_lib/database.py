@@ -82,7 +82,7 @@ _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mo
 """What libpq says where it was to find a server that can be written to."""
 
 _ANSWERED = re.compile(r"failed: \S+ ?:  ")
-"""libpq, of what the server said as it was asked for a session: its severity, in the server's language, and two spaces."""
+"""libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
 
 _STARTUP = "unsupported startup parameter"
 """PgBouncer, of what a session is to have."""
