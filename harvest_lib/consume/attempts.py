@@ -1,7 +1,9 @@
 """What functions of the user have refused so far: which messages, how often, and how to find out which one it is.
 
 A message that fails is counted. What fails as a transaction is finalized, is nobody's: the next ones then take one
-acknowledgement each, and one that consists of a single message and fails is counted as that message's. Pure.
+acknowledgement each, and one that consists of a single message and fails is counted as that message's. Of several
+messages, the first ones are finalized in *trials* that are rolled back, half of those in doubt at a time, until one is
+found with which they fail and without which they pass. Pure.
 """
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -11,11 +13,19 @@ _CAREFUL_TRANSACTIONS = 1_000
 
 class FunctionFailed(Exception):
     """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message it is put
-    down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`)."""
+    down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`). As a
+    transaction is finalized, `taken` and `last` are how many messages it had, and the offset of the last."""
 
-    def __init__(self, reason: str, offset: int | None = None, *, is_anyones: bool = False) -> None:
+    def __init__(
+        self, reason: str, offset: int | None = None, *, is_anyones: bool = False, taken: int = 0, last: int = -1
+    ) -> None:
         super().__init__(reason)
         self.reason, self.offset, self.is_anyones = reason, offset, is_anyones
+        self.taken, self.last = taken, last
+
+
+class TrialPassed(FunctionFailed):
+    """Nothing failed: so many first messages of an acknowledgement can be finalized without the others."""
 
 
 class Attempts:
@@ -27,6 +37,13 @@ class Attempts:
         self._failures: dict[int, tuple[int, str]] = {}  # by offset: how often, and why the last time
         self._passed: list[int] = []  # those of them that the present transaction has behind it
         self._in_a_row = self._careful = 0
+        self._good = self._bad = 0  # so many first messages of an acknowledgement pass, and so many fail
+        self._suspect = (0, "")  # the last of those that fail, and why
+
+    @property
+    def trial(self) -> int | None:
+        """Return how many messages of an acknowledgement to finalize as a trial; None to finalize all, and keep it."""
+        return (self._good + self._bad) // 2 if self._bad - self._good > 1 else None
 
     @property
     def one_at_a_time(self) -> bool:
@@ -54,6 +71,9 @@ class Attempts:
     def failed(self, refused: FunctionFailed) -> tuple[int, float]:
         """Count, and return how often that has failed, and for how many seconds to wait before the next attempt."""
         self._passed.clear()
+        self._narrow(refused)
+        if isinstance(refused, TrialPassed) and refused.offset is None:
+            return 0, 0.0
         self._in_a_row += 1
         if refused.is_anyones:
             self._careful = _CAREFUL_TRANSACTIONS
@@ -63,8 +83,21 @@ class Attempts:
             self._failures[refused.offset] = (attempts, refused.reason)
         return attempts, min(_FIRST_PAUSE_SECONDS * 2.0 ** min(attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
+    def _narrow(self, refused: FunctionFailed) -> None:
+        """Put down to its message what fails as an acknowledgement of several is finalized, once it is found."""
+        if isinstance(refused, TrialPassed):
+            self._good = refused.taken
+        elif refused.offset is None and refused.taken > 1 and self.one_at_a_time:
+            self._bad, self._suspect = refused.taken, (refused.last, refused.reason)
+        else:
+            self._good = self._bad = 0
+        if self._bad - self._good == 1:
+            refused.offset, refused.reason = self._suspect
+            self._good = self._bad = 0
+
     def kept(self) -> None:
         """Forget what the transaction had behind it: it is kept."""
         while self._passed:
             self._failures.pop(self._passed.pop(), None)
         self._in_a_row, self._careful = 0, max(0, self._careful - 1)
+        self._good = self._bad = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, FunctionFailed
+from harvest_lib.consume.attempts import Attempts, FunctionFailed, TrialPassed
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.store import StateRefused, Store, reason_of
 from harvest_lib.consume.tracing import TransactionSpan
@@ -113,6 +113,8 @@ class Dispatch:
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
         """Find out which message it is that fails, and park those that failed too often."""
         for message in messages:
+            if opened.taken == self._attempts.trial:
+                return
             if (reason := self._attempts.spent(message.offset)) is not None:
                 self._store.park(message, reason)
                 opened.parked.append((message.offset, reason))
@@ -143,13 +145,20 @@ class Dispatch:
         except KafkaError:
             raise
         except Exception as error:
-            raise self.refused(error, opened.only, is_anyones=True) from error
+            raise self._not_finalized(opened, self.refused(error, opened.only, is_anyones=True)) from error
         if not self._store.is_open:
-            raise FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True)
+            raise self._not_finalized(opened, FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True))
         try:
             self._store.flush()
         except StateRefused as error:
-            raise self.refused(error, opened.only, is_anyones=True) from error
+            raise self._not_finalized(opened, self.refused(error, opened.only, is_anyones=True)) from error
+        if self._attempts.trial is not None:
+            raise TrialPassed("", taken=opened.taken)
+
+    def _not_finalized(self, opened: OpenTransaction, failed: FunctionFailed) -> FunctionFailed:
+        if failed.is_anyones and opened.last is not None:
+            failed.taken, failed.last = opened.taken, opened.last
+        return failed
 
     def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
         """Say what an error of a function means, or of what it published."""

@@ -226,6 +226,8 @@ class Shard:
     def _note(self, refused: FunctionFailed) -> float:
         """Count that something was refused, and return for how long to wait."""
         attempts, pause = self._attempts.failed(refused)
+        if not attempts:  # a trial, from which nothing follows yet
+            return pause
         _log.warning(
             "message_refused" if refused.offset is not None else "transaction_refused",
             extra={**self._log_fields, "offset": refused.offset, "attempt": attempts, "reason": refused.reason},

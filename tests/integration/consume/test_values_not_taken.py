@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from dataclasses import dataclass
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -103,7 +104,14 @@ def publish(counted, keys, group):
 
 @pytest.mark.parametrize(
     ("kind", "at_end", "group"),
-    [(Remembering, False, 1), (Remembering, True, 1), (Remembering, False, 5), (RememberingGroups, False, 5)],
+    [
+        (Remembering, False, 1),
+        (Remembering, True, 1),
+        (Remembering, False, 5),
+        (Remembering, True, 5),
+        (RememberingGroups, False, 5),
+        pytest.param(RememberingGroups, True, 5, marks=pytest.mark.full),
+    ],
 )
 def test_values_that_are_no_json_are_parked_and_the_others_kept(counted, kind, at_end, group):
     values = [value for pair in zip(NO_VALUES, GOOD * 2, strict=True) for value in pair] + [nested(), "last"]
@@ -132,9 +140,14 @@ ANY_VALUE = st.recursive(
 )
 
 
+def as_jsonb_spells(text):
+    """Return a number as it is read back: `jsonb` writes 1e+20 with all its digits, and without a point."""
+    return int(Decimal(text)) if "e+" in text else float(text)
+
+
 def as_kept(value):
     """Return what is read back of a value; raises if the store cannot hold it."""
-    back = json.loads(json.dumps(value, allow_nan=False))
+    back = json.loads(json.dumps(value, allow_nan=False), parse_float=as_jsonb_spells)
     json.dumps(back, ensure_ascii=False).encode()  # no half pair is left
     if "\\u0000" in json.dumps(back).replace("\\\\", ""):
         raise ValueError("NUL")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.consume.attempts import Attempts, FunctionFailed
+from harvest_lib.consume.attempts import Attempts, FunctionFailed, TrialPassed
 
 pytestmark = pytest.mark.quick
 
@@ -53,3 +53,32 @@ def test_what_is_anyone_s_makes_transactions_small_for_a_while():
     for _ in range(1_000):
         attempts.kept()
     assert not attempts.one_at_a_time
+
+
+@pytest.mark.parametrize(
+    ("count", "bad"), [(count, bad) for count in (2, 3, 7, 64) for bad in {0, 1, count // 2, count - 1}]
+)
+def test_the_one_to_blame_for_what_fails_as_an_acknowledgement_is_finalized_is_found(count, bad):
+    """By the logarithm of the messages in tries; `bad` is its place."""
+    attempts, tries = Attempts(1), 0
+    while attempts.spent(100 + bad) is None:
+        taken = attempts.trial or count
+        assert taken == count or attempts.trial
+        end = {"taken": taken, "last": 99 + taken}
+        if taken <= bad:
+            attempts.failed(TrialPassed("", **end))
+        else:
+            attempts.failed(FunctionFailed("bad", 100 if taken == 1 else None, is_anyones=True, **end))
+        tries += 1
+    assert tries <= 2 + count.bit_length()
+    assert [place for place in range(count) if attempts.spent(100 + place)] == [bad]
+    assert attempts.trial is None
+
+
+def test_a_failure_of_another_kind_ends_the_trials():
+    attempts = Attempts(1)
+    for taken in (8, 8, 4):
+        attempts.failed(FunctionFailed("bad", is_anyones=True, taken=taken, last=taken))
+    assert attempts.trial == 2
+    attempts.failed(FunctionFailed("the database is away"))
+    assert attempts.trial is None
