@@ -21,7 +21,7 @@ from harvest_lib.config.agreement import disagreements
 from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
-from harvest_lib.config.environment import environment_values
+from harvest_lib.config.environment import environment_values, marks_in_batches
 from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
 from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator, unsendable
@@ -192,14 +192,24 @@ class HarvestConfig(BaseSettings):
                 configured = settings.milliseconds(name)
                 if configured is not None:
                     wanted = configured or math.inf  # 0 is librdkafka's "never"
-        longest = max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
-        return min(wanted, longest)
+        return min(wanted, self.expiry_seconds)
+
+    @property
+    def expiry_seconds(self) -> float:
+        """Return how long a record may be in a producer's queue at most: less than the session timeout, after which a
+        successor may be at work."""
+        return max(self.session_timeout_seconds - 1, self.session_timeout_seconds / 2)
 
     @property
     def exactly_once(self) -> bool:
         """Tell whether nothing repeats for readers of what is committed. Such deliveries go in batches, whatever
         the source."""
         return self.delivery in {"transactional", "sequenced"}
+
+    @property
+    def in_batches(self) -> bool:
+        """Return True if records go in batches, with a checkpoint after each; else each is followed by itself."""
+        return self.source != "mark" or self.exactly_once or marks_in_batches()
 
     def is_own_topic(self, topic: str) -> bool:
         """Tell whether a topic is of the election, or of checkpoints: the configured one, and those of other

@@ -45,10 +45,12 @@ BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
-    """`kafka` are the user's producer settings, secrets in clear."""
+    """`kafka` are the user's producer settings, secrets in clear. `expiry_seconds`: how long a record may be in the
+    producer's queue, for batches with at most one record of a key; None where one that expires would leave a gap."""
 
     kafka: Mapping[str, object] = field(repr=False)
     delivery_timeout_seconds: float
+    expiry_seconds: float | None = None
     record_header: bool = True
     producer_provider: KafkaProducerProvider = Producer
 

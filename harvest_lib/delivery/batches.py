@@ -66,6 +66,7 @@ class PipelinedBatches:
         self._failure: KafkaError | None = None  # of the batch: the first
         self._stopped = self._gave_up = False
         self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
+        self._has_expired = False  # a record, while it waited or was on the wire
         self._watched: set[str] = set()  # topics of the batch, where one is in trouble
         self._headers_of = header_maker(None)
         self._stamp: bytes | None = None
@@ -234,6 +235,7 @@ class PipelinedBatches:
     def _failed_in(self, topic: str | None, error: KafkaError) -> None:
         """Note what was reported of a record."""
         self._is_of_row = True
+        self._has_expired = self._has_expired or error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - librdkafka's own code
         self._failed(error)
         if error.code() == UNCONFIRMED:
             self._is_named = True  # no record is to blame
@@ -281,6 +283,7 @@ class PipelinedBatches:
                 if self._serve(functools.partial(producer.flush, _ABANDON_SECONDS)):
                     self._serve(purge)
             self._close_producer(producer)
+        may_arrive, self._has_expired = may_arrive or self._has_expired, False  # it may have been on the wire
         if self._failure is not None and (self._failure.code() in _ABOUT_TOPICS or is_fatal(self._failure)):
             self._topics.forget()
         return may_arrive
@@ -290,6 +293,8 @@ class PipelinedBatches:
         self._serve(functools.partial(close_with_sender, producer, self._sender))
 
     def _own_settings(self) -> dict[str, object]:
+        if (seconds := self._settings.expiry_seconds) is not None:  # a leader that was frozen finds its queue expired
+            return {"message.timeout.ms": int(seconds * 1000)}
         return {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
 
     def _make_producer(self) -> KafkaProducer:

@@ -150,6 +150,7 @@ def make_guarantee(
     settings = BatchDeliverySettings(
         kafka=config.kafka_settings(for_producer=True),
         delivery_timeout_seconds=config.delivery_timeout_seconds,
+        expiry_seconds=config.expiry_seconds if config.delivery == "barrier" else None,
         record_header=config.record_header,
         producer_provider=producer_provider,
     )
@@ -287,10 +288,6 @@ def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:
     return CheckpointPlace(topic=config.checkpoint_topic, partition=shard, key=f"{config.subscription}/{shard}")
 
 
-def _in_batches(config: HarvestConfig) -> bool:
-    return config.source != "mark" or config.exactly_once
-
-
 def _subscription_rows(config: HarvestConfig, pool: Pool) -> SubscriptionRows:
     table = OutboxTable.parse(config.outbox_table)
     return SubscriptionRows(
@@ -328,7 +325,7 @@ def make_leadership(
                     io_error_backoff_seconds=limits.io_error_backoff_seconds,
                 ),
                 config.data_source.conninfo(),
-                rows=_subscription_rows(config, pool()) if pool is not None and _in_batches(config) else None,
+                rows=_subscription_rows(config, pool()) if pool is not None and config.in_batches else None,
                 kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
             )
         case "neli":

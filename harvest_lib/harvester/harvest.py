@@ -428,7 +428,7 @@ class Harvest:
                 closing.callback(lambda: engine.close(deadline))  # before leadership goes: nothing of ours leaves then
 
     def _make_engine(self, config: HarvestConfig, pool: Callable[[], Pool]) -> Engine:
-        if config.source == "mark" and not config.exactly_once:
+        if not config.in_batches or self._has_own_parts:
             return self._make_mark_engine(config, self._table)
         consumer, producer = self._providers
         providers = {"consumer_provider": consumer, "producer_provider": producer}

@@ -12,6 +12,8 @@ MODES = (
     "mark-pipelined",
     "mark-transactional",
     "mark-sequenced",
+    "mark-barrier-batches",
+    "mark-pipelined-batches",
     "transaction_id-transactional",
     "transaction_id-pipelined",
     "transaction_id-barrier",
@@ -23,10 +25,11 @@ MODES = (
     "transaction_id-sequenced-shards",
 )
 """How the outbox is read, and how Kafka gets it; `mixed` by some members in transactions, by others under the barrier,
-and the lock elects them. With `shards` each key belongs to one of several, which are led and read apart."""
+and the lock elects them. With `batches` a marked table goes in batches where it is not by default. With `shards` each key belongs to one of several, which are led and read apart."""
 SHARDS = (2, 3)
 """So many there are, where there are several."""
 EXACTLY_ONCE = ("transactional", "sequenced")
+_BY_BATCHES = (*EXACTLY_ONCE, "batches")
 _IN_BATCHES = ("split", "split")
 _DISASTERS = ("kill", "freeze", "cut off", "crash", "crash once sent", "outage", "slow wire", "slow wire", "stop")
 _ONLY_READ = ("rewind",)
@@ -74,7 +77,7 @@ class Plan:
     @property
     def by_batches(self):
         """Whether a term goes in batches, and its subscription has an epoch."""
-        return self.source != "mark" or self.delivery in EXACTLY_ONCE
+        return self.source != "mark" or self.mode.endswith(_BY_BATCHES)
 
     def __str__(self):
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -85,7 +88,7 @@ def plan_of(seed, modes=MODES):
     dice = random.Random(seed * 2 + 1)
     mode = modes[seed % len(modes)]
     kinds = _DISASTERS
-    if not mode.startswith("mark") or mode.endswith(EXACTLY_ONCE):
+    if not mode.startswith("mark") or mode.endswith(_BY_BATCHES):
         kinds += _IN_BATCHES
     if not mode.startswith("mark"):
         kinds += _ONLY_READ

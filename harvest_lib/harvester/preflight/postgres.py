@@ -178,7 +178,7 @@ class _Table:
         self._elects_otherwise = (self._config.leadership, choices.leadership) == ("auto", "postgres")
         self._config = resolved(self._config, choices, self._table)
         self._report.passed.append(("configuration", str(choices)))
-        marks: ReadingMode = "mark_batches" if self._config.exactly_once else "mark"
+        marks: ReadingMode = "mark_batches" if self._config.in_batches else "mark"
         self._mode = marks if choices.source == "mark" else "batches"
 
     def _columns(self) -> None:

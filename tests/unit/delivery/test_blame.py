@@ -124,3 +124,14 @@ def test_what_failed_by_name_is_over_once_a_record_is_taken():
     made.fails = {}
     made.batch()
     assert not made.topics.in_trouble
+
+
+def test_a_record_that_expired_may_have_been_on_the_wire():
+    """I4: sent again at once, its key could step back."""
+    made = Made(is_transactional=False)
+    made.fails = {"theirs": KafkaError._MSG_TIMED_OUT}
+    made.batch()
+    assert made.delivery.abandon()
+    made.fails = {}
+    made.batch()
+    assert not made.delivery.abandon()
