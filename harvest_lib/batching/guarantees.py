@@ -14,7 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from harvest_lib.checkpoints.store import CheckpointStore
-from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
+from harvest_lib.checkpoints.stores import IntentStore, KafkaStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchFailed, BatchOutcome, PipelinedBatches, Sequenced
@@ -64,8 +64,8 @@ class AtLeastOnceBatches:
 
     exactly_once = False
 
-    def __init__(self, delivery: PipelinedBatches, store: PostgresStore) -> None:
-        self.store: CheckpointStore = store
+    def __init__(self, delivery: PipelinedBatches, store: CheckpointStore) -> None:
+        self.store = store
         self._delivery = delivery
         self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
 

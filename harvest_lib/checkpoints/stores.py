@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
 """Acknowledgements that are pending are tried again this often: their topic may be there, or take them, by now."""
+_SHOW_SECONDS = 0.2
 _LEAP = 1_000_000_000
 
 
@@ -95,6 +96,43 @@ class PostgresStore:
         if pending:
             _log.warning("acknowledgements_pending", extra={"topics": sorted({each.topic for each in pending})})
         self._pending = [each.to_json() for each in pending]
+
+
+class PurgeStore:
+    """`CheckpointStore` of a table that is marked and delivered at least once: a batch counts once it is purged.
+
+    The subscription's row says who leads, and shows how far it is; it is written at most five times a second.
+    """
+
+    kept_in = "postgres"
+
+    def __init__(self, store: PostgresStore, purge: Callable[[], None]) -> None:
+        self._store = store
+        self._purge = purge
+        self._show_at = 0.0
+
+    @property
+    def epoch(self) -> int:
+        return self._store.epoch
+
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
+        self._store.lead(leader_id, after_epoch)
+
+    def leadership_status(self) -> LeadershipStatus:
+        return self._store.leadership_status()
+
+    def load(self) -> Checkpoint:
+        return self._store.load()
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        self._purge()
+        if boot_seconds() < self._show_at:
+            return True
+        self._show_at = boot_seconds() + _SHOW_SECONDS
+        return self._store.save(checkpoint)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 class IntentStore(PostgresStore):

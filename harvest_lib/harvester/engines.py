@@ -75,7 +75,7 @@ from harvest_lib.outbox.parking_rules import ParkingRules, Refusals
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.record import Row
-from harvest_lib.source import ClaimSource, SourceThread
+from harvest_lib.source import ClaimSource, MarkPages, SourceThread
 
 _log = logging.getLogger(__name__)
 
@@ -425,6 +425,7 @@ class BatchEngine(Engine):
             checkpoints,
             topics,
             term.shard,
+            purge=source.purge if isinstance(source, MarkPages) else None,
             consumer_provider=self._consumer_provider,
             producer_provider=self._producer_provider,
         )

@@ -13,7 +13,7 @@ from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.certificates import Certificates
-from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore
+from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore, PurgeStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
@@ -117,7 +117,8 @@ def make_batch_source(
     `parks`."""
     if kind == "mark":
         parked = table.parked.identifier if parks else None
-        return MarkPages(MarkSource(_marking(config), table.identifier, parked))
+        source = MarkSource(_marking(config), table.identifier, parked)
+        return MarkPages(source, config.limits.mark_backoff_seconds, names_ids=config.exactly_once)
     selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
     return make(
@@ -143,10 +144,12 @@ def make_guarantee(
     topics: Topics,
     shard: int,
     *,
+    purge: Callable[[], None] | None = None,
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> Guarantee:
-    """Return what `delivery` names: how one shard's batches go, and where the checkpoint after them is kept."""
+    """Return what `delivery` names: how one shard's batches go, and where the checkpoint after them is kept.
+    `purge` has a marked table purged of what was delivered: at least once, that counts as the checkpoint."""
     settings = BatchDeliverySettings(
         kafka=config.kafka_settings(for_producer=True),
         delivery_timeout_seconds=config.delivery_timeout_seconds,
@@ -157,7 +160,9 @@ def make_guarantee(
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
         case "barrier" | "pipelined":
-            return AtLeastOnceBatches(PipelinedBatches(settings, topics), PostgresStore(checkpoints, acknowledge))
+            store = PostgresStore(checkpoints, acknowledge)
+            kept = PurgeStore(store, purge) if purge is not None else store
+            return AtLeastOnceBatches(PipelinedBatches(settings, topics), kept)
         case "transactional":
             transactional_id = f"{config.checkpoint_topic}.{shard}"
             return TransactionalBatches(

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any
 from uuid import uuid4
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.record.rows import ids_of
@@ -41,10 +41,16 @@ class MarkPages:
     by then.
     """
 
-    def __init__(self, source: MarkSource) -> None:
+    def __init__(self, source: MarkSource, backoff_seconds: float = 0.0, *, names_ids: bool = True) -> None:
+        """For `backoff_seconds` after a mark that found nothing there is no other. Positions that need not say what
+        was delivered, as nobody goes on from one before it is purged, do not name ids."""
+        self._names_ids = names_ids
         self._source = source
+        self._backoff_seconds = backoff_seconds
+        self._mark_at = 0.0  # boot seconds
         self._thread: CallThread[MarkSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
+        self._limit = 0
         self._sent: list[int] = []  # ids of this batch, and what was deferred before
         self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, what is being purged
@@ -61,8 +67,12 @@ class MarkPages:
         return self.position()
 
     def read(self, limit: int) -> Page | None:
+        if self._asked is None and boot_seconds() < self._mark_at:
+            return None
         claimed = self._next(limit)
         self.parked = claimed.parked
+        if not claimed.rows:
+            self._mark_at = boot_seconds() + self._backoff_seconds
         # One that was fenced may have marked what we had marked, and sent; then it is marked here again.
         known = {*self._sent, *self._delivered}
         rows, ids = claimed.rows, ids_of(claimed.rows)
@@ -92,6 +102,19 @@ class MarkPages:
         self._delivered += [each for each in self._sent if each not in kept]
         self._sent = [each for each in self._sent if each in kept]
 
+    def purge(self) -> None:
+        """Purge what was delivered, durably when it returns; in one transaction with the next mark, if one is due."""
+        if self._thread is None or not self._delivered:
+            return
+        if self._asked is None and boot_seconds() >= self._mark_at:
+            self._ask(self._limit)
+        if self._asked is not None:
+            self._asked.result()
+        purged = set(self._purging)
+        if ids := [each for each in self._delivered if each not in purged]:
+            self._thread.ask(lambda source: source.fetch(0, ids)).result()
+            self._delivered = [each for each in self._delivered if each in purged]
+
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
         return "1:1:", None
 
@@ -107,6 +130,7 @@ class MarkPages:
         self._source.close()
 
     def _next(self, limit: int) -> ClaimedRows:
+        self._limit = limit
         if self._asked is None:
             self._ask(limit)
         assert self._asked is not None  # noqa: S101 - asked just now
@@ -133,8 +157,7 @@ class MarkPages:
 
     def position(self) -> Position:
         """Return the position after what was read so far."""
-        position: dict[str, Any] = {"source": NAME, "ids": encode_ids(self._delivered + self._sent)}
-        return position
+        return {"source": NAME, "ids": encode_ids(self._delivered + self._sent) if self._names_ids else ""}
 
 
 def _delivered(position: Position) -> list[int]:

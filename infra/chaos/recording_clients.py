@@ -312,8 +312,9 @@ def record(recorder: Recorder, history: Path) -> None:
     class RecordedPages(MarkPages):
         """Pages are marked under ids of their own; the term for which they are is known by then."""
 
-        def __init__(self, source: Any) -> None:
-            super().__init__(cast("MarkSource", RecordedSource(recorder, source, lambda _own: recorder.sending)))
+        def __init__(self, source: Any, *args: Any, **named: Any) -> None:
+            recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)
+            super().__init__(cast("MarkSource", recorded), *args, **named)
 
     made = {"make_source": recorded_source, "make_guarantee": recorded_guarantee}
     for name, make in made.items():

@@ -217,6 +217,7 @@ class Shard:
                 checkpoints,
                 topics,
                 self._number,
+                purge=source.purge if self._plan.source == "mark" else None,
                 consumer_provider=partial(Consumer, self._world.broker),
                 producer_provider=self._make_producer,
             ),
@@ -229,7 +230,7 @@ class Shard:
 
     def _pages(self):
         if self._plan.source == "mark":
-            return MarkPages(MarkSource(self._conninfo, OUTBOX, PARKED))
+            return MarkPages(MarkSource(self._conninfo, OUTBOX, PARKED), names_ids=self.config.exactly_once)
         make = SnapshotSource if self._plan.source == "snapshot" else TransactionIdSource
         return make(self._conninfo, make_selection(self.config, _TABLE, self._number))
 

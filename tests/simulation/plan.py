@@ -25,7 +25,8 @@ MODES = (
     "transaction_id-sequenced-shards",
 )
 """How the outbox is read, and how Kafka gets it; `mixed` by some members in transactions, by others under the barrier,
-and the lock elects them. With `batches` a marked table goes in batches where it is not by default. With `shards` each key belongs to one of several, which are led and read apart."""
+and the lock elects them. With `batches` a marked table goes in batches where it is not by default. With `shards`
+each key belongs to one of several, which are led and read apart."""
 SHARDS = (2, 3)
 """So many there are, where there are several."""
 EXACTLY_ONCE = ("transactional", "sequenced")
