@@ -1,4 +1,4 @@
-"""What mkdocs does not do by itself: pages from outside `docs/`, and the reference of the API.
+"""Additions to mkdocs: pages from outside `docs/`, and the reference of the API.
 
 README, CHANGELOG, CONTRIBUTING and LICENSE become pages as they are, with their links rewritten. Each module of the
 reference is a page made of its docstrings. A public name without a docstring fails the build.
@@ -19,6 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     "LICENSE": "license.md",
 }
 """Files of the repository's root that are pages, by their names there."""
@@ -100,7 +101,7 @@ def _reference(module: str, root: Path = ROOT) -> str:
 
 
 def _is_ours(member: Any) -> bool:
-    """Tell whether a name is defined by this project, and is a class, a function or an exported alias of one."""
+    """Return True if a name is defined by this project, and is a class, a function or an exported alias of one."""
     try:
         target = member.final_target if member.is_alias else member
     except griffe.AliasResolutionError:
