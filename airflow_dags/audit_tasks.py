@@ -30,7 +30,7 @@ _WRONG = {
     "duplicates_adjacent": ("sent twice by one term, one after the other", "duplicates"),
     "duplicates_separated": ("sent twice by one term, with others of their key between", "duplicates"),
 }
-"""Columns of the summary that must be zero: what a number in them means, and the table that names each record."""
+"""Columns of the summary that must be zero: the meaning of a number in them, and the table that names each record."""
 
 _FOUND = 1
 """The audit's exit code for anomalies, which the report names."""
@@ -45,7 +45,7 @@ class AuditMissing(HarvestError):
 
 
 def run_audit() -> BashOperator:
-    """Compare Kafka with what was committed, in a Spark session that ends with the task."""
+    """Compare Kafka with the committed records, in a Spark session that ends with the task."""
     command = f'{shlex.quote(sys.executable)} -m spark_jobs.audit --audit-id "$HARVEST_AUDIT_ID"'
     command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
     return BashOperator(

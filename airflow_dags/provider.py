@@ -1,4 +1,4 @@
-"""What Airflow is told of this package: the connection type, and the fields that its form shows.
+"""Description of this package for Airflow: the connection type, and the fields that its form shows.
 
 Airflow reads this in all its processes, so nothing is imported here.
 """

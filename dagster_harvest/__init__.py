@@ -1,10 +1,10 @@
 """Runs and observes the harvester in Dagster: a run that is kept alive, assets, checks.
 
-definitions  what Dagster loads; it only gathers `defs/`
+definitions  entry point for Dagster; it only gathers `defs/`
 components   the component "an outbox": a few lines of YAML define all of the below
-settings     what those lines may contain, with units and defaults
+settings     the fields of those lines, with units and defaults
 resources    the harvester's configuration, read when it is needed
-daemon       the run that harvests, and what it reports
+daemon       the run that harvests, and its reports
 heartbeat    the table of heartbeats that prove that a run is alive
 decisions    pure: the next step that keeps one run alive
 supervisor   the sensor that takes it

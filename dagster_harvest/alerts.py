@@ -1,7 +1,7 @@
 """Reports failed runs, with cause and next step, in one line, and recoveries.
 
 Sensors, not hooks: a hook runs inside the run, and nothing calls it when the run's process was killed. `tell` can be
-replaced to page people; the default writes to the logs of the code location and of the sensor.
+replaced to page operators; the default writes to the logs of the code location and of the sensor.
 """
 
 import logging

@@ -3,7 +3,7 @@
     source ──Spark──► business table ──► outbox ──harvester──► topics
           ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
 
-What Spark writes has daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
+Spark's assets have daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
 the harvester fills them and reports by observations.
 """
 
@@ -127,7 +127,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
                 deps=[settings.outbox_key, *settings.topic_keys],
                 kinds={"spark", "postgres"},
                 description=_WHAT_AUDITS_FIND[table],
-                # Of partitions the latest would count: then what judges all of them is what has to be fresh.
+                # With partitions the latest would count: then the asset that judges all of them has to be fresh.
                 freshness_policy=None if settings.audit.by_topic else _freshness(settings),
             )
             for table in TABLES
@@ -189,7 +189,7 @@ def _freshness(settings: OutboxSettings) -> dg.FreshnessPolicy:
 
 
 def verified_asset(settings: OutboxSettings) -> dg.AssetsDefinition:
-    """Return what consumers may build on: that all that was committed came, in order, up to the last audit.
+    """Return the asset that proves to consumers that all committed records came, in order, up to the last audit.
 
     Blocking checks of the summary stand before it in a run of both; alone it judges the last audit by the same rules.
     """
@@ -276,8 +276,8 @@ def run_under_pipes(
 
 
 def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: it is
-    unknown then what was loaded."""
+    """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: the
+    loaded rows are unknown then."""
     reports = [each for each in told if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)
     if reports and broken is None:

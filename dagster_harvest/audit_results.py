@@ -26,7 +26,7 @@ _LAST = """
 SELECT {columns} FROM harvest_audit.summary AS s WHERE starts_with(audit_id, %(prefix)s) AND {ours}
 ORDER BY at DESC, audit_id DESC LIMIT {most}
 """
-# An audit of an earlier version did not say what it had audited.
+# An audit of an earlier version did not record its outbox and topics.
 _OURS = """
 coalesce((SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
           FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id), true)

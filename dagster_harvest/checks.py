@@ -77,7 +77,7 @@ def judged_ordering(summary: AuditSummary) -> Verdict:
 def judged_duplicates(summary: AuditSummary) -> Verdict:
     """Warn of copies that one term sent after another had; fail if one term sent a record twice.
 
-    The first is what delivery at least once makes when a leader dies; the second nothing of ours does.
+    Delivery at least once makes the first when a leader dies; nothing of ours makes the second.
     """
     by_one_term = summary.duplicates_adjacent + summary.duplicates_separated
     total = by_one_term + summary.duplicates_cross_epoch
@@ -133,11 +133,11 @@ _JUDGES: Mapping[str, Callable[[AuditSummary], Verdict]] = {
     "duplicates": judged_duplicates,
 }
 _DOES_NOT_BLOCK = "duplicates"
-"""An at-least-once delivery that repeats harms nobody who was told of it."""
+"""Duplicates of an at-least-once delivery harm no consumer that expects them."""
 
 
 def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
-    """Return what the blocking checks say of an audit."""
+    """Return the verdicts of the blocking checks on an audit."""
     return [judge(summary) for name, judge in _JUDGES.items() if name != _DOES_NOT_BLOCK]
 
 
@@ -145,7 +145,7 @@ def blocking_verdicts(summary: AuditSummary) -> list[Verdict]:
 
 
 def backlog_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
-    """Return the checks of what waits."""
+    """Return the checks of the backlog."""
 
     @dg.multi_asset_check(
         name=f"{settings.name}_backlog",
@@ -203,7 +203,7 @@ def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:
 
 
 def unreadable(error: HarvestError) -> Verdict:
-    """Return the verdict on what could not be read."""
+    """Return the verdict on input that could not be read."""
     return Verdict(
         passed=False,
         severity=_ERROR,

@@ -20,11 +20,11 @@ from dagster_harvest.settings import RESULTS, OutboxSettings
 from dagster_harvest.supervisor import supervisor_sensor
 
 _PIPES = dg.PipesSubprocessClient()
-"""One for all: definitions of several outboxes merge only if what they share is the same."""
+"""One for all: definitions of several outboxes merge only if they share the same objects."""
 
 
 class OutboxScaffoldParams(BaseModel):
-    """What `dg scaffold defs` asks for."""
+    """Options of `dg scaffold defs`."""
 
     name: str = Field(default="", description="Name of the outbox in Dagster. Default: that of the folder.")
     topics: str = Field(default="orders", description="Kafka topics of its records, with commas between.")

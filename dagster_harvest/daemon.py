@@ -58,7 +58,7 @@ _STEP_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What a run reports. `rate` is in records per second since the last report; `waiting` is None without Postgres."""
+    """Report of a run. `rate` is in records per second since the last report; `waiting` is None without Postgres."""
 
     delivered: int
     rate: float

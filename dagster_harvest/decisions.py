@@ -32,7 +32,7 @@ class DaemonRun:
     changed_at: float
     began_at: float | None = None
     has_worked: bool = False
-    """Whether it has delivered for `healthy_after_working_seconds`."""
+    """True if it has delivered for `healthy_after_working_seconds`."""
     version: str | None = None
     """Version of the library and digest of the configuration that it was started with."""
     is_leaving: bool = False
@@ -84,7 +84,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
-    """A run is dead, and Dagster has to be told; then decide again."""
+    """A run is dead, and Dagster has to be notified; then decide again."""
 
     run_id: str
     was_canceled: bool
@@ -103,7 +103,7 @@ def decide(
     version: str | None = None,
 ) -> Decision:
     """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds;
-    `version` is what a run would be started with, None if that is not known."""
+    `version` is that of a run that would be started now, None if it is not known."""
     newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
     for run in newest_first:
         if run.phase in _ACTIVE:
@@ -156,7 +156,7 @@ def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSetting
 
 
 def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
-    """Tell whether a run has done its work since it was last asked: it leads, and delivered records or none wait.
+    """Return True if a run has done its work since it was last asked: it leads, and delivered records or none wait.
 
     `waiting` is None if that is not known.
     """
@@ -164,7 +164,7 @@ def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
 
 
 def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | HandOver:
-    """Tell whether a run that is kept has to go for another version."""
+    """Return HandOver if a run that is kept has to go for another version, else Keep."""
     if not kept.is_alive or None in (run.version, version) or run.version == version:
         return kept
     reason = f"it harvests by {run.version}, and code or configuration are {version} now"
@@ -176,7 +176,7 @@ def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | Hand
 def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
     since = now - run.changed_at
     if run.phase in _PENDING:
-        # A queue may be long, and that is for its owner to say; what was launched has to come.
+        # A queue may be long, and that is for its owner to say; a launched run has to come.
         if run.phase == "starting" and since >= settings.start_within_seconds:
             return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
         return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")

@@ -1,4 +1,4 @@
-"""What Dagster loads: `dagster dev -m dagster_harvest.definitions`. It gathers what `defs/` says, and does nothing."""
+"""Entry point for Dagster: `dagster dev -m dagster_harvest.definitions`. It only gathers the definitions of `defs/`."""
 
 import warnings
 from pathlib import Path

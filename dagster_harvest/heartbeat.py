@@ -71,7 +71,7 @@ FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which row: a daemon's name, the code location it is defined in, and its number among the runs kept there."""
+    """Key of a row: a daemon's name, the code location it is defined in, and its number among the runs kept there."""
 
     name: str
     location: str
@@ -141,7 +141,7 @@ class HeartbeatTable:
         )
 
     def renew(self, place: Place, run_id: str) -> bool:
-        """Record a heartbeat; tell whether the row still belongs to the run."""
+        """Record a heartbeat; return True if the row still belongs to the run."""
         with translated():
             return self._connection.execute(self._fill(_RENEW), {**place.values(), "run_id": run_id}).rowcount == 1
 

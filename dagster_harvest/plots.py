@@ -1,4 +1,4 @@
-"""What the last audits found, as a picture for a page of Dagster: delays, records, and findings over time."""
+"""Picture of the last audits for a page of Dagster: delays, records, and findings over time."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ def audit_plot(audits: Sequence[AuditSummary]) -> str:
             total = "" if values[-1] is None else f" {values[-1]:,.0f}"
             axes.plot(times, known, marker="o", markersize=3, label=f"{name}{total}")
         axes.set_title(title, loc="left")
-        # Linear around zero, where what is well stands, and two clocks may tell a delay below it.
+        # Linear around zero, where good values stand, and two clocks may show a delay below it.
         axes.set_yscale("symlog", linthresh=1)
         axes.grid(alpha=0.3)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")

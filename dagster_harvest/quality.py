@@ -1,6 +1,6 @@
 """Checks by contract (pandera) and by expectation suite (Great Expectations); both are imported when a check runs.
 
-One fault fails one check: what the suite finds that has a check of its own is shown here and judged there.
+One fault fails one check: a finding of the suite that has a check of its own is shown here and judged there.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ Read = Callable[["psycopg.Connection[Any]", OutboxTable], Any]
 def quality_checks(settings: OutboxSettings) -> Sequence[dg.AssetChecksDefinition]:
     """Return the checks of an outbox's rows, of its business rows if it has a writer, and of its audits."""
     checks = [
-        # An outbox from which what was delivered is purged is mostly empty.
+        # An outbox that is purged on delivery is mostly empty.
         _contract_check(settings, settings.outbox_key, "OUTBOX", _newest(), allow_empty=True),
         _contract_check(settings, settings.audit_key("summary"), "AUDIT_SUMMARY", _last_audit(settings)),
         _expectations_check(settings),

@@ -29,7 +29,7 @@ STATEMENT_TIMEOUT = "10s"
 
 
 class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
-    """Where the harvester's configuration is, and what overrides it."""
+    """Place of the harvester's configuration, and overrides of it."""
 
     config_file: str | None = None
     """The YAML file; it overrides HARVEST_* variables, which the whole process shares. Default: the file that
@@ -40,7 +40,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
     """Default: as in the YAML, or `outbox`."""
 
     def get_resource_definition(self) -> Any:
-        """Return what Dagster stores of this resource. Raises ConfigError for a password in clear text."""
+        """Return the definition for Dagster's storage. Raises ConfigError for a password in clear text."""
         if self.dsn is not None and not isinstance(self.dsn, dg.EnvVar) and not _is_free_of_secrets(self.dsn):
             raise ConfigError(
                 "a connection string with a password is in clear text, where Dagster would store and show it",
@@ -86,7 +86,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 
 
 def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
-    """Return what a run harvests by: the version of the library and a digest of configuration and settings, without
+    """Return the version of a run: that of the library and a digest of configuration and settings, without
     secrets."""
     told = {
         "harvester": {**config.redacted(), "name": ""},  # by default that of its process

@@ -1,4 +1,4 @@
-"""What a `defs.yaml` may contain about an outbox. No secrets: it names variables, never their values."""
+"""Fields of an outbox in a `defs.yaml`. No secrets: it names variables, never their values."""
 
 import re
 from collections import Counter
@@ -16,14 +16,14 @@ TABLES = ("summary", *DETAIL_TABLES)
 """The audit's tables in the schema `harvest_audit`."""
 VERIFIED = "verified"
 RESULTS = (*TABLES, VERIFIED)
-"""What an audit makes, each an asset."""
+"""Results of an audit, each an asset."""
 
 
 class WriterSettings(dg.Model, dg.Resolvable):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
     module: str = "spark_jobs.flights_by_day"
-    """Run as `python -m`, under Dagster Pipes; what it is given: `dagster_harvest.assets`."""
+    """Run as `python -m`, under Dagster Pipes; its arguments: see `dagster_harvest.assets`."""
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
@@ -39,7 +39,7 @@ class WriterSettings(dg.Model, dg.Resolvable):
 
 
 class Thresholds(dg.Model, dg.Resolvable):
-    """From where on a check warns, and from where on it fails."""
+    """Thresholds from which a check warns, and from which it fails."""
 
     backlog_age_warn_seconds: float = Field(default=60.0, gt=0)
     """Default 60 s."""
@@ -67,22 +67,22 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     mode: Literal["run", "external"] = "run"
     """`run`: a Dagster run, kept alive by the supervisor; `external`: `harvest run` elsewhere, only observed."""
     runs: int = Field(default=1, ge=1, le=100)
-    """How many runs each code location keeps; a pool of them shares the shards. Default 1."""
+    """Number of runs that each code location keeps; a pool of them shares the shards. Default 1."""
     listen: str | None = None
-    """Where a run serves `/metrics`, `/livez`, `/readyz` and `/progress`: `HOST:PORT`; of several runs each on a port
-    of its own, from this one on. Default: what the variable HARVEST_LISTEN says, else nowhere."""
+    """Address of a run's `/metrics`, `/livez`, `/readyz` and `/progress`: `HOST:PORT`; several runs have each a port
+    of its own, from this one on. Default: the variable HARVEST_LISTEN, else none."""
     report_every_seconds: float = Field(default=10.0, ge=1)
-    """How often a run tells its numbers. Default 10 s."""
+    """Interval of a run's reports of its numbers. Default 10 s."""
     beat_every_seconds: float = Field(default=2.0, gt=0)
-    """How often a run proves that it lives. Default 2 s."""
+    """Interval of a run's heartbeats. Default 2 s."""
     stale_after_seconds: float = Field(default=15.0, gt=0)
     """A run without a heartbeat for so long is considered dead. Default 15 s."""
     look_every_seconds: int = Field(default=10, ge=1, le=30)
-    """How often the supervisor looks; Dagster's own sensors look every 5 s at most. Default 10 s."""
+    """Interval of the supervisor's ticks; Dagster's own sensors look every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
     """A run that was launched and is not there after so long is given up. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
-    """How long after a failure the next run begins; doubled by each further one. Default 5 s."""
+    """Delay of the next run after a failure; doubled by each further one. Default 5 s."""
     longest_backoff_seconds: float = Field(default=300.0, gt=0)
     """Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
@@ -104,27 +104,27 @@ class DaemonSettings(dg.Model, dg.Resolvable):
 
 
 class AuditSettings(dg.Model, dg.Resolvable):
-    """The audit: what was committed against what is in Kafka."""
+    """The audit: committed records against the records in Kafka."""
 
     module: str = "spark_jobs.audit"
     """Run as `python -m`, under Dagster Pipes' subprocess client."""
     arguments: Sequence[str] = ()
     """More of its command line, such as `--id-column`. Default none."""
     id_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """What the ids of this outbox's audits begin with, and only those count. Default none: the last audit of this
-    outbox and all of its topics counts, whoever ran it."""
+    """Prefix of the ids of this outbox's audits; only those count. Default none: the last audit of this
+    outbox and all of its topics counts, from any process."""
     state_folder: str | None = None
-    """A folder in which audits keep what the next one goes on from, so that it reads only what came since. Every
+    """A folder in which audits keep their state, so that the next one reads only records that came since. Every
     process that audits must reach it. Default none: each audit reads everything."""
     by_topic: bool = False
-    """Whether each topic is a partition, which is audited alone. Checks judge the last audits of all together. Default
+    """True if each topic is a partition, which is audited alone. Checks judge the last audits of all together. Default
     no: an audit reads all topics."""
     allow_empty: bool = False
-    """Whether an audit that finds no committed record is one. Default no: it fails, since it proves nothing."""
+    """True if an audit that finds no committed record passes. Default no: it fails, since it proves nothing."""
     docs_folder: str | None = None
-    """Where Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
+    """Folder in which Data Docs are built. Default: `data_docs` in the storage folder of Dagster's instance."""
     cron: str = "0 3 * * *"
-    """When, in UTC. Default at 3 every night."""
+    """Schedule, in UTC. Default at 3 every night."""
     warn_after_hours: float = Field(default=26.0, gt=0)
     """An audit older than this is a warning. Default 26 hours."""
     fail_after_hours: float = Field(default=50.0, gt=0)
@@ -132,33 +132,33 @@ class AuditSettings(dg.Model, dg.Resolvable):
 
 
 class ArchiveSettings(dg.Model, dg.Resolvable):
-    """Where closed segments of a native outbox are archived before they are dropped: an asset, a partition for each."""
+    """Archive of a native outbox's closed segments, filled before they are dropped: an asset, a partition for each."""
 
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     look_every_seconds: int = Field(default=300, ge=5)
-    """How often a sensor looks for closed segments. Default 300 s."""
+    """Interval at which a sensor looks for closed segments. Default 300 s."""
 
 
 class ReplaySettings(dg.Model, dg.Resolvable):
-    """A new subscription whose topics are filled with what was delivered before: a partition of the replay's asset."""
+    """A new subscription whose topics are filled with records delivered before: a partition of the replay's asset."""
 
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The new subscription."""
     topics: Mapping[str, str] = Field(min_length=1)
-    """Where records go, by the topics that they name: `orders: orders.v2`."""
+    """Topics that records go to, by those that they name: `orders: orders.v2`."""
     archive: str | None = None
     """The URL of the outbox's archive. Default: the outbox alone."""
     without_dropped: bool = False
-    """Whether what was dropped from the outbox may be missing. Default no: the replay is refused."""
+    """True if records dropped from the outbox may be missing. Default no: the replay is refused."""
 
 
 class AssetKeys(dg.Model, dg.Resolvable):
-    """The keys of the assets, with slashes between their parts. The last part is what the lineage shows, so it has to
+    """The keys of the assets, with slashes between their parts. The lineage shows the last part, so it has to
     read by itself."""
 
     source: str = "source/{source}"
-    """What the writer reads. Default `source/{source}`."""
+    """Source data of the writer. Default `source/{source}`."""
     business: str = "postgres/{table}"
     """The writer's business table; the schema is a part of its own. Default `postgres/{table}`."""
     outbox: str = "outbox/{name}_outbox"
@@ -206,7 +206,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     """An outbox as Dagster sees it."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,50}$")
-    """What everything of this outbox is called: jobs, sensors, assets."""
+    """Name of everything of this outbox: jobs, sensors, assets."""
     table: str = "outbox"
     """`table` or `schema.table`. Default: as in the YAML, or `outbox`."""
     topics: Sequence[str] = Field(min_length=1)
@@ -226,7 +226,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     archive: ArchiveSettings | None = None
     """Default none: segments are dropped once every subscription has passed them."""
     replays: Sequence[ReplaySettings] = ()
-    """Subscriptions that are filled with what was delivered before them. Default none."""
+    """Subscriptions that are filled with records delivered before them. Default none."""
     asset_keys: AssetKeys = Field(default_factory=AssetKeys)
 
     @model_validator(mode="after")

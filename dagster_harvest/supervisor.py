@@ -1,8 +1,8 @@
 """The sensor that keeps exactly one run of a daemon per code location and slot, or watches one that runs elsewhere.
 
-A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides what it does.
+A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides its step.
 It queries brokers only if the harvester runs elsewhere, limits each statement to some seconds, and never harvests.
-The cursor is what the last tick observed, as JSON; the tick's message says it in words.
+The cursor holds the last tick's observations, as JSON; the tick's message says them in words.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""When the certificates expire that a process is configured with: read from their files, by the package cryptography.
+"""Expiry of the certificates that a process is configured with: read from their files, by the package cryptography.
 
-Of what we show (a client's certificate and its chain) the first to expire counts. Of what we trust (authorities) it is
-the last: a file of several is how one is replaced by the next, and a system's has old ones that nobody uses.
+Of certificates that we show (a client's and its chain) the first to expire counts. Of those that we trust (authorities)
+it is the last: a file of several is how one is replaced by the next, and a system's has old ones that nobody uses.
 
-What is in a file may be newer than what a client has read: clients read it when they are made.
+A file may be newer than the version that a client has read: clients read it when they are made.
 """
 
 import logging
@@ -28,7 +28,7 @@ WARN_SECONDS = 14 * 86_400.0
 """So long before one expires it is said."""
 _EVERY_SECONDS = 86_400.0
 _NO_FILES = {"system", "probe"}
-"""What `sslrootcert` and `ssl.ca.location` may be instead of a path: the client searches."""
+"""Values of `sslrootcert` and `ssl.ca.location` that are no path: the client searches."""
 
 
 class Unreadable(Exception):
@@ -37,11 +37,11 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a certificate is: a file, or the text itself. `setting` names it, and is all that is told of it."""
+    """Place of a certificate: a file, or the text itself. `setting` names it, and is all that is published of it."""
 
     setting: str
     shown: bool
-    """Whether we show it, or trust by it."""
+    """True if we show it, False if we trust by it."""
     path: Path | None = field(default=None, repr=False)
     text: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
@@ -81,7 +81,7 @@ class Certificates:
 
     def expiries(self) -> Mapping[str, float]:
         """Return when each expires, in Unix seconds, by the setting that names it. Files are read when they change;
-        what cannot be read is left out, and logged once."""
+        unreadable ones are left out, and logged once."""
         found: dict[str, float] = {}
         with self._lock:
             for place in self._places if self._places and self._can_read() else ():
@@ -95,8 +95,8 @@ class Certificates:
         return {setting: at for setting, at in self.expiries().items() if at - now < WARN_SECONDS}
 
     def begin(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
-        """Log what expires soon, now and every day until `stopping` is set; returns at once. `clock` is in Unix
-        seconds."""
+        """Log certificates that expire soon, now and every day until `stopping` is set; returns at once. `clock` is in
+        Unix seconds."""
         if self._places:
             run = threading.Thread(target=self._run, args=(stopping, clock), name="harvest-certificates", daemon=True)
             run.start()
@@ -130,7 +130,7 @@ class Certificates:
 
 
 def _mark(place: _Place) -> object:
-    """Return what is another once a file has changed."""
+    """Return a value that changes when the file does."""
     with suppress(OSError, ValueError):
         if place.path is not None:
             stat = place.path.stat()
@@ -139,7 +139,7 @@ def _mark(place: _Place) -> object:
 
 
 def _expiry_of(place: _Place) -> float | None:
-    """Return when what is at a place expires, in Unix seconds; None for a folder of authorities. Raises Unreadable."""
+    """Return a place's expiry, in Unix seconds; None for a folder of authorities. Raises Unreadable."""
     try:
         if place.path is not None and place.path.is_dir():
             return None
@@ -148,7 +148,7 @@ def _expiry_of(place: _Place) -> float | None:
         raise Unreadable(getattr(error, "strerror", None) or "it is no path") from None
     try:
         expiries = [each.not_valid_after_utc.timestamp() for each in _certificates_in(content, place.password)]
-    except Exception:  # noqa: BLE001 - the package has many, and their words may quote what is there
+    except Exception:  # noqa: BLE001 - the package has many, and their words may quote the content
         raise Unreadable("no certificate can be read from it") from None
     if not expiries:
         raise Unreadable("the key store holds no certificate")

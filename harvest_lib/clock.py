@@ -25,7 +25,7 @@ class Deadline:
 
     @property
     def remaining_seconds(self) -> float:
-        """Return what is left, never negative."""
+        """Return the seconds left, never negative."""
         return max(0.0, self._at - boot_seconds())
 
     @property

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and what its errors mean to a harvester.
+"""Connections to Postgres, and the meaning of its errors to a harvester.
 
 Promises: a connection opened here notices a dead server within about 15 s even in the middle of a statement, and every
 error that leaves this module is one of `harvest_lib.errors`, without the password.
@@ -79,19 +79,19 @@ _NOT_LET_IN = re.compile(
 _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
-"""What libpq says where it was to find a server that can be written to."""
+"""libpq's message if it was to find a server that can be written to, and this one cannot."""
 
 _ANSWERED = re.compile(r"failed: \S+ ?:  ")
 """libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
 
 _STARTUP = "unsupported startup parameter"
-"""PgBouncer, of what a session is to have."""
+"""PgBouncer's message about a setting of the session."""
 
 _WOULD_FILTER = "query would be affected by row-level security policy"
 """`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
 
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
-"""What a statement of ours says that would miss rows, in an error of Postgres' own."""
+"""Text that a guarded statement of ours puts into Postgres' own error, instead of missing rows."""
 
 _STALE_PLAN = "RevalidateCachedQuery"
 """The function of Postgres that finds that a prepared statement fits no more. Its text may be in any language."""
@@ -123,7 +123,7 @@ def open_session(
 
     `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
     it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
-    is what psycopg takes. Raises psycopg.Error, or DatabaseError for a setting that the server does not take.
+    are psycopg's options. Raises psycopg.Error, or DatabaseError for a setting that the server does not take.
     """
     parameters = conninfo_to_dict(conninfo)
     options = parameters.get("options")
@@ -195,8 +195,7 @@ def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
 def require_session(conninfo: str) -> None:
     """Raise DatabaseError if a pooler hands server processes out by the transaction.
 
-    What is set for a session, `synchronous_commit=on` first of all, would then hold for whoever comes next, and not for
-    us.
+    Session settings, `synchronous_commit=on` first of all, would then hold for the next client, and not for us.
     """
     with connect(conninfo) as ours, connect(conninfo) as other, translated():
         first = ours.execute("SELECT pg_backend_pid()").fetchone()
@@ -220,7 +219,7 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
-    """Say what an error means: unavailable (comes back by itself), denied, or the table is not what it should be."""
+    """Return our error for one of Postgres': unavailable (comes back by itself), denied, or the table is wrong."""
     evidence = evidence_of(error)
     state = error.sqlstate or ""
     if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
@@ -322,7 +321,7 @@ def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
 
 
 def evidence_of(error: psycopg.Error) -> str:
-    """Return what Postgres or libpq said, with the SQLSTATE if there is one."""
+    """Return the message of Postgres or libpq, with the SQLSTATE if there is one."""
     lines = str(error).strip().splitlines()
     text = (
         "; ".join(line.strip() for line in lines if line.strip())

@@ -17,13 +17,13 @@
     │   ├── TopicTooSmall          a topic has fewer partitions than are needed
     │   └── TopicCompacted         a topic does not keep all that is written to it
     ├── ParkedRecordMissing    a parked record that was asked for is not there
-    ├── AdaptorError           what a pipeline reads from or writes to is not as it must be
+    ├── AdaptorError           a pipeline's source or destination is not as it must be
     │   ├── MessageRefused         a destination does not take a message: names where it stands in the log
     │   └── PositionLost           a reader cannot go on from where it was: what lies between is gone
     ├── LogError               a commit log or an offset log of a pipeline cannot be used as it is
     │   ├── LogInUse               another process has it open
     │   ├── LogTooNew              a later version of this library wrote it
-    │   ├── LogDamaged             what is on the disk is not what was written: names file and byte
+    │   ├── LogDamaged             the bytes on the disk are not those written: names file and byte
     │   ├── LogUnwritable          the disk is full, failed, or may only be read
     │   ├── EntryRefused           a message that the format has no room for
     │   └── OffsetBeyondLog        an offset that the log does not have yet
@@ -50,7 +50,7 @@ class HarvestError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    """What the command line exits with when this error ends a command."""
+    """Exit code of the command line when this error ends a command."""
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str) -> None:
         self.cause = cause
@@ -119,7 +119,7 @@ class PoolConflict(HarvestError):
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, theirs: Mapping[str, str]) -> None:
         self.theirs = theirs
-        """What the other pool says of itself, as `harvest_lib.leadership.pool.Pool` spells it."""
+        """The other pool's description of itself, as `harvest_lib.leadership.pool.Pool` spells it."""
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
@@ -158,7 +158,7 @@ class ParkedRecordMissing(HarvestError):
 
 
 class AdaptorError(HarvestError):
-    """What a pipeline reads from or writes to is not as it must be: correct it there, or in the declaration."""
+    """A pipeline's source or destination is not as it must be: correct it there, or in the declaration."""
 
 
 class MessageRefused(AdaptorError):
@@ -186,7 +186,7 @@ class LogTooNew(LogError):
 
 
 class LogDamaged(LogError):
-    """What is on the disk is not what was written there: bring the file back, or have an operator skip the messages."""
+    """The bytes on the disk are not those written there: bring the file back, or have an operator skip the messages."""
 
     def __init__(
         self, cause: str, *, path: Path, byte: int, offsets: range | None = None, evidence: str = "", next_step: str
@@ -194,7 +194,7 @@ class LogDamaged(LogError):
         self.path = path
         self.byte = byte
         self.offsets = offsets
-        """Which offsets it may concern, None where all of the log."""
+        """Offsets that it may concern, None where all of the log."""
         super().__init__(cause, evidence=f"{path}, byte {byte}{evidence and f': {evidence}'}", next_step=next_step)
 
 

@@ -1,4 +1,4 @@
-"""What a harvester tells its event handler: changes of leadership, and its throughput, measured by a `Meter`."""
+"""Events for a harvester's event handler: changes of leadership, and its throughput, measured by a `Meter`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Meter:
         return self._total
 
     def due(self, now: float, interval_seconds: float) -> bool:
-        """Tell whether at least `interval_seconds` have passed since the last reading."""
+        """Return True if at least `interval_seconds` have passed since the last reading."""
         return now - self._interval_start >= interval_seconds
 
     def read(self, now: float) -> MeterStats:

@@ -1,4 +1,4 @@
-"""What every Kafka client of ours has in common: settings that are never left to chance, reachability, errors.
+"""Common parts of our Kafka clients: settings that are never left to chance, reachability, errors.
 
 Promises: a broker that cannot be reached or refuses us is reported by `harvest_lib.errors`, with librdkafka's own last
 words as evidence; nothing that this module says holds a secret.
@@ -24,13 +24,13 @@ from harvest_lib.telemetry.counts import KAFKA_ERRORS
 
 REACH_TIMEOUT_SECONDS = 5.0
 
-# A producer that is closed aborts what is open, and warns when it cannot: it was fenced, or no broker answers. Whoever
-# uses the transactional id next aborts it in any case. Not `catch_warnings`, which is for one thread alone.
+# A producer that is closed aborts its open transaction, and warns when it cannot: it was fenced, or no broker answers.
+# The next user of the transactional id aborts it in any case. Not `catch_warnings`, which is for one thread alone.
 warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
 
 
 class KafkaProducer(Protocol):
-    """What we ask of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+    """Interface of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
 
     def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
         """Queue one message; its callback (error, message) is called by a later poll, flush or purge."""
@@ -49,7 +49,7 @@ class KafkaProducer(Protocol):
         ...
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
-        """Fail what is queued, and what is on the wire."""
+        """Fail messages that are queued, and those on the wire."""
         ...
 
     def close(self) -> bool:
@@ -61,7 +61,7 @@ class KafkaProducer(Protocol):
         ...
 
     def init_transactions(self, timeout: float) -> None:
-        """Take over the transactional id; whoever had it before is fenced."""
+        """Take over the transactional id; its earlier producer is fenced."""
         ...
 
     def begin_transaction(self) -> None:
@@ -69,19 +69,19 @@ class KafkaProducer(Protocol):
         ...
 
     def commit_transaction(self, timeout: float) -> None:
-        """Commit what was produced since, once all of it is acknowledged."""
+        """Commit the messages produced since, once all of them are acknowledged."""
         ...
 
 
 class KafkaConsumer(Protocol):
-    """What we ask of a consumer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+    """Interface of a consumer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
 
     def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
         """Join the group; callbacks come by poll and close."""
         ...
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Take over what was assigned."""
+        """Take over the assigned partitions."""
         ...
 
     def poll(self, timeout: float) -> Message | None:
@@ -105,7 +105,7 @@ class KafkaConsumer(Protocol):
         ...
 
 
-# What they return is a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes say it otherwise.
+# They return a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes say it otherwise.
 KafkaProducerProvider = Callable[[dict[str, Any]], Any]
 """Make a KafkaProducer from librdkafka settings; `confluent_kafka.Producer` is a provider."""
 KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
@@ -114,7 +114,7 @@ KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
 _REPEAT_SECONDS = 30.0
 
 _STEP_SECONDS = 0.2
-# What a broker says of a partition that it was told of, but does not lead yet: it was just created, or changes hands.
+# Errors of a broker for a partition that it does not lead yet: it was just created, or changes hands.
 _NO_LEADER_YET = (
     ClientError.LEADER_NOT_AVAILABLE,
     ClientError.NOT_LEADER_FOR_PARTITION,
@@ -162,12 +162,12 @@ def count_error(error: ClientError) -> None:
 
 
 def is_refusal(error: ClientError) -> bool:
-    """Tell whether an error says that we may not do this."""
+    """Return True if an error means that we lack the permission."""
     return error.code() in _DENIED
 
 
 class LastError:
-    """Keep what librdkafka said last: calls that time out do not say why."""
+    """Keep librdkafka's last error: calls that time out do not say why."""
 
     def __init__(self) -> None:
         self._errors: dict[int, ClientError] = {}
@@ -209,7 +209,7 @@ def refused_settings() -> Iterator[None]:
 
 
 def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
-    """Say what a client's error means to the person who has to act."""
+    """Return the error, with cause and next step, for a client's error."""
     servers = settings.get("bootstrap.servers", "")
     evidence = "; ".join(part for part in (error.str(), said) if part)
     if is_refusal(error):

@@ -1,7 +1,7 @@
 """Databases without an encoding (`SQL_ASCII`): their text is bytes, and need not be UTF-8.
 
 A server refuses to send such text as UTF-8, with all that was asked for along with it. So it is asked for as it is, and
-what is not UTF-8 is escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
+other bytes are escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
 """
 
 import json
@@ -73,12 +73,12 @@ def _json(data: str | bytes) -> Any:
 
 
 def has_no_encoding(connection: psycopg.Connection[Any]) -> bool:
-    """Tell whether text of the connection may hold what is not UTF-8, escaped."""
+    """Return True if text of the connection may hold escaped bytes that are not UTF-8."""
     return connection.info.parameter_status("client_encoding") == "SQL_ASCII"
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether text that was read is what the bytes say, and nothing in it is escaped."""
+    """Return True if text that was read is valid UTF-8, without escaped bytes."""
     if text.isascii():
         return True
     try:
@@ -94,5 +94,5 @@ def as_bytes(text: str) -> bytes:
 
 
 def shown(text: str) -> str:
-    """Return text for people: bytes that are not UTF-8 as \\xe9."""
+    """Return text for operators: bytes that are not UTF-8 as \\xe9."""
     return text if is_utf8(text) else as_bytes(text).decode("utf-8", "backslashreplace")

@@ -1,1 +1,1 @@
-"""What the harvester needs around it: servers for a machine that has none."""
+"""Surroundings of the harvester: servers for a machine that has none."""

@@ -1,4 +1,4 @@
-"""Consumers as processes that are killed, frozen and thawed; what they say is read from their logs."""
+"""Consumers as processes that are killed, frozen and thawed; their events are read from their logs."""
 
 import os
 import random
@@ -27,7 +27,7 @@ class ConsumerPool:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
         self.kills = self.freezes = 0
         self.fenced = 0
-        """How many transactions of members that had been frozen were refused, as of the last look."""
+        """Refused transactions of members that had been frozen, as of the last look."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")},
@@ -97,11 +97,11 @@ class ConsumerPool:
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Tell whether a member has partitions that no other has got since, as of the last look."""
+        """Return True if a member has partitions that no other has got since, as of the last look."""
         return member in self._owner.values()
 
     def look(self) -> None:
-        """Read what was logged since."""
+        """Read the new lines of the logs."""
         said = [
             (line.get("timestamp", ""), number, line) for number, log in enumerate(self._logs) for line in log.new()
         ]

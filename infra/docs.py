@@ -1,4 +1,4 @@
-"""Write what is generated, by `make docs`: `docs/cli.md` from the commands, `docs/metrics.md` from the catalogue, and
+"""Write generated files, by `make docs`: `docs/cli.md` from the commands, `docs/metrics.md` from the catalogue, and
 the dashboard from its code.
 
 The same commands give the same text, whatever the terminal: nothing is wrapped to its width and nothing is coloured.

@@ -1,11 +1,11 @@
-"""What is installed beside our own code: a bill of it, and whether anything known is wrong with it.
+"""Packages installed beside our own code: a bill of materials, and an audit for known vulnerabilities.
 
     python -m infra.supply_chain sbom [FILE]     CycloneDX 1.5, of all that the lock names, with hashes
     python -m infra.supply_chain audit           ask the OSV database about each
 
 Promises
 - Nothing without a hash goes by: neither in the lock, from which alone the environment is made, nor in the bill.
-- The audit fails for what is known, unless `reviewed-vulnerabilities.txt` says why it stays, and there is no fix.
+- The audit fails for a known vulnerability, unless `reviewed-vulnerabilities.txt` gives a reason, and there is no fix.
 - Where the database cannot be asked, one line says so within 20 seconds, and it is no failure, so that a build needs no
   network; with HARVEST_AUDIT=required it is one.
 """
@@ -55,7 +55,7 @@ def unhashed(lock: Mapping[str, Any]) -> Iterator[str]:
 
 
 def incomplete(bill: Mapping[str, Any]) -> Iterator[str]:
-    """Return the components of a bill that cannot be told from others of their name."""
+    """Return the components of a bill that cannot be distinguished from others of their name."""
     for component in bill["components"]:
         references = component.get("externalReferences", ())
         hashes = [each["alg"] for reference in references for each in reference.get("hashes", ())]

@@ -1,4 +1,4 @@
-"""Waiting for what has to come, for so long and no longer."""
+"""Waiting for a condition, for so long and no longer."""
 
 import time
 from collections.abc import Callable

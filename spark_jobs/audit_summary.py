@@ -1,6 +1,6 @@
-"""What an audit found, in one row: the numbers of `harvest_audit.summary`.
+"""Result of an audit in one row: the numbers of `harvest_audit.summary`.
 
-Outside of `spark_jobs.audit`, which needs Spark: whoever reads the table does not.
+Outside of `spark_jobs.audit`, which needs Spark: readers of the table do not.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class AuditSummary:
 
     audit_id: str
     at: datetime
-    """When what was committed was read, by Postgres's clock."""
+    """Time at which committed records were read, by Postgres's clock."""
     records: int
     """Records in Kafka, of any kind."""
     committed: int
@@ -46,7 +46,7 @@ class AuditSummary:
     backlog_records: int
     """Committed records that wait in the outbox."""
     backlog_age_seconds: float
-    """How long the oldest of them has waited; 0 if there are none."""
+    """Waiting time of the oldest of them; 0 if there are none."""
     keys: int | None = None
     """Keys whose records were compared, of each topic. None where an earlier version audited, where a record is lost
     whose row was purged, so that nobody knows its key, or where a state of an earlier version had found a gap."""
@@ -56,7 +56,7 @@ class AuditSummary:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no committed record was found, so that no delivery was checked."""
+        """True if no committed record was found, so that no delivery was checked."""
         return self.committed == 0
 
     @property
@@ -66,7 +66,7 @@ class AuditSummary:
 
     @property
     def ok(self) -> bool:
-        """Whether committed records were found, and every count that must be zero is."""
+        """True if committed records were found, and every count that must be zero is."""
         return not self.is_empty and not self.anomalies
 
     def nothing_checked(self, allow: str) -> NothingChecked:
@@ -81,7 +81,7 @@ class AuditSummary:
 
 def together(summaries: Sequence[AuditSummary]) -> AuditSummary:
     """Return one summary of audits that each read other topics: their sums, as of the oldest, with the delays of the
-    slowest. What one of them does not know is None."""
+    slowest. A number that one of them does not know is None."""
     oldest = min(summaries, key=lambda each: each.at)
     if len(summaries) == 1:
         return oldest

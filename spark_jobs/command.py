@@ -1,4 +1,4 @@
-"""What the command lines of the jobs have in common: how they read options, what they tell, and how they end."""
+"""Common parts of the jobs' command lines: options, output, and exit codes."""
 
 import argparse
 import logging
@@ -12,7 +12,7 @@ _INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that shows a module's docstring line by line, and raises ConfigError for what it does not understand."""
+    """A parser that shows a module's docstring line by line, and raises ConfigError for unknown arguments."""
 
     def __init__(self, *, module: str, description: str | None, example: str) -> None:
         """Make the parser of `python -m module`; `example` is a line of its arguments."""
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def tell(text: str) -> None:
-    """Print a text at once: whoever reads along acts on it."""
+    """Print a text at once: the process that reads along acts on it."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -37,8 +37,8 @@ def tell(text: str) -> None:
 def run(command: Callable[[], int | None], *, interrupted: str) -> int:
     """Run a command; return its exit code, 0 where it returns none.
 
-    An error is told in its own words, and its exit code returned. `interrupted` is told of an interrupt: what to do
-    next, or what is as it was.
+    An error is printed in its own words, and its exit code returned. `interrupted` is printed on an interrupt: the
+    next step, or the state that is unchanged.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
     try:

@@ -1,10 +1,10 @@
-"""What only a Spark job can refuse; the rest is in `harvest_lib.errors`."""
+"""Errors that only a Spark job raises; the rest is in `harvest_lib.errors`."""
 
 from harvest_lib.errors import DatabaseError, HarvestError
 
 
 class SourceError(HarvestError):
-    """What a batch is read from is missing, or is not what it should be: the message names it and what is wrong."""
+    """The source of a batch is missing, or is not as it should be: the message names it and the fault."""
 
     exit_code = 3
 

@@ -19,7 +19,7 @@ from spark_jobs.sink.batches import BatchReport
 
 
 def load_days(job: Job, *, first: date, last: date) -> Iterator[BatchReport]:
-    """Load the days from `first` to `last`, both included, and yield what became of each once it is committed.
+    """Load the days from `first` to `last`, both included, and yield the report of each once it is committed.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """

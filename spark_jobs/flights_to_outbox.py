@@ -20,7 +20,7 @@ _ALL_MONTHS = range(1, 13)
 
 
 def load_months(job: Job, *, months: Sequence[int]) -> Iterator[BatchReport]:
-    """Load the months, one after the other, and yield what became of each as soon as it is committed.
+    """Load the months, one after the other, and yield the report of each as soon as it is committed.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """

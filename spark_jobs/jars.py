@@ -16,7 +16,7 @@ COMMAND = "export HARVEST_SPARK_JARS=$(python -m spark_jobs.jars)"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the paths, commas between. Returns the exit code of the error if they cannot be brought."""
+    """Print the paths, commas between. Returns the exit code of the error if they cannot be downloaded."""
     argparse.ArgumentParser(prog="python -m spark_jobs.jars", description=__doc__).parse_args(arguments)
     state = default_state()
     try:

@@ -33,7 +33,7 @@ from spark_jobs.sink.staging import sentence_of
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]
 
 Through = Literal["jdbc", "driver"]
-"""What carries the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by one COPY."""
+"""Ways of the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by one COPY."""
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
@@ -50,7 +50,7 @@ def sink(
     allow_empty: bool = False,
     through: Through = "jdbc",
 ) -> BatchReport:
-    """Write the frame's rows as records, and into the business `table` if one is named; tell what became of the batch.
+    """Write the frame's rows as records, and into the business `table` if one is named; return the batch's report.
 
     All of it is committed, or nothing is. Columns of the frame go into the table's columns of the same name;
     `batch_column` is one that takes the batch's id. The frame must come out the same each time it is computed: Spark
@@ -95,7 +95,7 @@ def foreach_batch(
     batch_column: str | None = None,
     through: Through = "jdbc",
 ) -> Callable[[DataFrame, int], None]:
-    """Return what `DataStreamWriter.foreachBatch` takes: each micro-batch is promoted once, under `stream:number`.
+    """Return a function for `DataStreamWriter.foreachBatch`: each micro-batch is promoted once, under `stream:number`.
 
     A stream that restarts from its checkpoint repeats its last micro-batch, which the ledger knows. Without its
     checkpoint it counts from 0 again, and its numbers mean other data: that is refused (BatchConflict), and the stream

@@ -1,4 +1,4 @@
-"""What every test may ask for: the servers, and a database, topics and names of its own."""
+"""Fixtures of every test: the servers, and a database, topics and names of its own."""
 
 import os
 import re
@@ -90,7 +90,7 @@ def stack(request: pytest.FixtureRequest, parts: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def bootstrap_servers(stack: Stack) -> str:
-    """Where Kafka clients connect."""
+    """Addresses for Kafka clients."""
     return stack.bootstrap_servers
 
 

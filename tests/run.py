@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="*", default=TESTS, help="folders or files instead of all")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the session ends with us
-    if "full" not in given.tiers:  # what every change has to pass draws the same examples
+    if "full" not in given.tiers:  # the tiers that every change has to pass draw the same examples
         os.environ.pop(VARIABLE, None)
     limits = (Limits(*given.limits),) * 2 if given.limits else Limits.of(given.tiers)
     try:

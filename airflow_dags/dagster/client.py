@@ -33,7 +33,7 @@ class JobMissing(DagsterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Where a job is found."""
+    """A job, with its repository and code location."""
 
     name: str
     repository: str
@@ -50,18 +50,18 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run will not change any more."""
+        """True if the run will not change any more."""
         return self.status in FINISHED
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended without success."""
+        """True if the run ended without success."""
         return self.finished and self.status != "SUCCESS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a run has done: steps that succeeded, checks as `asset:check`."""
+    """Work of a run: steps that succeeded, checks as `asset:check`."""
 
     steps: int
     planned: frozenset[str]
@@ -162,7 +162,7 @@ class DagsterClient:
         return _run(_expect(answer, "runOrError", "Run"))
 
     async def failures(self, run_id: str) -> str:
-        """Return in one line what failed in a run: steps and their first messages."""
+        """Return the failures of a run in one line: steps and their first messages."""
         answer = _expect(await self._ask(queries.FAILURES, {"runId": run_id}), "runOrError", "Run")
         steps = [each["stepKey"] for each in answer["stepStats"] if each["status"] == "FAILURE"]
         said = [
@@ -173,7 +173,7 @@ class DagsterClient:
         return _short("; ".join(said) or (f"failed steps: {', '.join(steps)}" if steps else ""))
 
     async def work(self, run_id: str) -> Work:
-        """Return what a run has done."""
+        """Return the work of a run."""
         planned, passed, failed = set[str](), set[str](), set[str]()
         after: str | None = None
         while True:
@@ -253,7 +253,7 @@ class DagsterClient:
 
 
 def _tls_trouble(error: BaseException, source: str) -> str:
-    """Return what to do about a failure of TLS, nothing if it is none. No retry changes one."""
+    """Return the remedy for a failure of TLS, nothing if it is none. No retry changes one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -282,7 +282,7 @@ def _json(response: httpx.Response) -> dict[str, Any]:
 
 
 def _expect(answer: Any, field: str, kind: str) -> Any:
-    """Return the field's content when it is of the kind; else raise DagsterRefused with what Dagster said."""
+    """Return the field's content when it is of the kind; else raise DagsterRefused with Dagster's message."""
     content = answer[field]
     if content["__typename"] == kind:
         return content

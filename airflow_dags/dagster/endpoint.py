@@ -1,6 +1,6 @@
-"""Where a Dagster webserver is and how it is spoken to: read from an Airflow connection, or from DAGSTER_URL.
+"""Address of a Dagster webserver and its credentials: read from an Airflow connection, or from DAGSTER_URL.
 
-Errors name what to correct, and never show what may be a secret.
+Errors name the setting to correct, and never show possible secrets.
 """
 
 import base64
@@ -24,15 +24,15 @@ _SWITCH = {"": True, "none": True, "true": True, "false": False}
 
 
 class DagsterError(HarvestError):
-    """Dagster could not do what it was asked: check the run, the job or the server named in the message."""
+    """Dagster could not fulfil a request: check the run, the job or the server named in the message."""
 
 
 class DagsterRefused(DagsterError):
-    """Dagster refuses: check credentials, versions and what was asked for."""
+    """Dagster refuses: check credentials, versions and the request."""
 
 
 class ConnectionFields(Protocol):
-    """What is read of an Airflow connection."""
+    """The fields that are read of an Airflow connection."""
 
     host: str | None
     port: int | None
@@ -44,7 +44,7 @@ class ConnectionFields(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A webserver: `url` without user and password, `source` is what to correct if it is wrong.
+    """A webserver: `url` without user and password, `source` names the setting to correct if it is wrong.
 
     `ca_file` names the certificates to trust, the usual ones if it is empty; without `verify` any certificate is
     accepted.
@@ -79,7 +79,7 @@ def from_url(url: str) -> Endpoint:
     except httpx.InvalidURL:
         parsed = httpx.URL()
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        # What was given is not shown: it may hold a password where we do not look for one.
+        # The value is not shown: it may hold a password where we do not look for one.
         raise DagsterRefused(
             "it is not known where Dagster is",
             evidence=f"there is no Airflow connection dagster_default, and {URL_VARIABLE}, where Airflow's triggerer "
@@ -95,7 +95,7 @@ def from_url(url: str) -> Endpoint:
 
 
 def from_connection(conn_id: str, fields: ConnectionFields) -> Endpoint:
-    """Return the endpoint that an Airflow connection describes. Raises DagsterRefused for what makes no sense."""
+    """Return the endpoint that an Airflow connection describes. Raises DagsterRefused for an invalid one."""
     source = f"the Airflow connection {conn_id}"
 
     def refused(evidence: str, next_step: str) -> DagsterRefused:

@@ -1,6 +1,6 @@
 """Start a Dagster job from Airflow and wait for it, holding no worker and starting it once.
 
-The operator defers to the trigger at once. The trigger does what `wait` promises; it may be moved, killed and
+The operator defers to the trigger at once. The trigger keeps the promises of `wait`; it may be moved, killed and
 restarted at any point. A task that Airflow retries adopts a run that goes on or has succeeded; if one failed under an
 earlier try, another is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
 Killing the task in Airflow ends the run in Dagster; a timeout does not.
@@ -33,7 +33,7 @@ _BACKSTOP = timedelta(minutes=2)
 
 
 class DagsterRunTrigger(BaseTrigger):
-    """Fire once, with what `wait.outcome` returns, when there is nothing more to wait for."""
+    """Trigger that fires once, with the result of `wait.outcome`, when there is nothing more to wait for."""
 
     def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
         """Prepare. The arguments are those of `Request`, the attempt as a mapping, and the connection's name."""
@@ -42,7 +42,7 @@ class DagsterRunTrigger(BaseTrigger):
         self.request = Request(attempt=Attempt(**attempt), **request)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what recreates this trigger in another process."""
+        """Return the class path and arguments that recreate this trigger in another process."""
         return f"{__name__}.{type(self).__name__}", {**asdict(self.request), "conn_id": self.conn_id}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -64,8 +64,8 @@ class DagsterJobOperator(BaseOperator):
     """Start a Dagster job, once for all tries of this task, and wait for it in the triggerer.
 
     Returns the run's id and address. Raises DagsterRunFailed (with cause, evidence and next step) when the run failed,
-    was not finished within `wait`, or Dagster was unreachable for `patience`; fails for good, without another try, when
-    Dagster has no such job, refuses the run, or ran nothing in it.
+    was not finished within `wait`, or Dagster was unreachable for `patience`; fails permanently, without another try,
+    when Dagster has no such job, refuses the run, or ran nothing in it.
     """
 
     template_fields: Sequence[str] = ("job_name", "location", "partition", "run_config", "conn_id")
@@ -127,7 +127,7 @@ class DagsterJobOperator(BaseOperator):
         raise SystemExit(128 + signal.SIGTERM)
 
     def completed(self, context: "Context", event: dict[str, str]) -> dict[str, str]:  # noqa: ARG002 - Airflow's
-        """Take what the trigger found."""
+        """Return or raise the outcome that the trigger found."""
         if event["outcome"] == "succeeded":
             self.log.info("the Dagster run succeeded: %s", event["url"])
             return {"run_id": event["run_id"], "url": event["url"]}

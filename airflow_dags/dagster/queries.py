@@ -1,4 +1,4 @@
-"""What is asked of Dagster, in its own words (GraphQL of Dagster 1.13), by name."""
+"""Queries to Dagster (GraphQL of Dagster 1.13), by name."""
 
 _RUN = "runId status creationTime tags { key value }"
 

@@ -29,7 +29,7 @@ class DagsterRunFailed(DagsterError):
 
 
 class DagsterRunEmpty(DagsterError):
-    """The Dagster run succeeded and has done nothing, or left a check unevaluated: check what its job selects."""
+    """The Dagster run succeeded and has done nothing, or left a check unevaluated: check the selection of its job."""
 
 
 class DagsterRunUnfinished(DagsterError):
@@ -38,7 +38,7 @@ class DagsterRunUnfinished(DagsterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Which task asks, and in which of its tries."""
+    """The task that asks, and the number of its try."""
 
     task: str
     number: int
@@ -51,7 +51,7 @@ class Attempt:
     def choose(self, runs: Sequence[Run]) -> Run | None:
         """Return the run that counts among those of the task, the oldest first; None when one has to be started.
 
-        One that goes on or has succeeded counts whoever started it; one that failed counts for its own try only.
+        One that goes on or has succeeded counts whichever try started it; one that failed counts for its own try only.
         """
         ours = [run for run in runs if not run.failed or run.tags.get(TRY_TAG) == str(self.number)]
         # A run ended as the newer of two must not be taken for the attempt's failure.
@@ -60,7 +60,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to run, for whom, and how long to wait.
+    """Request of a run: the job, the attempt that asks, and how long to wait.
 
     `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
     Unix time, so that a restart does not move it; `patience_seconds` is how long Dagster may be unreachable at a

@@ -2,7 +2,7 @@
 
 A segment that is closed does not change any more, but for a parked record that is put back; retention notices that, and
 the segment is archived again. Killed anywhere, the next run begins with the segment that has no manifest yet and writes
-its files anew.
+its files again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def archive_segments(
     """Archive closed segments, by default those of `unarchived_segments`.
 
     From the first call on, retention drops no segment that is not archived. Needs the owner's rights and a connection
-    in autocommit. Raises ArchiveError and DatabaseError; what was yielded before is archived.
+    in autocommit. Raises ArchiveError and DatabaseError; segments yielded before are archived.
     """
     placed = outbox.placed(connection)
     check_all_rows(connection, [placed.identifier], segments=True)
@@ -85,7 +85,7 @@ def archive_segments(
 
 
 def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: Segment) -> Manifest:
-    """Write the files of a segment, then compare what is in them with what is in Postgres, in one snapshot."""
+    """Write the files of a segment, then compare them with the rows in Postgres, in one snapshot."""
     assert segment.upper is not None  # noqa: S101 - it is closed
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

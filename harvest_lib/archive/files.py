@@ -1,6 +1,6 @@
-"""Where an archive lies, and its small files: which outbox it is of, and a manifest for each segment.
+"""The files of an archive, above all its small ones: one that names its outbox, and a manifest for each segment.
 
-    outbox.json                                     whose archive it is
+    outbox.json                                     the outbox it belongs to
     segments/<segment>.json                         the manifest: files, counts, hashes; written last
     records/day=2026-11-23/topic=orders/<segment>.parquet
 
@@ -38,7 +38,7 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What the archive has of one segment: ids from `lower` on and below `upper`; None is without a beginning."""
+    """Contents of the archive for one segment: ids from `lower` on and below `upper`; None is without a beginning."""
 
     segment: str
     lower: int | None
@@ -93,14 +93,14 @@ class ArchiveFiles:
             )
 
     def manifests(self) -> Sequence[Manifest]:
-        """Return what the archive has of each segment, in the order of ids."""
+        """Return the manifests of all segments, in the order of ids."""
         with self._translated("listed"):
             names = self._system.glob(f"{self._root}/segments/*.json")
         found = [self.manifest(name.rsplit("/", 1)[-1].removesuffix(".json")) for name in names]
         return sorted(filter(None, found), key=lambda each: each.upper)
 
     def manifest(self, segment: str) -> Manifest | None:
-        """Return what the archive has of a segment, None if nothing."""
+        """Return the manifest of a segment, None if there is none."""
         name = _manifest_name(segment)
         content = self._read_json(name)
         if content is None:
@@ -125,12 +125,12 @@ class ArchiveFiles:
                 self._system.rm_file(stray)
 
     def path(self, segment: str, *, day: str, topic: str) -> str:
-        """Return where the records of a segment, day and topic lie, from the archive's root."""
+        """Return the path of the records of a segment, day and topic, from the archive's root."""
         return f"records/day={_quoted(day)}/topic={_quoted(topic)}/{_quoted(segment)}.parquet"
 
     @contextmanager
     def written(self, path: str) -> Iterator["HashingFile"]:
-        """Open a file to be written from its beginning, in place of what is there."""
+        """Open a file to be written from its beginning, in place of an earlier one."""
         with self._translated("written"):
             self._system.makedirs(f"{self._root}/{path}".rsplit("/", 1)[0], exist_ok=True)
             with self._system.open(f"{self._root}/{path}", "wb") as file:
@@ -222,27 +222,27 @@ class HashingFile:
         """Do nothing: the file is flushed when it is closed."""
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self.bytes
 
     def readable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     def close(self) -> None:
-        """Leave closing to whoever opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
     @property
     def sha256(self) -> str:
-        """Of all that was written, in hexadecimal."""
+        """SHA-256 of all written bytes, in hexadecimal."""
         return self._hash.hexdigest()
 
 

@@ -71,7 +71,7 @@ class SegmentRecords:
         self.schema = schema_of(is_binary=row is not None and bool(row[0]))
 
     def totals(self) -> tuple[int, int | None]:
-        """Return how many records there are, and the last transaction that wrote one."""
+        """Return the number of records, and the last transaction that wrote one."""
         with translated():
             row = self._connection.execute(sql.SQL(_TOTALS).format(segment=self.segment.table.identifier)).fetchone()
         return row if row is not None else (0, None)

@@ -1,7 +1,7 @@
-"""The audit: of what was committed, what is in Kafka?
+"""The audit: compares committed records with the records in Kafka.
 
-`audit` compares two streams and knows neither Kafka nor Postgres; `read_topics` makes the one, `read_query` and
-`read_file` the other.
+`audit` compares two streams without access to Kafka or Postgres: `read_query` and `read_file` yield the committed
+records, `read_topics` those in Kafka.
 """
 
 from harvest_lib.audit.committed import read_file, read_query

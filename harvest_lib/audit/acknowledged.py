@@ -1,6 +1,6 @@
-"""Of records that have an id of `harvest_lib.consume`, those that readers of committed messages see: once each.
+"""Filter of records with an id of `harvest_lib.consume`: those that readers of committed messages see, once each.
 
-What is held until it is acknowledged is what is known of a record, never its value.
+Records that wait for their acknowledgement are held without their values.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ Record = TypeVar("Record", bound=Placed)
 
 
 class Acknowledged(Generic[Record]):
-    """Of all partitions. `observe` makes a record of a client's message that is read again."""
+    """Filter of all partitions. `observe` makes a record of a client's message that is read again."""
 
     def __init__(self, settings: Mapping[str, object], observe: Callable[[Any], Record]) -> None:
         self._settings, self._observe = settings, observe

@@ -1,7 +1,7 @@
-"""Read what was committed: from a query in one read-only snapshot of Postgres, or from a file.
+"""Read the committed records: from a query in one read-only snapshot of Postgres, or from a file.
 
-Streams with bounded memory: a server-side cursor, a file line by line. What cannot be read as records is an error that
-names the query, or the file and the line.
+Streams with bounded memory: a server-side cursor, a file line by line. Input that cannot be read as records is an error
+that names the query, or the file and the line.
 """
 
 import csv

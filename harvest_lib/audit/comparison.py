@@ -1,8 +1,8 @@
-"""Compare what was committed with what is in Kafka, in bounded memory whatever the size.
+"""Compare committed records with those in Kafka, in bounded memory whatever the size.
 
 Both streams go into a temporary SQLite database on disk, which vanishes when it is closed, and with the process if
-that is killed; window functions find the anomalies. What is held in memory is SQLite's page cache and a few examples,
-never something per record. Knows neither Kafka nor Postgres.
+that is killed; window functions find the anomalies. Memory holds SQLite's page cache and a few examples, never
+something per record. Knows neither Kafka nor Postgres.
 
 A record is one id. Within a key, in one partition of one topic, ids must ascend: writers lock the key before they
 insert, and the sequence has CACHE 1.

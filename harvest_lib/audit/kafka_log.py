@@ -4,7 +4,7 @@ Of committed records that is not the end that their readers see: it stands in fr
 
 Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
 record, so a partition is done when a record at or past its end arrives or the broker says that its end is reached.
-What is held in memory is bounded by bytes: the client's queue, and one batch.
+Memory is bounded by bytes: the client's queue, and one batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,10 +46,10 @@ def read_topics(
     """Yield the records of `topics` in batches, each partition's in the order of its log.
 
     `settings` are librdkafka's, `bootstrap.servers` among them. A record's id is the outbox id of its `harvest`
-    header, or else the integer written as text in the header `id_header`. Committed is also what has an id of
-    `harvest_lib.consume` and is acknowledged. Raises KafkaUnavailable
-    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (what is behind a
-    transaction that stays open may be committed, and is not read), or ConfigError for a setting.
+    header, or else the integer written as text in the header `id_header`. A record with an id of
+    `harvest_lib.consume` is committed once it is acknowledged. Raises KafkaUnavailable
+    (after about 8 s when no broker answers), KafkaAccessDenied, TopicMissing, TransactionOpen (records behind a
+    transaction that stays open may be committed, and are not read), or ConfigError for a setting.
     """
     said = LastError()
     consumer = _consumer(settings, isolation, said)
@@ -150,7 +150,7 @@ def _read(
                 _finish(consumer, unfinished, place)
         if records:
             yield records
-            heard = monotonic()  # whoever reads us may take their time
+            heard = monotonic()  # the caller may take its time
             mean_bytes = size_bytes / len(messages)
             batch_records = max(1, min(_BATCH_RECORDS, batch_records * 4, int(_BATCH_BYTES / (mean_bytes + 1))))
 
@@ -163,7 +163,7 @@ def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[s
 
 
 def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes | None]:
-    """Return what is known of a record, and the id that it has as a message."""
+    """Return the observed record, and its id as a message of `harvest_lib.consume`."""
     record_id: int | None = None
     leader: bytes | None = None
     message_id: bytes | None = None

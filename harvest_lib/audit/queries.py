@@ -24,7 +24,7 @@ INDEX_SEQUENCES = """
 CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id IS NOT NULL
 """
 
-# What was committed while the audit read is known from a second look; only what Kafka already has counts.
+# Records committed while the audit read are known from a second look; only those that Kafka already has count.
 KEEP_ARRIVALS_SEEN = """
 INSERT OR IGNORE INTO committed
 SELECT id, key FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
@@ -106,7 +106,7 @@ WHERE id IS NOT NULL AND key IS NOT NULL
 GROUP BY topic, key HAVING min(partition) <> max(partition)
 """
 
-# Where keys went that are in several partitions, and since when: whose first partition was another.
+# Partitions that keys moved to, and since when: keys in several partitions whose first partition was another.
 MOVED_KEYS = """
 WITH split AS (
     SELECT topic, key FROM observed WHERE id IS NOT NULL AND key IS NOT NULL

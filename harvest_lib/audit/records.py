@@ -1,4 +1,4 @@
-"""The two streams an audit compares, as tuples: what was committed, and what is in Kafka.
+"""The two streams an audit compares, as tuples: committed records, and records in Kafka.
 
 They are tuples because an audit passes millions of them straight into SQL.
 """

@@ -1,4 +1,4 @@
-"""What an audit found: numbers, a few examples of each anomaly, and what each term sent.
+"""Report of an audit: numbers, a few examples of each anomaly, and the records of each term.
 
 A report never holds a value, and holds keys only when they were asked for: keys may be personal data.
 """
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Where one anomaly is. A record that is not in Kafka (lost, pending) has no place there."""
+    """Place of one anomaly. A record that is not in Kafka (lost, pending) has no place there."""
 
     id: int
     topic: str | None = None
@@ -58,7 +58,7 @@ class MovedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderStatistics:
-    """What one term has in Kafka, and the first and last timestamp of it (Kafka's, milliseconds)."""
+    """Records of one term in Kafka, and their first and last timestamp (Kafka's, milliseconds)."""
 
     leader: UUID
     records: int
@@ -68,7 +68,7 @@ class LeaderStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The answer to: of what was committed, what is in Kafka?
+    """Result of comparing committed records with the records in Kafka.
 
     `records == delivered + purged + unknown + duplicates + foreign`, and `committed == delivered + lost` plus those
     committed that are `pending`.
@@ -86,7 +86,7 @@ class AuditReport:
     unknown: int
     """Ids in Kafka that were never committed."""
     purged: int
-    """Ids in Kafka that the outbox no longer has, where the outbox itself is all that is known of what committed."""
+    """Ids in Kafka that the outbox no longer has, where the outbox is the only source of committed records."""
     foreign: int
     """Records in Kafka without an id: another program's."""
     wrong_keys: int
@@ -108,7 +108,7 @@ class AuditReport:
     leaders: tuple[LeaderStatistics, ...] = ()
     """In order of their first record."""
     moved_keys: tuple[MovedKeys, ...] = ()
-    """Where the split keys went, and since when."""
+    """Partitions that the split keys moved to, and since when."""
     examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """The first few of each anomaly, by the name of its count; anomalies that were not found are not there."""
 
@@ -119,12 +119,12 @@ class AuditReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was compared: nothing was committed, nothing waits, and Kafka has no record of ours."""
+        """True if nothing was compared: nothing was committed, nothing waits, and Kafka has no record of ours."""
         return not (self.committed or self.pending or self.records - self.foreign)
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared, and every count that must be zero is."""
+        """True if something was compared, and every count that must be zero is."""
         return not self.is_empty and not any(getattr(self, name) for name in MUST_BE_ZERO)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""How much to deliver at a time: large batches under a backlog, since each costs the same whatever is in it, and small
-ones when little comes, so that nothing waits. Pure, no I/O.
+"""Batch size: large batches under a backlog, since each costs the same whatever is in it, and small ones when little
+comes, so that nothing waits. Pure, no I/O.
 
-Where Kafka has refused a batch, each of the next has half of what remains in doubt, whether the last one went or not:
-so the one to blame is alone after as many batches as that number has binary digits, and what is beyond goes in large
-ones.
+Where Kafka has refused a batch, each of the next has half of the records in doubt, whether the last one went or not:
+so the one to blame is alone after as many batches as that number has binary digits. Records beyond go in large batches.
 
 Where Kafka has not taken a batch in time, as brokers throttle us, the next has at most half of it, and each full one
 after that at most a quarter more: the same batch again would never go.
@@ -31,7 +30,7 @@ _PAUSE_GROWTH = 1.25
 
 
 class BatchSize:
-    """How many records the next batch and the next page may have, and how long to wait when there are none."""
+    """Limits of the next batch and the next page, in records, and the pause when there are none."""
 
     def __init__(self) -> None:
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
@@ -44,7 +43,7 @@ class BatchSize:
 
     @property
     def is_doubtful(self) -> bool:
-        """Tell whether one of the next records is to blame for a batch that was refused."""
+        """Return True if one of the next records is to blame for a batch that was refused."""
         return self._doubtful > 0
 
     def done(self, records: int, *, full: bool) -> None:

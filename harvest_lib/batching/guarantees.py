@@ -1,4 +1,4 @@
-"""What a subscription in batches guarantees: how its records go, and where the checkpoint after them is kept.
+"""Guarantees of a subscription in batches: the way of its records, and the place of the checkpoint after them.
 
 | class | records | their checkpoint |
 | --- | --- | --- |
@@ -29,15 +29,15 @@ class Guarantee(Protocol):
     """A way into Kafka in batches, and the checkpoints that go with it. Used by one thread."""
 
     exactly_once: bool
-    """Whether readers never see what is in doubt, unless its checkpoint counts."""
+    """True if records in doubt are never visible to readers, unless their checkpoint counts."""
 
     @property
     def store(self) -> CheckpointStore:
-        """Return where the checkpoints are kept."""
+        """Return the store of the checkpoints."""
         ...
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
-        """Get ready to send under this leader id; what was open before is gone."""
+        """Get ready to send under this leader id; a batch that was open before is gone."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
@@ -50,11 +50,11 @@ class Guarantee(Protocol):
         ...
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Wait until readers see all that was committed. Called between batches, while nothing waits to be sent."""
+        """Wait until readers see all committed records. Called between batches, while nothing waits to be sent."""
         ...
 
     def abandon(self) -> bool:
-        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers. Safe to
+        """Let nothing more leave; return True if records on the wire may still arrive, visible to readers. Safe to
         repeat."""
         ...
 
@@ -126,7 +126,7 @@ class SequencedBatches:
         outcome = self._delivery.flush(may_send)
         checkpoint = self._acknowledged
         if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
-            # Else a topic that is removed in a year would be asked for them by whoever leads then.
+            # Else they stay in the checkpoint, and a later leader would write them to a topic that may be gone by then.
             self._acknowledged = None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
             return outcome if self.store.save_pending(checkpoint, ()) else BatchFailed(reason=_REFUSED)

@@ -1,7 +1,7 @@
-"""What of a batch may go now, and what is deferred to later ones. Pure, no I/O.
+"""Barriers: they admit records to a batch, or defer them to later ones. Pure, no I/O.
 
 `KeyBarrier` is the key barrier in batches: at most one record of a key in a batch. `NoBarrier` has no barrier; it
-defers only what there is no room for.
+defers only records for which there is no room.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ rows are not counted, which would cost too much: they are few each, since the pa
 
 
 class Barrier(Protocol):
-    """What may go before the next checkpoint is on disk, which `checkpoint_saved` tells of. Records whose ids are in
+    """Admits records before the next checkpoint is on disk, which `checkpoint_saved` reports. Records whose ids are in
     `isolated` have a batch to themselves."""
 
     isolated: set[int]
     is_isolated: bool
-    """Whether such a record goes in this batch; to be set to False when one begins."""
+    """True if such a record goes in this batch; to be set to False when a batch begins."""
 
     def begin(self) -> None:
-        """Forget everything: what was deferred comes again from the source."""
+        """Forget everything: deferred records come again from the source."""
         ...
 
     def checkpoint_saved(self) -> None:
@@ -33,32 +33,32 @@ class Barrier(Protocol):
         ...
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
-        """Return what may go now, `room` records at most, of what was deferred and then of `rows`; deferred the rest.
-        `first` tells that nothing has gone in this batch yet."""
+        """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`; defer the rest.
+        `first` is true if nothing has gone in this batch yet."""
         ...
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of rows that were parked that may go now; defer the rest, behind what is deferred already."""
+        """Return those of rows that were parked that may go now; defer the rest, behind rows deferred already."""
         ...
 
     @property
     def deferred_ids(self) -> list[int]:
-        """Return the ids of what was deferred, in order."""
+        """Return the ids of deferred rows, in order."""
         ...
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something that was deferred may go now."""
+        """Return True if a deferred record may go now."""
         ...
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether something waits for the next checkpoint."""
+        """Return True if a deferred record waits for the next checkpoint."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so much was deferred that nothing more is to be read."""
+        """Return True if so many records are deferred that no more should be read."""
         ...
 
 
@@ -71,7 +71,7 @@ class KeyBarrier:
         self._waiting: list[Row] = []  # deferred, in order
         self._behind: list[Row] = []  # deferred in this batch
         self.is_isolated = False
-        self._sizes: dict[int, int] = {}  # bytes of what was deferred, by id, but for what is small
+        self._sizes: dict[int, int] = {}  # bytes of deferred records, by id, but for small ones
 
     def begin(self) -> None:
         self.isolated.clear()

@@ -6,23 +6,23 @@
                                            └── failed: a new leader id, and from the last position that was committed
 
 Promises
-- Nothing is passed by a position before it is in Kafka. What is sent again after a failure begins where the last batch
-  that was committed ended.
+- Nothing is passed by a position before it is in Kafka. After a failure, records are sent again from the end of the
+  last batch that was committed.
 - Where the checkpoint goes along with the batch, into its transaction or before its acknowledgements, it is the one
   that counts. A mirror of it in Postgres, and the checkpoint of all other deliveries, is written at most five times a
   second.
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same batch are deferred, and travel in the checkpoint by their ids.
-- A record that can never be sent is parked, by itself or with what follows of its key (`parking`). Where
+- A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where
   Kafka refuses a batch it does not say for which record, or which topic: smaller ones are tried until it is alone. A
-  topic in trouble is waited for, but not for good (`harvest_lib.delivery.topics`). What people want sent
-  again goes in batches of its own; its ids travel in the checkpoint, and are forgotten once that is kept.
-- A batch of which something may still arrive, to be seen by readers, ends the term: what is on the wire has a session
-  timeout to arrive before the next one begins here.
+  topic in trouble is waited for, but with a limit (`harvest_lib.delivery.topics`). Parked records that an operator
+  retries go in batches of their own; their ids travel in the checkpoint, and are forgotten once that is kept.
+- A batch of which records may still arrive, visible to readers, ends the term: records on the wire have a session
+  timeout to arrive before the next term begins here.
 - A server that is away, or takes our rights away, Postgres or Kafka, is waited for: it is asked again from the last
   position that was committed.
 - A leader that was fenced, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
-  moved (rewound, or told where to stop) goes on from the new place within about a second.
+  moved (rewound, or given an end) goes on from the new place within about a second.
 """
 
 import logging
@@ -80,7 +80,7 @@ class BatchLoop:
         self.idle = False
         """True when the last look found nothing, and nothing was deferred."""
         self.abandoned = 0
-        """How many records were in flight, their fate unknown, when the term ended."""
+        """Records that were in flight, their outcome unknown, when the term ended."""
         self._term = term
         self._ports = ports
         self._stopping = stopping
@@ -91,7 +91,7 @@ class BatchLoop:
 
     @property
     def holds_off(self) -> bool:
-        """Tell, at the end, whether what was on the wire may still arrive, or we were fenced."""
+        """Return True, at the end of the term, if records on the wire may still arrive, or we were fenced."""
         return self._state.was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
 
     @property
@@ -128,7 +128,7 @@ class BatchLoop:
         if self._redeliver():
             return
         filled = self._fill()
-        if filled is None:  # begun anew, or fenced
+        if filled is None:  # restarted, or fenced
             return
         if filled.position is None:
             self._rest()
@@ -136,8 +136,8 @@ class BatchLoop:
             self._commit(filled.position, self._size, full=filled.more)
 
     def _fill(self) -> Filled | None:
-        """Send what was deferred and then pages, until the batch is full or there is nothing more; None if a record was
-        refused, or what was read has to be read again."""
+        """Send deferred rows and then pages, until the batch is full or there is nothing more; None if a record was
+        refused, or pages have to be read again."""
         began, size, more, position = boot_seconds(), 0, True, None
         self._barrier.is_isolated = False
         if self._must_commit():
@@ -158,7 +158,7 @@ class BatchLoop:
         return Filled(position, more)
 
     def _must_commit(self) -> bool:
-        """Tell whether a checkpoint is due though nothing may be read: deferred records may go, the checkpoint was kept
+        """Return True if a checkpoint is due though nothing may be read: deferred records may go, the last one was kept
         elsewhere and others have to see where it is now, or the lowest parked id has changed."""
         is_elsewhere = self._state.checkpoint.kept_in != self._ports.guarantee.store.kept_in
         is_changed = self._state.caught_up and self._state.lowest_told != self._ports.parking.lowest
@@ -178,7 +178,7 @@ class BatchLoop:
     # -- beginning
 
     def _open(self) -> bool:
-        """Fence whoever led before, and go on from the subscription's checkpoint; False if we were fenced."""
+        """Fence the previous leader, and go on from the subscription's checkpoint; False if we were fenced."""
         ports = self._ports
         if not self._state.has_led:
             ports.guarantee.store.lead(self.leader_id, self._term.after_epoch)
@@ -198,7 +198,7 @@ class BatchLoop:
         self._state.checkpoint = checkpoint
         position = ports.source.open(self._state.checkpoint.position)
         if ports.guarantee.store.leadership_status() is not LeadershipStatus.LEADS:
-            ports.source.close()  # which of the two it has read is not known
+            ports.source.close()  # it is not known which of the two it has read
             return False
         self._state.saved_number = self._state.checkpoint.number
         self._state.position = {name: value for name, value in position.items() if name != "retried"}
@@ -217,8 +217,8 @@ class BatchLoop:
         return True
 
     def _load(self) -> Checkpoint | None:
-        """Return the last checkpoint; None if what does not fit it is our row, as it was before another leader came, or
-        the subscription was moved."""
+        """Return the last checkpoint; None if it does not fit our row because another leader has come, or the
+        subscription was moved."""
         try:
             return self._ports.guarantee.store.load()
         except CheckpointError:
@@ -227,7 +227,7 @@ class BatchLoop:
             return None
 
     def _still_leads(self) -> bool:
-        """Tell whether we were not fenced; what is read is found out anew if the subscription was moved."""
+        """Return False if we were fenced. If the subscription was moved, the source is closed, to be opened again."""
         status = self._ports.guarantee.store.leadership_status()
         if status is LeadershipStatus.FENCED:
             self._fenced(_SUPERSEDED)
@@ -272,8 +272,8 @@ class BatchLoop:
         return Read(size, went, parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> bool:
-        """Hand over what may go of what was deferred and then of `rows`; False if this batch is over, because the
-        client refused one, which was parked."""
+        """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`; False if this batch is
+        over, because the client refused one, which was parked."""
         return self._hand_over(self._barrier.admit(rows, self._room, first=not self.in_flight.records))
 
     def _hand_over(self, rows: Sequence[Row]) -> bool:
@@ -347,7 +347,7 @@ class BatchLoop:
             self._fenced(_SUPERSEDED)
 
     def _redeliver(self) -> bool:
-        """Send what people want sent again, at most every other batch; False if there is no such batch to be had."""
+        """Send parked records that an operator retried, at most every other batch; False if there are none to send."""
         self._state.was_redelivery = (
             not self._state.was_redelivery and self._state.caught_up and self._redelivery.may_look
         )
@@ -367,7 +367,7 @@ class BatchLoop:
         self.in_flight.records = 0
         self._state.is_open = False
         if may_arrive:
-            # Sent again now, records of the old batch could arrive behind what follows: a key would step back for good.
+            # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
             _log.warning("records_on_the_wire", extra={"records": self._state.in_doubt})
             self._term.end(TermEnd.FENCED)
             return
@@ -382,7 +382,7 @@ class BatchLoop:
         self._restart()
 
     def _say_if_taken(self, reason: str) -> None:
-        """Say so if whoever fenced us in Kafka does not lead: it would have raised the epoch before."""
+        """Log an error if the producer that fenced us in Kafka is not the leader: a leader raises the epoch first."""
         with suppress(DatabaseUnavailable, DatabaseAccessDenied):
             if self._ports.guarantee.store.leadership_status() is not LeadershipStatus.FENCED:
                 said = f"{_TAKEN}: Kafka says {reason!r}, and the subscription's row says that this process leads"

@@ -1,11 +1,11 @@
-"""What becomes of records that can never be sent, where a table that is marked is harvested in batches: they are moved
-out of the outbox into the table of parked records, as `MarkLoop` does it (`harvest_lib.outbox.parking_rules`).
+"""Parking where a marked table is harvested in batches: records that can never be sent are moved out of the outbox into
+the table of parked records, as `MarkLoop` does it (`harvest_lib.outbox.parking_rules`).
 
 Promises
-- What is parked is out of the outbox, durably, before the page that it came with is sent; its id is in no position
-  that is kept after that, so it is not purged if people put it back.
-- Under `hold_key` nothing of a key is sent that comes after a record of it that is parked. If people release a key
-  while more of it is being held, everything is marked anew (`is_stale`), so that what they put back goes first.
+- A parked record is out of the outbox, durably, before the page that it came with is sent; its id is in no position
+  that is kept after that, so it is not purged if an operator puts it back.
+- Under `hold_key` no record of a key is sent after a parked one of it. If an operator releases a key while more of it
+  is being held, everything is marked again (`is_stale`), so that the records put back go first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from harvest_lib.source import MarkPages, Position
 
 
 class MarkedParking:
-    """What one term parks; in the place of `BatchParking`. Nothing is sent again from here: what people put
-    back is marked."""
+    """Parking of one term, in the place of `BatchParking`. Nothing is sent again from here: records that an operator
+    puts back are marked."""
 
     is_empty = True
     lowest: int | None = None
@@ -34,9 +34,9 @@ class MarkedParking:
         ] = {}  # of each key in its topic the lowest id parked since the source was opened
         self._holds = policy == "hold_key"
         self.is_full = False
-        """Never: what is found is written at once."""
+        """Always False: records to park are written at once."""
         self.is_stale = False
-        """True once a key was released whose records are held here: begin anew."""
+        """True once a key was released whose records are held here: begin again."""
 
     def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
         self._parking.begin()
@@ -53,7 +53,7 @@ class MarkedParking:
         self.write()
         return good
 
-    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have what was parked since
+    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have records parked since
         return self._pages.position()
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:

@@ -1,8 +1,8 @@
-"""What one subscription's shard could not send, by id: the table `<outbox>_set_aside`. Records stay in the outbox.
+"""Records that one subscription's shard has parked, by id: the table `<outbox>_set_aside`. Records stay in the outbox.
 
 Promises
-- Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that whoever
-  raises it finds either all of a write, or none and none later.
+- Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that the
+  leader that raises it finds either all of a write, or none and none later.
 - A write is on disk when it returns.
 - An entry is of one row: that with its id and transaction id. Another row with the same id (`TRUNCATE … RESTART
   IDENTITY`) is not parked, and an entry whose row is gone holds nobody. Entries of earlier versions have no transaction
@@ -57,7 +57,7 @@ DELETE FROM {{parked_ids}} AS s USING leads
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
 """  # noqa: S608 - it is above
 
-# What is parked once more is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
+# A record that is parked again is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
 _ADD = f"""
 WITH {_LEADS}, added AS (
   INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held{{column}})
@@ -115,8 +115,8 @@ class Entry(NamedTuple):
 
 
 class ParkedIds:
-    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` says which rows
-    the outbox has, by which entries are told apart; without it, or the grants for it, entries go by their ids alone.
+    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` selects the
+    outbox's rows, which distinguish entries; without it, or the grants for it, entries go by their ids alone.
 
     All calls raise DatabaseUnavailable when the database cannot be asked.
     """
@@ -199,8 +199,8 @@ class ParkedIds:
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
-        """Return what of the keys may be sent: what no record stands before that stays parked. The first of each key
-        come first, then the second: so a long run of one key keeps no other key."""
+        """Return the ids of the keys' records that may be sent: those behind none that stays parked. The first of each
+        key come first, then the second: so a long run of one key delays no other key."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._connected().execute(self._due, values).fetchall()

@@ -1,11 +1,11 @@
-"""Which records a subscription in batches has parked, and which it has to: those that can never be sent, and what waits
-behind them. The policies are those of `harvest_lib.outbox.parking_rules`; the records stay in the outbox.
+"""Parking in a subscription in batches: of records that can never be sent, and of later ones that are held behind them.
+The policies are those of `harvest_lib.outbox.parking_rules`; the records stay in the outbox.
 
 Promises
-- What is parked is on disk, under the epoch, before anything is committed that passes it.
-- Under `hold_key` nothing of a key is sent to a topic that comes after a record of both that is parked.
+- A parked record is on disk as such, under the epoch, before anything is committed that passes it.
+- Under `hold_key` no record of a key is sent to a topic after a parked one of both.
 - A row is passed over as parked only if it is the row that was parked: another one may have its id.
-- What people want sent again goes by id, each key's from its lowest on, and is forgotten only once it is in Kafka.
+- Records that an operator retries go by id, each key's from its lowest on, and are forgotten only once in Kafka.
 - Rows pass without a look at each while nothing is parked and none is refused.
 """
 
@@ -28,10 +28,10 @@ _MOST_FOUND = 10_000
 
 
 class BatchParking:
-    """What one term has parked. `begin` it whenever the source is opened."""
+    """Decides which records are parked or held in one term. `begin` it whenever the source is opened."""
 
     is_stale = False
-    """Whether what was read has to be read again; never here."""
+    """True if pages have to be read again; always False here."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class BatchParking:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so much is to be written that nothing more should be read before."""
+        """Return True if so many entries wait for `write` that nothing more should be read before."""
         return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
-        """Learn what is parked, but for what is in Kafka since; what was found and not written comes again. False
-        if we were fenced."""
+        """Load the parked records, but for `retried`, which are in Kafka; unwritten findings come again. False if we
+        were fenced."""
         self._found.clear()
         if retried:
             return self.release(retried)
@@ -105,7 +105,7 @@ class BatchParking:
         return self.write()
 
     def write(self) -> bool:
-        """Write down what is to be parked; False if we were fenced."""
+        """Write the records to park; False if we were fenced."""
         found, self._found = list({entry.id: entry for entry in self._found}.values()), []
         if not found:
             return True
@@ -123,15 +123,15 @@ class BatchParking:
             _log.info("records_held", extra={"count": held})
         return True
 
-    # -- what is sent again
+    # -- redelivery
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing is parked."""
+        """Return True if nothing is parked."""
         return self.lowest is None
 
     def due(self, limit: int) -> list[int]:
-        """Return the ids of what people want sent, or have made way for, `limit` at most."""
+        """Return the ids of records that an operator retried, or whose hold is released, `limit` at most."""
         known = [(key, each) for each, key in self._ids.items()] if self._ids else list(self._first.items())
         keys = self._parked_ids.moved(known)
         if not keys:
@@ -140,12 +140,12 @@ class BatchParking:
         return self._parked_ids.due(keys, limit, keep_order=self._holds)
 
     def forget_topics(self) -> None:
-        """Forget what is known of topics: it is why records were parked."""
+        """Forget the facts about topics: they are why records were parked."""
         self._topics.forget()
 
     def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of what is due that may be sent; `write` will park the others once more, their keys still
-        held. Raises RecordError under `stop`."""
+        """Return the due rows that may be sent; `write` will park the others once more, their keys still held. Raises
+        RecordError under `stop`."""
         refusals = self._topics.refused(rows)
         if not refusals:
             return rows
@@ -170,7 +170,7 @@ class BatchParking:
         return True
 
     def _parked(self, rows: Sequence[Row]) -> set[int]:
-        """Return the ids of the rows that are parked. If another row has the id of a parked one, load anew."""
+        """Return the ids of the rows that are parked. If another row has the id of a parked one, load again."""
         listed = [row[0] for row in rows if row[0] in self._ids or self._first.get(row[1:3]) == row[0]]
         parked = self._parked_ids.matching(listed) if listed else set()
         if len(parked) < len(listed):

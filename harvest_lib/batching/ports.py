@@ -1,4 +1,4 @@
-"""What a term in batches works with: the source, the guarantee that it delivers by, and what is parked."""
+"""Parts of a term in batches: its source, its guarantee and its parking."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,18 +15,18 @@ from harvest_lib.source import BatchSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPorts:
-    """What a term works with, and whom it tells."""
+    """Parts and callbacks of a term."""
 
     source: BatchSource
     guarantee: Guarantee
     parking: BatchParking | MarkedParking
     limits: Limits
     one_per_key: bool
-    """Whether the key barrier is up: at most one record of a key in flight."""
+    """True if the key barrier is on: at most one record of a key in flight."""
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
-    """Told how many records were committed."""
+    """Called with the number of records that were committed."""
     size: BatchSize = field(default_factory=BatchSize)
     """Kept from term to term: a size that Kafka does not take in time is not tried again by each."""
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What the database is asked in: it may turn an error into another, see `translate_missing_table`."""
+    """Context of database calls: it may turn an error into another, see `translate_missing_table`."""

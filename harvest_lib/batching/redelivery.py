@@ -1,9 +1,9 @@
-"""What is sent again in a batch: what people asked for, of what was parked.
+"""Redelivery of parked records that an operator retried. Precondition: the source has already passed them.
 
-Looked for about once a second, while anything is parked. A run of each key is freed at a time: what the barrier does
-not let go at once is deferred, as if it had come from the source just now. The next run waits for that. Only records
-that the source has passed since it was opened may be sent so, or it would bring them once more: whoever asks here makes
-sure of that.
+The list is polled about once a second, while anything is parked. A run of each key is freed at a time: records that the
+barrier does not admit at once are deferred, as if they had come from the source just now. The next run waits for that.
+The caller ensures the precondition: the source would bring records once more that it has not passed since it was
+opened.
 """
 
 import logging
@@ -20,38 +20,38 @@ from harvest_lib.source import BatchSource
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""What is parked is checked this often: somebody may want it sent again."""
+"""Interval between polls of the parked records for retry requests."""
 _LOOKING_SHARE = 0.1
-"""And looking takes no more of the time than this."""
+"""Largest share of the time that polls may take."""
 _SHOWN = 10
 
 
 class RedeliveryBatch(NamedTuple):
-    """The rows to be sent, and all the ids to be forgotten then: theirs, those that were deferred, and those that are
-    nowhere any more."""
+    """The rows to be sent, and all the ids to be forgotten then: theirs, the deferred ones, and those whose rows are
+    gone."""
 
     rows: list[Row]
     ids: list[int]
 
 
 class Redelivery:
-    """What one term sends again. `size` bounds its batches, and hears what becomes of them."""
+    """Redelivery of one term. `size` bounds its batches, and is informed of their outcome."""
 
     def __init__(self, source: BatchSource, parking: BatchParking | MarkedParking) -> None:
         self.size = BatchSize()
         self._source = source
         self._parking = parking
         self._look_at = self._ask_at = 0.0
-        self._freed: set[int] = set()  # what was deferred of the last run
+        self._freed: set[int] = set()  # deferred rows of the last run
 
     @property
     def may_look(self) -> bool:
-        """Tell whether something is parked, and it is time to look what people say to it."""
+        """Return True if records are parked and the next poll for retry requests is due."""
         return not self._parking.is_empty and boot_seconds() >= self._look_at
 
     def next(self, barrier: Barrier) -> RedeliveryBatch | None:
-        """Return what is to go in a batch of its own, or None. What cannot be sent even now is left to the parking to
-        write down. Raises RecordError under `stop`."""
+        """Return the next batch to redeliver, or None. Records that still cannot be sent are left to the parking, to be
+        written. Raises RecordError under `stop`."""
         began = boot_seconds()
         if not self._freed.isdisjoint(barrier.deferred_ids):
             return None

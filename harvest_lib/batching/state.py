@@ -1,4 +1,4 @@
-"""What the batch loop remembers from batch to batch, and what its steps tell each other."""
+"""State of the batch loop between batches, and the results of its steps."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from harvest_lib.source import Position
 
 @dataclass(slots=True)
 class BatchState:
-    """Where a term is. Times are those of `boot_seconds`."""
+    """Progress of a term. Times are those of `boot_seconds`."""
 
     checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint(generation=0))
     """The last one that was committed."""
@@ -19,20 +19,20 @@ class BatchState:
     saved_number: int = -1
     """Of the checkpoint that is in Postgres."""
     save_at: float = 0.0
-    """When the checkpoint is to be saved next."""
+    """Time of the next save of the checkpoint."""
     check_at: float = 0.0
-    """When the row of the subscription is to be checked next."""
+    """Time of the next check of the subscription's row."""
 
     has_led: bool = False
-    """Whether the epoch was raised for this term."""
+    """True if the epoch was raised for this term."""
     is_open: bool = False
-    """Whether delivery and source are ready: False before the first batch and after each failure."""
+    """True if delivery and source are ready: False before the first batch and after each failure."""
     was_fenced: bool = False
-    """Whether another leader has taken over."""
+    """True if this leader was fenced, by the epoch or by Kafka."""
     caught_up: bool = False
-    """Whether the source had nothing more since it was opened: what is parked does not come from it again."""
+    """True if the source has had nothing more since it was opened: it does not bring parked records again."""
     was_redelivery: bool = False
-    """Whether the last batch was tried as a redelivery."""
+    """True if the last batch was tried as a redelivery."""
 
     last_sent: Row | None = None
     """The last record that was sent in this batch."""
@@ -43,7 +43,7 @@ class BatchState:
 
 
 class Read(NamedTuple):
-    """What became of a page: its bytes, whether all of it went that may go now, and what the source said of it."""
+    """The outcome of a page: its bytes, True if all admissible rows went, and the source's position and `more`."""
 
     size: int
     went: bool
@@ -60,7 +60,7 @@ class Filled(NamedTuple):
 
 @dataclass(slots=True)
 class InFlight:
-    """What has been sent in this batch; may be read from outside."""
+    """Records that were sent in this batch; may be read from outside."""
 
     records: int = 0
 

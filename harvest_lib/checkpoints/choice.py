@@ -1,4 +1,4 @@
-"""Which checkpoint counts: Kafka's, or its mirror in Postgres. Pure, but for what it is told to ask.
+"""Choice of the checkpoint that counts: Kafka's, or its mirror in Postgres. Pure, but for the callbacks it is given.
 
 Promises
 - A checkpoint of another outbox never counts, whatever the names are. One that does not say of which it is, as older
@@ -26,8 +26,8 @@ _GENERATION_SLACK_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belonging:
-    """What a checkpoint in Kafka is compared with. `outbox` is the older form of the identity, database and table;
-    `identity` is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
+    """Our side of the comparison with a checkpoint in Kafka. `outbox` is the older form of the identity, database and
+    table; `identity` is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
 
     outbox: str
     identity: OutboxIdentity | None = None
@@ -35,19 +35,19 @@ class Belonging:
     shard: int = 0
     source: str = ""
     older_led: bool = False
-    """Whether a leader since the mirror's was of a version that does not say who it is."""
+    """True if a leader since the mirror's was of a version that does not write its identity."""
     timeline: str | None = None
     """The server's, now; None if it is not known."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     is_same: Callable[[OutboxIdentity], bool] = lambda _identity: False
-    """Tells whether another identity is that of the same table."""
+    """Returns True if another identity is that of the same table."""
     has_unique_name: Callable[[], bool] = lambda: False
-    """Tells whether no other table of the database has the name."""
+    """Returns True if no other table of the database has the name."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The group, and the topic's name and id, as they are now."""
 
     def owns(self, record: Mapping[str, Any], mirror: Checkpoint) -> bool:
-        """Tell whether a checkpoint says that it is of our outbox, or of what that was before people said so."""
+        """Return True if a checkpoint names our outbox, or an earlier identity of it that an operator has confirmed."""
         if self.identity is None or "identity" not in record:
             return record.get("outbox") in {self.outbox, *mirror.origin.get("was", ())}
         try:
@@ -91,7 +91,7 @@ def judged(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> st
 
 
 def is_of_another_timeline(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> bool:
-    """Tell whether a standby was promoted since a checkpoint, or its mirror, was written."""
+    """Return True if a standby was promoted since a checkpoint, or its mirror, was written."""
     at_mirror = _timeline(mirror.origin, mirror.position) or ours.timeline
     written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
     return ours.timeline is not None and written != {ours.timeline}
@@ -103,10 +103,10 @@ def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> 
 
 
 def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belonging, place: str) -> Checkpoint:
-    """Return the checkpoint of a subscription, from its mirror in Postgres and what Kafka has.
+    """Return the checkpoint of a subscription, from its mirror in Postgres and the record in Kafka.
 
     Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile. Raises
-    CheckpointError when Kafka has lost what the mirror knows it had, or has the checkpoint of another outbox.
+    CheckpointError when Kafka has lost records that the mirror knows of, or has the checkpoint of another outbox.
     """
     if record is not None:
         check_outbox(mirror, record, ours, place)
@@ -155,7 +155,7 @@ def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, plac
 
 
 def check_outbox(mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, place: str) -> None:
-    """Raise CheckpointError unless a checkpoint is of our outbox, or of what that was before people said so."""
+    """Raise CheckpointError unless a checkpoint is of our outbox, or of an earlier identity of it (`owns`)."""
     if not ours.owns(record, mirror):
         raise CheckpointError(
             f"{place} belongs to another outbox: two configurations share one name",

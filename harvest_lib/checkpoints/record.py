@@ -1,4 +1,4 @@
-"""What a checkpoint is, and how it is spelled."""
+"""The checkpoint and its JSON form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ Position = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where a subscription stands: the `number`-th checkpoint of its generation, and the source's position, None before
-    the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
+    """The progress of a subscription: the `number`-th checkpoint of its generation, and the source's position, None
+    before the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
 
     generation: int
     number: int = 0
@@ -21,11 +21,11 @@ class Checkpoint:
     seen: str = "1:1:"
     holds: int | None = None
     kept_in: str = "postgres"
-    """Where the one that counts is: `postgres`, or `kafka`, of which this is a mirror."""
+    """Place of the checkpoint that counts: `postgres`, or `kafka`, of which this is a mirror."""
     intents: Sequence[Sequence[Any]] = ()
     """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Who wrote it, and for which outbox: what of `ORIGIN` is known."""
+    """Its author and outbox: the known fields of `ORIGIN`."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Read what `as_json` has made. Raises ValueError, saying what is wrong, for what is no checkpoint."""
+        """Read the mapping of `as_json`. Raises ValueError, with the reason, for anything else."""
         found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
         for name, kinds in _KINDS_OF.items():
             if not isinstance(found[name], kinds) or isinstance(found[name], bool):
@@ -66,13 +66,13 @@ _KINDS_OF: Mapping[str, tuple[type, ...]] = {
 }
 
 ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed")
-"""The names of what a checkpoint says of its origin: `identity` of the outbox, and what it `was` before people said so;
+"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier ones that an operator confirmed (`was`);
 `leaders` by epoch, those since the last that saved; `timeline` of the server; `kafka`, the group and the topic it was
-written under; `placed`, if people put it there and no leader has saved since."""
+written under; `placed`, if an operator put it there and no leader has saved since."""
 
 
 def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> Checkpoint:
-    """Read what a row has. Raises CheckpointError if somebody has written there what is no checkpoint."""
+    """Read the checkpoint of a row. Raises CheckpointError if the row has something else."""
     try:
         return Checkpoint.of_json(saved)
     except (ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What the batch loop asks of the store of its checkpoints."""
+"""Protocol between the batch loop and the store of its checkpoints."""
 
 from typing import Protocol
 from uuid import UUID
@@ -7,7 +7,7 @@ from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 
 
 class CheckpointStore(Protocol):
-    """Where the checkpoints of one subscription and shard are kept. `kept_in` names it: `postgres` or `kafka`."""
+    """Store of the checkpoints of one subscription and shard. `kept_in` names it: `postgres` or `kafka`."""
 
     kept_in: str
 
@@ -17,12 +17,12 @@ class CheckpointStore(Protocol):
         ...
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
-        """Fence whoever led before; if somebody has raised the epoch since it was `after_epoch`, we are fenced. Raises
+        """Fence the previous leader; if another has raised the epoch since it was `after_epoch`, we are fenced. Raises
         DatabaseUnavailable."""
         ...
 
     def leadership_status(self) -> LeadershipStatus:
-        """Tell whether somebody has fenced us since, or moved the subscription. Raises DatabaseUnavailable."""
+        """Return the status: leading, fenced, or the subscription was moved. Raises DatabaseUnavailable."""
         ...
 
     def load(self) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The stores of checkpoints: Postgres, with or without what is to be acknowledged, or Kafka with a mirror there."""
+"""The stores of checkpoints: Postgres, with or without pending acknowledgements, or Kafka with a mirror there."""
 
 import json
 import logging
@@ -47,10 +47,10 @@ class PostgresStore:
     kept_in = "postgres"
 
     def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
-        """`acknowledge` writes what a leader may have died before it wrote it, whatever that delivered by."""
+        """`acknowledge` writes acknowledgements that an earlier leader may have left unwritten, by any delivery."""
         self._checkpoints = checkpoints
         self._acknowledge = acknowledge
-        self._pending: Sequence[Sequence[Any]] = ()  # what could not be written: the topic may be there again some day
+        self._pending: Sequence[Sequence[Any]] = ()  # not writable yet: the topic may be there again some day
         self._ask_at = 0.0
         self._mirror = Checkpoint(generation=0)
 
@@ -141,7 +141,7 @@ class IntentStore(PostgresStore):
 
     def load(self) -> Checkpoint:
         checkpoint = self._checkpoints.renew()
-        if checkpoint is None:  # whoever leads now acknowledges; `leadership_status` says so
+        if checkpoint is None:  # the new leader acknowledges; `leadership_status` says so
             return self._mirror
         self._mirror = checkpoint
         return super().load()
@@ -151,7 +151,7 @@ class IntentStore(PostgresStore):
         return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
 
     def ask_again(self) -> bool:
-        """Write what is pending once more, if it is time to; False if that could not be kept."""
+        """Write pending acknowledgements again, if it is time to; False if the result could not be saved."""
         is_due = bool(self._pending) and boot_seconds() >= self._ask_at
         return not is_due or self.save_pending(self._mirror, ())
 
@@ -219,7 +219,7 @@ class KafkaStore(PostgresStore):
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
     def refuse_another(self) -> None:
-        """Raise CheckpointError if what is in Kafka says that it is of another outbox. Nobody is fenced by asking."""
+        """Raise CheckpointError if the record in Kafka names another outbox. Nobody is fenced by asking."""
         mirror = self._checkpoints.look()
         ours = self._belonging()
         with suppress(TopicMissing):
@@ -239,7 +239,7 @@ class KafkaStore(PostgresStore):
             raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self, ours: Belonging) -> Mapping[str, Any] | None:
-        """Return what Kafka has of a leader of ours. What people have placed counts over what is no checkpoint."""
+        """Return Kafka's checkpoint by a leader of ours. If an operator placed the mirror, unsound ones are skipped."""
         is_placed = self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
         found = self._find(ours, self._mirror, to_sound=is_placed)
         if not found:
@@ -280,7 +280,7 @@ class KafkaStore(PostgresStore):
         )
 
     def _refuse_shared(self, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError for what another group's subscription has written, if both names make our topic's."""
+        """Raise CheckpointError for a record of another group's subscription, if both names make our topic's."""
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
         is_shared = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))

@@ -1,14 +1,14 @@
-"""Where subscriptions stand: one row each, and one per shard, in the table `<outbox>_subscriptions`.
+"""Progress of subscriptions: one row each, and one per shard, in the table `<outbox>_subscriptions`.
 
 Promises
-- Epochs fence: whoever leads raises the row's epoch first, and only the holder of the present one saves. A fenced
-  leader's save changes nothing, and it learns that it was fenced.
+- Epochs fence: a leader raises the row's epoch first, and only the holder of the present one saves. A fenced leader's
+  save changes nothing, and it learns that it was fenced.
 - A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
-- Rewinding raises the generation: what a leader saves of the one before is refused. It keeps its epoch, so it still
-  leads, and `leadership_status` tells it to go on from the new place.
+- Rewinding raises the generation: a leader's save of the one before is refused. It keeps its epoch, so it still leads,
+  and `leadership_status` has it go on from the new place.
 - Nobody leads a subscription that is divided or read otherwise than configured, or of which the checkpoint is another
   outbox's: CheckpointError, before any epoch is raised.
-- A checkpoint says who wrote it: the outbox's identity, the subscription, the leader and its epoch. The row lists the
+- A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row lists the
   leaders that there were since the last one that saved.
 - A save is on disk when it returns.
 """
@@ -35,7 +35,7 @@ from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import OutboxIdentity, check_identity, identity_of
 from harvest_lib.source.filters import Subscription
 
-# Rows and no advisory lock: that could be held for ever by whoever may connect, such as a writer of the outbox.
+# Rows and no advisory lock: that could be held forever by any role that may connect, such as a writer of the outbox.
 _LOCK = "SELECT shard FROM {table} WHERE subscription = %(subscription)s ORDER BY shard FOR UPDATE"
 
 _FIRST = """
@@ -92,22 +92,22 @@ _NO_EPOCH = -1
 _SHARDS = 2**31 - 1
 """So many numbers there are for one."""
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
-"""So many are listed, and so many of the last ones once it is known who wrote Kafka's checkpoint."""
+"""So many are listed, and so many of the last ones once the author of Kafka's checkpoint is known."""
 
 
 class LeadershipStatus(enum.Enum):
-    """What became of a leader since it last looked."""
+    """The status of a leader since its last check."""
 
     LEADS = "leads"
     MOVED = "moved"
-    """It leads, but the subscription was rewound, or told where to stop: go on from its checkpoint."""
+    """It leads, but the subscription was rewound, or given an end: go on from its checkpoint."""
     FENCED = "fenced"
 
 
 class CheckpointTable:
     """The checkpoints of one subscription and shard, in Postgres. Used by one thread at a time.
 
-    All calls raise DatabaseUnavailable when the database cannot be asked; the next one connects anew.
+    All calls raise DatabaseUnavailable when the database cannot be asked; the next one connects again.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class CheckpointTable:
         self._origin: dict[str, Any] = {}
         self.identity: OutboxIdentity | None = None
         self.leaders: dict[str, str] = {}
-        """By epoch: who has led since the last that saved, and who leads."""
+        """By epoch: the leaders since the last that saved, and the present one."""
         self.older_led = False
-        """Whether a leader since the last that saved was of a version that does not say who it is."""
+        """True if a leader since the last that saved was of a version that does not write its identity."""
         self._table = table
         self._subscription = subscription
         self._rivals = rivals
@@ -145,7 +145,7 @@ class CheckpointTable:
         self._until: str | None = None
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> Checkpoint:
-        """Raise the epoch, fencing whoever led before, and return the subscription's checkpoint.
+        """Raise the epoch, fencing the previous leader, and return the subscription's checkpoint.
 
         If somebody has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` says that we
         were fenced. Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a
@@ -166,7 +166,7 @@ class CheckpointTable:
             self._rivals.refuse(connection, self._table, subscription.name, subscription.shard)
         with translated(), connection.transaction():
             while not lock_subscription(connection, self._table, subscription.name):
-                connection.execute(self._first, values)  # waits for whoever else begins it, and locks its row then
+                connection.execute(self._first, values)  # waits for any other that begins it, and then locks its row
             check_subscription(connection, self._table, subscription)
             before = self._before(connection)
             self._tried.add(leader_id)
@@ -180,11 +180,11 @@ class CheckpointTable:
                 self._list_leaders(connection)
             if self._rivals is not None:
                 self._rivals.announce(connection, self._table, self._row, leader_id)
-        self._tried = {leader_id}  # what was tried before has come to its end: the row was locked for this
+        self._tried = {leader_id}  # earlier attempts have ended: the row was locked for this
         return self._checkpoint(self._generation, saved)
 
     def _before(self, connection: psycopg.Connection[Any]) -> Mapping[str, Any]:
-        """Return what the last leader has left, once it is known to be of this outbox."""
+        """Return the record that the last leader has left, once it is known to be of this outbox."""
         self.leaders = {}
         if self._outbox is None:
             return {}
@@ -215,7 +215,7 @@ class CheckpointTable:
         return checkpoint
 
     def _sign(self, before: Mapping[str, Any]) -> None:
-        """Say in what is saved from now on who writes it."""
+        """Have checkpoints saved from now on name their author."""
         if self._outbox is not None:
             self.leaders[str(self._epoch)] = str(self._leader_id)
             was = {"was": before["was"]} if before.get("was") else {}
@@ -235,7 +235,7 @@ class CheckpointTable:
     def _list_leaders(self, connection: psycopg.Connection[Any]) -> None:
         """Write the list into the row: its first and its last ones, if they are too many."""
         if len(self.leaders) > _MOST_LEADERS:
-            # Who delivers has read Kafka's checkpoint, and forgotten most before it: the author is one of the first.
+            # A delivering leader has read Kafka's checkpoint and forgotten most before it: its author is an early one.
             listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
         more = {"leaders": self.leaders, **({"older": True} if self.older_led else {})}
@@ -247,7 +247,7 @@ class CheckpointTable:
 
     @property
     def origin(self) -> Mapping[str, Any]:
-        """Return what a checkpoint says of who writes it."""
+        """Return the origin that checkpoints get from this leader."""
         return self._origin
 
     def sign(self, **more: Any) -> None:
@@ -256,10 +256,10 @@ class CheckpointTable:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Do what a leader does, on a shard that there is not, and undo it with all that is done inside.
+        """Rehearse a leader's statements, on a shard that does not exist, and undo them with all that is done inside.
 
-        Raises DatabaseAccessDenied for what a leader would be refused later, when it would be waited out. Nobody leads
-        by these checkpoints afterwards.
+        Raises DatabaseAccessDenied for statements that a leader would be refused later, when it would be waited out.
+        Nobody leads by these checkpoints afterwards.
         """
         leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
         leader |= {"shards": self._subscription.shards, "source": self._subscription.source}
@@ -271,7 +271,7 @@ class CheckpointTable:
             yield
 
     def leadership_status(self) -> tuple[LeadershipStatus, Checkpoint | None]:
-        """Tell whether this leader still leads, and if so from where; MOVED is said once.
+        """Return the status of this leader, and its checkpoint unless it was fenced; MOVED is returned once.
 
         Raises CheckpointError if the subscription was given another number of shards, or another source.
         """
@@ -289,7 +289,7 @@ class CheckpointTable:
     def renew(self) -> Checkpoint | None:
         """Raise the epoch once more and return the subscription's checkpoint; None if we were fenced.
 
-        What was saved before and had no answer counts now, or never will.
+        An earlier save without an answer counts now, or never will.
         """
         with translated():
             row = self.connected().execute(self._renew, self._held()).fetchone()
@@ -316,7 +316,7 @@ class CheckpointTable:
             return self.connected().execute(self._save, values, prepare=True).rowcount == 1
 
     def _signed(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return who saves, and who wrote the checkpoint, if that was another: it is still the last in Kafka."""
+        """Return the saver, and the checkpoint's author if that is another: it is still the last in Kafka."""
         if not self._origin:
             return {}
         origin = checkpoint.origin
@@ -325,7 +325,7 @@ class CheckpointTable:
 
     @property
     def holder(self) -> Mapping[str, Any]:
-        """Return what names this leader: its subscription, shard and epoch."""
+        """Return the identity of this leader: its subscription, shard and epoch."""
         return {**self._row, "epoch": self._epoch}
 
     @property

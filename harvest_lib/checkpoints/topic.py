@@ -34,7 +34,7 @@ from harvest_lib.kafka_client import (
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 _READ_SECONDS = 5.0
-"""A stop waits for this; what takes longer is asked again."""
+"""A stop waits for this; a longer request is asked again."""
 _MAKE_SECONDS = 30.0
 """Shards that start at once all add partitions, which a busy cluster shows one after the other."""
 _POLL_SECONDS = 0.2
@@ -64,13 +64,13 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
 
 
 def removes_checkpoints(cleanup_policy: str) -> bool:
-    """Tell whether a topic of that policy loses its last checkpoint by age or size."""
+    """Return True if a topic of that policy loses its last checkpoint by age or size."""
     return "delete" in cleanup_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A record of the checkpoint topic: where it is, what it says, or why it is no checkpoint."""
+    """A record of the checkpoint topic: its offset, its content, or why it is no checkpoint."""
 
     offset: int
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def read_checkpoints(
 ) -> Sequence[Found]:
     """Return the last committed records of the key, the last one first, or none: one, or as many as it takes to come
     to one that is a checkpoint, if `to_sound`. `judge` says what is wrong with one, if anything. Read backwards.
-    `hear_other` is told of checkpoints with other keys, which came later.
+    `hear_other` is called with checkpoints that have other keys and came later.
 
     Raises TopicMissing if there is no such partition, or KafkaUnavailable.
     """
@@ -145,8 +145,8 @@ def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
 def hidden_by_a_transaction(
     settings: Mapping[str, object], topic: str, partition: int, provider: KafkaConsumerProvider = Consumer
 ) -> str | None:
-    """Tell how much of the partition readers of committed records cannot see, as a transaction in it was neither
-    committed nor aborted; None if they see all of it. Raises KafkaUnavailable.
+    """Describe the part of the partition that readers of committed records cannot see, because a transaction in it was
+    neither committed nor aborted; None if they see all of it. Raises KafkaUnavailable.
 
     Ours all have ended once a leader has begun, and nobody else writes to the partition. So one that is left *hangs*:
     Kafka has forgotten to end it, and never will.

@@ -5,9 +5,9 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 9 pipeline; 10 nothing was checked; 11 archive; 130 interrupted.
 """
 
-# Help must be quick. The modules in this folder say what a command is called, takes and explains, and import only typer
-# and the standard library at their top. What a command runs is in `actions`, a package that loads a module at its first
-# use, or is imported in the command's function. tests/unit/cli/test_imports.py checks this for every command.
+# Help must be quick. The modules in this folder hold names, parameters and help of commands, and import only typer and
+# the standard library at their top. The code that a command runs is in `actions`, a package that loads a module at its
+# first use, or is imported in the command's function. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
 from importlib import import_module

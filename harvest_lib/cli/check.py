@@ -17,7 +17,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check configuration, Postgres, Kafka and clocks, and print every problem with the command that mends it.
+    """Check configuration, Postgres, Kafka and clocks, and print every problem with the command that fixes it.
 
     Run it as the role and with the settings of the harvester. It changes nothing.
     Errors keep the harvester from starting or records from arriving, warnings do

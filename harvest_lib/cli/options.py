@@ -24,7 +24,7 @@ AllowEmpty = Annotated[
 TableName = Annotated[str | None, typer.Option("--table", help="Name of the table. Default: the configuration's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-# These repeat what the modules of the library say: loading them would make help slow. A test compares them.
+# Copies of types of the library: loading its modules would make help slow. A test compares them.
 Source = Literal["mark", "snapshot", "transaction_id"]
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]

@@ -1,4 +1,4 @@
-"""`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is told to stop."""
+"""`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is asked to stop."""
 
 import threading
 from contextlib import nullcontext

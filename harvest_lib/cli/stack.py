@@ -1,6 +1,6 @@
 """`harvest up | down | ps | logs`: the local stack from the command line.
 
-Exit codes: 0 done, 7 the stack could not be brought up or down (the message says why), and 1 from `ps` when no stack
+Exit codes: 0 done, 7 the stack could not be started or stopped (the message says why), and 1 from `ps` when no stack
 is up.
 """
 

@@ -30,12 +30,12 @@ def end_on_signals() -> None:
 
 
 def watched() -> bool:
-    """Tell whether standard error is a terminal that can redraw a line."""
+    """Return True if standard error is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown", ""}
 
 
 def printable(text: str) -> str:
-    """Return foreign text with what could move the cursor, or pass for another line, spelled out."""
+    """Return foreign text with characters that could move the cursor, or pass for another line, escaped."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text

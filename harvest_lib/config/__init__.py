@@ -1,4 +1,4 @@
-"""What a harvester is told: from Python, from the environment, from goharvest's YAML. Checked whole, secrets hidden.
+"""Configuration of a harvester: from Python, the environment, or goharvest's YAML. Checked whole, secrets hidden.
 
     HarvestConfig(leader_group_id="billing", data_source="host=db dbname=shop")
     HarvestConfig()                      from HARVEST_* variables

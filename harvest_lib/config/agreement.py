@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def disagreements(config: "HarvestConfig") -> list[Problem]:
-    """Return what is wrong between settings that are right one by one."""
+    """Return the conflicts between settings that are valid one by one."""
     return [*_election_problems(config), *_session_problems(config), *_delivery_problems(config)]
 
 

@@ -1,4 +1,4 @@
-"""What the three `auto` of a configuration stand for, once it is known which table there is. Pure.
+"""Resolution of the three `auto` of a configuration, by the layout of the outbox table. Pure.
 
 | table | source | delivery | leadership |
 | --- | --- | --- | --- |
@@ -7,8 +7,8 @@
 
 Promises
 - All three are chosen together, from one look at the table, so that they fit each other.
-- What a configuration names is kept, and what is chosen follows from it: `source: mark` is delivered by `barrier`, and
-  a delivery that does not fence a former leader elects by `neli`, whatever the table.
+- Named settings of a configuration are kept, and the chosen ones follow from them: `source: mark` is delivered by
+  `barrier`, and a delivery that does not fence a former leader elects by `neli`, whatever the table.
 - With more than one shard the election is `neli`: under `postgres` one process leads them all.
 """
 
@@ -32,7 +32,7 @@ _FENCED: frozenset[Delivery] = frozenset({"transactional", "sequenced"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What is used, and why."""
+    """The choice for each setting, and its reason."""
 
     source: Source
     source_reason: str
@@ -57,7 +57,7 @@ def choose(
     shards: int = 1,
     marks: bool = False,
 ) -> Choices:
-    """Return what a configuration stands for on a table. That may be unknown, None, where the source is named. With
+    """Return the choices of a configuration on a table. That may be unknown, None, where the source is named. With
     `marks` the program that embeds the harvester brings parts that mark."""
     used, why = _source(table, source, marks=marks)
     by, by_why = _delivery(used, delivery)

@@ -47,8 +47,8 @@ Part = Annotated[str | Constant, BeforeValidator(_part)]
 
 
 class ColumnMapping(BaseModel):
-    """Where the parts of a record stand. What is left out stands where the native table has it; there are no headers
-    unless they are named."""
+    """Columns or constants for the parts of a record. Parts left out have the native table's columns; there are no
+    headers unless they are named."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -61,6 +61,6 @@ class ColumnMapping(BaseModel):
     kafka_value: Part = "kafka_value"
     """Sent as the text that Postgres makes of it; bytea as it is."""
     create_time: Column | None = None
-    """When the record was made, for the age of what waits. Default: not known."""
+    """Creation time of the record, for the age of the backlog. Default: not known."""
     headers: Mapping[Annotated[str, Field(min_length=1)], Part] = Field(default_factory=dict)
     """By name, in order."""

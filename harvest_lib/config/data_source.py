@@ -1,4 +1,4 @@
-"""Where Postgres is: goharvest's `dataSource`, read by lib/pq's rules, handed on to libpq.
+"""Connection string of Postgres: goharvest's `dataSource`, read by lib/pq's rules, handed on to libpq.
 
 Both spellings are read: `key=value` pairs (spaces around `=` allowed, values with spaces in single quotes, a backslash
 takes the next character as it is) and `postgres://` URLs. One rule is ours. lib/pq, like libpq, skips spaces after `=`,
@@ -36,7 +36,7 @@ _HIDDEN = frozenset(
     {"password", "sslpassword", "options", "scram_client_key", "scram_server_key", "oauth_client_secret"}
 )
 _DROPPED = frozenset({"binary_parameters", "disable_prepared_binary_result"})
-"""How lib/pq sends its queries; psycopg decides that by itself."""
+"""Parameters of lib/pq for the way it sends queries; psycopg decides that by itself."""
 _REFUSED = {
     "sslinline": "name files with `sslcert`, `sslkey` and `sslrootcert`: libpq reads certificates from files only",
     "krbspn": "set `krbsrvname`, from which libpq makes the principal",
@@ -50,9 +50,9 @@ _QUOTE_IT = "put a value with spaces in single quotes, with a backslash before e
 
 
 class DataSource:
-    """How to connect to Postgres. Its text form never shows a password; `conninfo()` does.
+    """Connection parameters of Postgres. Their text form never shows a password; `conninfo()` does.
 
-    Connects for writing (`target_session_attrs=read-write`) and under the name `harvest`, unless told otherwise.
+    Connects for writing (`target_session_attrs=read-write`) and under the name `harvest`, unless configured otherwise.
     """
 
     __slots__ = ("_parameters",)
@@ -65,7 +65,7 @@ class DataSource:
         """Read a data source.
 
         `lib_pq_defaults` completes it as goharvest would: host localhost, port 5432, sslmode require (each unless the
-        environment variable that libpq has for it is set); without it, what is missing is libpq's business.
+        environment variable that libpq has for it is set); without it, libpq completes missing parameters.
         Raises ConfigError.
         """
         if "\0" in text:
@@ -237,7 +237,7 @@ _SUBJECT = "`dataSource` "
 
 
 def complaint(error: ConfigError) -> str:
-    """Return what `DataSource.parse` complained of, without its subject."""
+    """Return the complaint of `DataSource.parse`, without its subject."""
     return error.cause.removeprefix(_SUBJECT)
 
 

@@ -20,7 +20,7 @@ _SECONDS_PER_UNIT = {
     "h": Decimal(3600),
 }
 _TERM = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(" + "|".join(sorted(_SECONDS_PER_UNIT, key=len, reverse=True)) + ")")
-_LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9  # what Go's Duration holds
+_LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9  # the maximum of Go's Duration
 
 BARE_NUMBER = "is a number without a unit, which goharvest would read as nanoseconds"
 SPELLING = "write a number with its unit, for example `500ms`, `5s` or `1m30s`"

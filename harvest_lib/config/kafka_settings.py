@@ -1,7 +1,7 @@
 """Raw librdkafka settings: passed through as they are, except those on which a promise of ours rests.
 
-Reading a value (`settings["sasl.password"]`) gives it in clear, as a client needs it. Every form for people (`repr`,
-`str`, `redacted()`, a model's dump) hides what is or may be a secret.
+Reading a value (`settings["sasl.password"]`) gives it in clear, as a client needs it. Every printed form (`repr`,
+`str`, `redacted()`, a model's dump) hides values that are or may be secret.
 """
 
 import re
@@ -18,7 +18,7 @@ HIDDEN = "***"
 SESSION_TIMEOUT = "session.timeout.ms"
 DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
 IN_FLIGHT = "max.in.flight.requests.per.connection"
-BATCH_BYTES = "batch.size"  # producers compare it with what topics take
+BATCH_BYTES = "batch.size"  # producers compare it with the topics' limits
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
 """Settings that our own, checked ones stand for; clients get those."""
 
@@ -165,12 +165,12 @@ class KafkaSettings(Mapping[str, object]):
 
 
 def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
-    """Return settings with one name where librdkafka has two for what we read and merge."""
+    """Return settings with one name where librdkafka has two for a setting that we read and merge."""
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a setting's value has to be hidden by its name alone."""
+    """Return True if a setting's value has to be hidden by its name alone."""
     return name in _SECRET_NAMES or _SECRET_WORDS.search(name) is not None
 
 

@@ -67,7 +67,7 @@ class Limits(BaseModel):
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
     )
-    """`drainInterval`: how long the end of a term waits for what is in flight.
+    """`drainInterval`: longest wait for records in flight at the end of a term.
     Default the lesser of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
@@ -97,8 +97,8 @@ class Limits(BaseModel):
 
     @classmethod
     def checked(cls, values: object) -> object:
-        """Make limits inside another model's validator: pydantic's own error, which that model merges with others. What
-        is no mapping is returned as it is."""
+        """Make limits inside another model's validator: pydantic's own error, which that model merges with others.
+        A value that is no mapping is returned as it is."""
         if not isinstance(values, Mapping):
             return values
         limits = cls.__new__(cls)
@@ -112,7 +112,7 @@ class Limits(BaseModel):
             return values
         renamed, problems = to_field_names(cls, values)
         if problems:
-            # What is known is checked now, or it would stay unchecked until these are corrected.
+            # Known settings are checked now, or they would stay unchecked until these are corrected.
             try:
                 cls.checked(renamed)
             except ValidationError as error:

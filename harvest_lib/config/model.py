@@ -70,9 +70,9 @@ class _Environment(PydanticBaseSettingsSource):
 
 
 class HarvestConfig(BaseSettings):
-    """What a harvester needs to know. Both spellings of a field are understood, Python's and goharvest's.
+    """Configuration of a harvester. Both spellings of a field are accepted, Python's and goharvest's.
 
-    No form of it for people shows a secret: `repr`, `str`, `model_dump`, `redacted()`, errors. Raises ConfigError with
+    No printed form of it shows a secret: `repr`, `str`, `model_dump`, `redacted()`, errors. Raises ConfigError with
     everything that is wrong.
     """
 
@@ -91,14 +91,14 @@ class HarvestConfig(BaseSettings):
     producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
     """`producerKafkaConfig`: librdkafka settings for the producers, over the base ones. Default none."""
     leadership: Literal["auto", "neli", "postgres", "solo"] = "auto"
-    """How the one that works is chosen: `neli` elects it through Kafka, `postgres` by a lock in the database, `solo`
-    trusts that there is only one. `auto` is `postgres` where a table is only read, in one shard, and the delivery
+    """Leader election: `neli` elects through Kafka, `postgres` by a lock in the database, `solo` trusts
+    that there is only one process. `auto` is `postgres` where a table is only read, in one shard, and the delivery
     fences a former leader (`transactional`, `sequenced`), else `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
-    """How records are found: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
+    """Reading of records: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
     native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
     delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
-    """What may happen to a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
+    """Duplicates of a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
     them may; `transactional`, nothing repeats for readers of committed records, by Kafka's transactions; `sequenced`,
     nothing repeats for readers by `harvest_lib.consume`, without these. `auto` is `barrier` where the source marks,
     else `transactional`. Default auto."""
@@ -108,7 +108,7 @@ class HarvestConfig(BaseSettings):
     start_from: Literal["beginning", "now"] = "beginning"
     """`startFrom`: where a subscription begins that is new. Default beginning."""
     parking: Policy = "hold_key"
-    """What becomes of a record that can never be sent: `hold_key` parks it, and what follows of its key in that
+    """Handling of a record that can never be sent: `hold_key` parks it, and later records of its key in that
     topic behind it; `skip` parks it alone; `stop` ends the harvester. Default hold_key."""
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
@@ -128,17 +128,17 @@ class HarvestConfig(BaseSettings):
     """`maxSegmentAge`: how old the first record of the segment that is written may get before the next segment begins,
     so that `keepSegments` reaches tables with few records too. 0: a segment ends with its ids only. Default 24h."""
     database_limit_bytes: Count | None = Field(default=None, ge=1)
-    """`databaseLimitBytes`: how large the database of the outbox may get, in bytes: what its disk has room for. Nothing
-    is refused beyond; it is reported, so that an alert can say when it will be reached. Default: none, and no alert."""
+    """`databaseLimitBytes`: size limit of the database of the outbox, in bytes: the room on its disk. Nothing is
+    refused beyond it; it is reported, so that an alert can say when it will be reached. Default: none, and no alert."""
     columns: ColumnMapping | None = None
-    """Where the parts of a record stand in a table of another layout: see `ColumnMapping`. Default: as in ours."""
+    """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: as in ours."""
     shards: Count = Field(default=1, ge=1, le=1000)
-    """Into how many shards keys are hashed, each led by one process. All processes of a pool have to say the same.
+    """Number of shards that keys are hashed into, each led by one process. All processes of a pool need the same.
     Default 1."""
     limits: Annotated[Limits, BeforeValidator(Limits.checked)] = Field(default_factory=Limits)
     """Times and numbers: see `Limits`."""
     name: str = Field(default_factory=_default_name, min_length=1)
-    """What this process is called in logs. Default: host, process id and start time."""
+    """Name of this process in logs. Default: host, process id and start time."""
     create_leader_topic: bool = True
     """`createLeaderTopic`: make the leader topic, with a partition for each shard, if it is missing. Default true."""
     record_header: bool = True
@@ -179,12 +179,12 @@ class HarvestConfig(BaseSettings):
 
     @property
     def delivery_timeout_seconds(self) -> float:
-        """How long a record may wait in a producer's queue and be retried, before it is reported failed.
+        """Longest time that a record may wait in a producer's queue and be retried, before it is reported failed.
 
         `delivery.timeout.ms` of the Kafka settings, by default the heartbeat timeout; but at most the session timeout
         less a second, or half of it if that is more. A leader that was frozen must find its queue expired when it
-        thaws: after the session timeout a successor may be at work, and what the old leader then sent would come out
-        of order.
+        thaws: after the session timeout a successor may be at work, and records that the old leader then sent would
+        come out of order.
         """
         wanted = self.limits.heartbeat_timeout_seconds
         for settings in (self.base_kafka_config, self.producer_kafka_config):
@@ -202,7 +202,7 @@ class HarvestConfig(BaseSettings):
 
     @property
     def exactly_once(self) -> bool:
-        """Tell whether nothing repeats for readers of what is committed. Such deliveries go in batches, whatever
+        """True if readers of committed records see no duplicates. Such deliveries go in batches, whatever
         the source."""
         return self.delivery in {"transactional", "sequenced"}
 
@@ -212,7 +212,7 @@ class HarvestConfig(BaseSettings):
         return self.source != "mark" or self.exactly_once or marks_in_batches()
 
     def is_own_topic(self, topic: str) -> bool:
-        """Tell whether a topic is of the election, or of checkpoints: the configured one, and those of other
+        """Return True if a topic is of the election, or of checkpoints: the configured one, and those of other
         subscriptions of the group, which may be delivered otherwise than this one."""
         if topic == self.checkpoint_topic or (self.leadership in {"auto", "neli"} and topic == self.leader_topic):
             return True
@@ -296,7 +296,7 @@ class HarvestConfig(BaseSettings):
 
 
 def named(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return Python arguments by the names of fields, those inside mappings as well, and what was misnamed."""
+    """Return Python arguments by the names of fields, those inside mappings as well, and problems of misnamed ones."""
     elsewhere = {alias: f"limits.{alias}" for name in Limits.model_fields for alias in (name, goharvest_name(name))}
     renamed, problems = to_field_names(HarvestConfig, arguments, elsewhere=elsewhere)
     for field in ("base_kafka_config", "producer_kafka_config"):

@@ -1,6 +1,6 @@
-"""What is wrong with a configuration: all of it at once, each with its place, and never with its value.
+"""Problems of a configuration: all of them at once, each with its place, and never with its value.
 
-Values may be secrets, so no problem repeats one: it says the field, the rule, and what to write instead.
+Values may be secrets, so no problem repeats one: it names the field, the rule, and the remedy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,14 +49,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """Where each value came from. Paths are made of field names."""
+    """Origin of each value: an argument, a variable, or a line of the file. Paths are made of field names."""
 
     file: str = ""
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     arguments: AbstractSet[tuple[str, ...]] = frozenset()
     problems: Sequence[Problem] = ()
-    """Found before the values were checked, to be reported with what the check finds."""
+    """Found before the values were checked, to be reported with those that the check finds."""
 
     def place(self, path: tuple[str, ...]) -> tuple[str, int | None]:
         """Return the source and the line of a path, or of the nearest thing around it that has one."""
@@ -81,7 +81,7 @@ def unsendable(text: str) -> str:
 
 
 def custom_error(message: str, remedy: str) -> PydanticCustomError:
-    """Return what a pydantic validator raises to be reported in these words."""
+    """Return the error that a pydantic validator raises to be reported in these words."""
     return PydanticCustomError(_OURS, "{message}", {"message": message, "remedy": remedy})
 
 

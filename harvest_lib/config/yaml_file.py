@@ -48,7 +48,7 @@ _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaperFile:
-    """What goharvest's `reaper.yaml` holds. `logging_level` is a level of Python's logging, in small letters."""
+    """Content of goharvest's `reaper.yaml`. `logging_level` is a level of Python's logging, in small letters."""
 
     harvest: HarvestConfig
     logging_level: str = "info"
@@ -86,7 +86,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 class _Contents:
-    """A file's values by field name, the line of each, and what was wrong before any value was checked."""
+    """A file's values by field name, the line of each, and the problems found before any value was checked."""
 
     def __init__(self, path: Path) -> None:
         root, loader = compose(path)
@@ -146,7 +146,7 @@ class _Contents:
         return values
 
     def _columns(self, node: yaml.MappingNode) -> dict[str, Any]:
-        """Take the mapping as it is; the model says what is wrong in it."""
+        """Take the mapping as it is; the model checks it."""
         values: dict[str, Any] = {}
         for key, each in self._reader.entries(node, ("columns",)):
             path = ("columns", key)
@@ -180,7 +180,7 @@ class _Contents:
     def _known(
         self, entries: dict[str, yaml.Node], known: dict[str, str], prefix: Place, elsewhere: dict[str, str]
     ) -> Iterator[tuple[str, yaml.Node]]:
-        """Pass on what a field has; a file is read in goharvest's spelling only."""
+        """Yield the entries of known fields; a file is read in goharvest's spelling only."""
         seen: dict[str, str] = {}
         for key, node in entries.items():
             name = known.get(key)

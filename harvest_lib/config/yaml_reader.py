@@ -1,6 +1,6 @@
 """A YAML file as values, with the line of each, and all that is wrong with it before anything is checked.
 
-Errors say where, and never what the file says there.
+Errors name the place, and never quote the file.
 """
 
 import copy
@@ -23,7 +23,7 @@ _INT = "tag:yaml.org,2002:int"
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 _MERGE = "tag:yaml.org,2002:merge"
 _NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What yaml raises for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
+"""Errors of yaml for text that is not of its tag (`!!bool maybe`, `!!int ''`, `!!timestamp x`), or too deep."""
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 
 Place = tuple[str, ...]
@@ -31,11 +31,11 @@ Place = tuple[str, ...]
 
 @dataclass(slots=True)
 class YamlReader:
-    """What is in a file. A path is made of keys, and of numbers, from 0, where there is a list."""
+    """Reader of one file. A path is made of keys, and of numbers, from 0, where there is a list."""
 
     loader: yaml.SafeLoader
     spell: Callable[[Place], str] = lambda _path: ""
-    """How the file writes a path, where the names of fields do not tell."""
+    """Spelling of a path in the file, where the names of fields do not show it."""
     lines: dict[Place, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class YamlReader:
                 self.note(problem, key_node)
 
     def construct(self, node: yaml.Node, path: Place, *, remedy: str = "put it in quotes") -> Any:
-        """Return the value of a node. What has none is noted, and is `...`."""
+        """Return the value of a node. A node without one is noted, and gives `...`."""
         is_scalar = isinstance(node, yaml.ScalarNode)
         try:
             return self.loader.construct_object(node, deep=not is_scalar)
@@ -83,9 +83,8 @@ class YamlReader:
             return ...
 
     def values(self, node: yaml.Node, environ: Mapping[str, str], path: Place = ()) -> Any:
-        """Return the value of a node with all that is in it, lines included. What has none is noted, and is None.
-
-        `${NAME}` in a text stands for a variable of `environ`: what is secret need not be in the file.
+        """Return the value of a node with all that is in it, lines included. A node without one is noted, and gives
+        None. `${NAME}` in a text stands for a variable of `environ`: secrets need not be in the file.
         """
         self.lines.setdefault(path, line_of(node))
         if isinstance(node, yaml.MappingNode):
@@ -104,27 +103,27 @@ class YamlReader:
 
 
 def _is_other_number(node: yaml.Node) -> bool:
-    """Tell whether YAML takes a scalar for a whole number that is written otherwise: 0123 is 83, 1_000 is 1000.
+    """Return True if YAML takes a scalar for a whole number that is written otherwise: 0123 is 83, 1_000 is 1000.
 
-    Kafka's clients take texts: there it is what was written.
+    Kafka's clients take texts: there the text counts as written.
     """
     return isinstance(node, yaml.ScalarNode) and node.tag == _INT and not _PLAIN_NUMBER.fullmatch(node.value)
 
 
 def read(path: Path, *, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, Any], Origins]:
-    """Return what a file says, and where it says it. Raises ConfigError for what is no YAML, or no mapping."""
+    """Return the values of a file, and their origins. Raises ConfigError for a file that is no YAML, or no mapping."""
     root, loader = compose(path, needed="`folder`, `reader` and `writers`")
     reader = YamlReader(loader, spelled)
     try:
         values = reader.values(root, environ)
-    except RecursionError:  # an alias inside what its anchor names
+    except RecursionError:  # an alias inside its own anchor
         values = {}
         reader.note(Problem(path=(), message="the file contains itself", remedy="write it without that alias"), root)
     return values, Origins(file=str(path), lines=reader.lines, problems=reader.problems)
 
 
 def spelled(path: Place) -> str:
-    """Write a path as people would: `writers.lake.transforms[2]`."""
+    """Write a path in readable form: `writers.lake.transforms[2]`."""
     text = ""
     for part in path:
         text += f"[{int(part) + 1}]" if part.isdigit() and text else f".{part}" if text else part
@@ -132,7 +131,7 @@ def spelled(path: Place) -> str:
 
 
 def _read_text(path: Path) -> str:
-    """Return what is in a file. Raises ConfigError."""
+    """Return the text of a file. Raises ConfigError."""
     failure = None
     try:
         text = path.read_bytes().decode("utf-8")
@@ -144,15 +143,15 @@ def _read_text(path: Path) -> str:
         failure = (f"cannot be read: {error.strerror}", "check its permissions")
     except UnicodeDecodeError as error:
         failure = (f"is not UTF-8 at byte {error.start + 1}", "save it as UTF-8")
-    if failure is not None:  # outside the handlers: what they caught may carry the file's contents
+    if failure is not None:  # outside the handlers: caught errors may carry the file's contents
         raise ConfigError(f"the configuration file {failure[0]}", source=str(path), next_step=failure[1])
     return text
 
 
 def compose(path: Path, *, needed: str = "`leaderGroupID`") -> tuple[yaml.MappingNode, yaml.SafeLoader]:
-    """Return the nodes of a file, whose marks say where each is, and what makes values of them.
+    """Return the nodes of a file, whose marks give their places, and the loader that makes values of them.
 
-    `needed` is what a file has to hold at least. Raises ConfigError.
+    `needed` names the minimum that a file has to hold. Raises ConfigError.
     """
     text, source = _read_text(path), str(path)
     root, failure = None, None

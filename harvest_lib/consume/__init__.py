@@ -1,7 +1,7 @@
 """The reading half: messages that are read exactly once, by the design of Gazette.
 
-A publisher gives every message an id, a version 1 UUID of RFC 4122, that says who sent it, in which order, and whether
-it is pending until its sender acknowledges it (`message_id`). Whoever reads a partition puts its messages through a
+A publisher gives every message an id, a version 1 UUID of RFC 4122, that has its sender, its place in the sender's
+order, and a flag if it is pending until its sender acknowledges it (`message_id`). A reader puts messages through a
 `Sequencer`: repeated ones are dropped, pending ones are held until they are acknowledged or rolled back. `Publisher`
 writes such messages, `read_committed` reads them, and a `Consumer` makes state and further messages of them, exactly
 once, whatever crashes.

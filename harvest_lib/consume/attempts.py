@@ -1,6 +1,6 @@
-"""What functions of the user have refused so far: which messages, how often, and how to find out which one it is.
+"""Failures of the user's functions so far: their messages, their number, and the search for the message to blame.
 
-A message that fails is counted. What fails as a transaction is finalized, is nobody's: the next ones then take one
+A message that fails is counted. A failure as a transaction is finalized is nobody's: the next ones then take one
 acknowledgement each, and one that consists of a single message and fails is counted as that message's. Of several
 messages, the first ones are finalized in *trials* that are rolled back, half of those in doubt at a time, until one is
 found with which they fail and without which they pass. Pure.
@@ -12,9 +12,9 @@ _CAREFUL_TRANSACTIONS = 1_000
 
 
 class FunctionFailed(Exception):
-    """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message it is put
-    down to, None where it is no message's: what is wrong passes, or nobody knows whose it is (`is_anyones`). As a
-    transaction is finalized, `taken` and `last` are how many messages it had, and the offset of the last."""
+    """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message to blame,
+    None where there is none: the error passes, or the message is not known (`is_anyones`). As a transaction is
+    finalized, `taken` and `last` are the number of its messages, and the offset of the last."""
 
     def __init__(
         self, reason: str, offset: int | None = None, *, is_anyones: bool = False, taken: int = 0, last: int = -1
@@ -32,9 +32,9 @@ class Attempts:
     """Of one shard, for as long as that runs."""
 
     def __init__(self, most: int) -> None:
-        """`most` is how often a message may fail."""
+        """`most` limits the failures of a message."""
         self._most = most
-        self._failures: dict[int, tuple[int, str]] = {}  # by offset: how often, and why the last time
+        self._failures: dict[int, tuple[int, str]] = {}  # by offset: their number, and the last reason
         self._passed: list[int] = []  # those of them that the present transaction has behind it
         self._in_a_row = self._careful = 0
         self._good = self._bad = 0  # so many first messages of an acknowledgement pass, and so many fail
@@ -47,21 +47,21 @@ class Attempts:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Tell whether transactions are to take one acknowledgement each."""
+        """Return True if transactions are to take one acknowledgement each."""
         return self._careful > 0
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether anything did that is not kept yet."""
+        """Return True if a message has failed that is not kept yet."""
         return bool(self._failures)
 
     @property
     def is_watching(self) -> bool:
-        """Tell whether it matters which message it is that fails."""
+        """Return True if the message that fails has to be found."""
         return self.one_at_a_time or self.has_failed
 
     def spent(self, offset: int) -> str | None:
-        """Return why a message is to be parked, None if it may be tried (again). Asked as it is about to be."""
+        """Return the reason to park a message, None if it may be tried (again). Called just before that."""
         if offset not in self._failures:
             return None
         self._passed.append(offset)
@@ -69,7 +69,7 @@ class Attempts:
         return reason if attempts >= self._most else None
 
     def failed(self, refused: FunctionFailed) -> tuple[int, float]:
-        """Count, and return how often that has failed, and for how many seconds to wait before the next attempt."""
+        """Count a failure; return the number of attempts, and the seconds to wait before the next one."""
         self._passed.clear()
         self._narrow(refused)
         if isinstance(refused, TrialPassed) and refused.offset is None:
@@ -96,7 +96,7 @@ class Attempts:
             self._good = self._bad = 0
 
     def kept(self) -> None:
-        """Forget what the transaction had behind it: it is kept."""
+        """Forget the failures of messages in the transaction: it is kept."""
         while self._passed:
             self._failures.pop(self._passed.pop(), None)
         self._in_a_row, self._careful = 0, max(0, self._careful - 1)

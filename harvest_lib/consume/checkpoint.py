@@ -26,8 +26,8 @@ class ShardId(NamedTuple):
 class Checkpoint:
     """Kept with the state it belongs to, in one transaction.
 
-    `offset` is the one up to which messages were read, `producers` what the sequencer knew by then, `intents` the
-    acknowledgements of what was published: to be written, again if need be, once this is kept. `topic_id` is Kafka's
+    `offset` is the one up to which messages were read, `producers` the state of the sequencer by then, `intents` the
+    acknowledgements of published messages: to be written, again if need be, once this is kept. `topic_id` is Kafka's
     own id of the topic, which one that is recreated under the same name does not have; empty where nobody knows it.
     """
 
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
-        """Return what `to_json` made JSON of. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return a checkpoint that `to_json` converted. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             shard=ShardId(*value["shard"]),
             topic_id=value["topic_id"],

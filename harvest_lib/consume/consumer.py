@@ -1,13 +1,13 @@
 """A consumer: processes that share the partitions of topics, and own each as a shard.
 
-Who owns a partition is agreed on in a consumer group of Kafka; that alone keeps nobody from going on who was frozen, or
-does not know yet that he has lost it. What keeps him is the fence of the store: there is one owner who can commit.
+The owner of a partition is agreed on in a consumer group of Kafka; that alone does not stop a process that was frozen,
+or does not know yet that it has lost it. The fence of the store does: there is one owner that can commit.
 
 Promises
-- A partition that comes is owned by a thread until it goes; one that goes is let go of within END_SECONDS, its
-  transaction kept. Where a function of the user takes longer, the next owner's fence refuses what comes of it.
-- What fails is tried again from its checkpoint, with growing pauses, and said each time; other partitions go on.
-- Nothing is read through the group. Its offsets are a copy for those who watch its lag.
+- A partition that is assigned is owned by a thread until it is revoked; a revoked one is released within END_SECONDS,
+  its transaction kept. Where a function of the user takes longer, the next owner's fence refuses the transaction.
+- A partition that fails is tried again from its checkpoint, with growing pauses, and logged each time; others go on.
+- Nothing is read through the group. Its offsets are a copy for monitoring of its lag.
 """
 
 import logging
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShardCounts(NamedTuple):
-    """How many messages were taken in, in how many transactions that were kept, and how many were parked."""
+    """Messages that were taken in, transactions that were kept, and messages that were parked."""
 
     messages: int = 0
     transactions: int = 0
@@ -52,9 +52,9 @@ class ShardCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedShard:
-    """A partition that is owned: where its last transaction that was kept ends, -1 before the first; from where on a
-    next owner would read it, below 0 if nobody has read it; and since when, in boot seconds, it has had a transaction
-    open, or has only failed. None if neither."""
+    """A partition that is owned. `offset`: the end of its last transaction that was kept, -1 before the first.
+    `position`: the first offset for a next owner, below 0 if nobody has read it. `stuck_since`: the time, in boot
+    seconds, since which it has had a transaction open, or has only failed; None if neither."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class OwnedShard:
 
 
 END_SECONDS = 10.0
-"""How long a shard may take to end."""
+"""Time that a shard may take to end."""
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
@@ -88,7 +88,7 @@ class Consumer:
         limits: ShardLimits | None = None,
         isolation: Isolation = "read_committed",
     ) -> None:
-        """`name` is that of the group, and of the checkpoints: who changes it starts over. `settings` are librdkafka's;
+        """`name` is that of the group, and of the checkpoints: changing it starts over. `settings` are librdkafka's;
         `isolation` is Kafka's own, for topics that are written in Kafka transactions."""
         self._application, self._name, self._topics = application, name, list(topics)
         self._group_settings = settings
@@ -102,13 +102,13 @@ class Consumer:
         self._at_work: set[_Ownership] = set()  # with those whose partition has gone, until they end
         self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
-        """How often a transaction was refused, as another owner had begun."""
+        """Transactions that were refused, as another owner had begun."""
         self.retention = RetentionWatch(self._settings, self._positions)
-        """How far it is from losing what it has not read."""
+        """Its distance from losing records that it has not read."""
         self.certificates = Certificates(self._settings)
-        """Those that its clients are configured with."""
+        """Certificates that its clients are configured with."""
         self.turned_at: float | None = None
-        """When it last asked the group, in boot seconds."""
+        """Time of the last poll of the group, in boot seconds; None if it does not run."""
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, or ConfigError for a setting."""
@@ -203,10 +203,10 @@ class Consumer:
             except KafkaException as error:
                 _log.info("offsets_not_told", extra={"reason": error.args[0].str()})
 
-    # -- what can be seen from outside, from any thread
+    # -- state, for any thread
 
     def counts(self) -> Mapping[str, ShardCounts]:
-        """Return what was done since the start, by topic."""
+        """Return the counts since the start, by topic."""
         with self._counting:
             found = dict(self._done)
             for each in self._at_work:
@@ -223,7 +223,7 @@ class Consumer:
     # -- a shard
 
     def begins(self, ownership: "_Ownership") -> None:
-        """Count what an ownership does from now on."""
+        """Count the work of an ownership from now on."""
         with self._counting:
             self._at_work.add(ownership)
 
@@ -241,7 +241,7 @@ class Consumer:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
-        """Return what processes one shard: its store, its reader and the application."""
+        """Make one shard, of its store, its reader and the application."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,
@@ -270,7 +270,7 @@ class Consumer:
 
 
 class _Ownership:
-    """A partition that is ours, and the thread that sees to it."""
+    """A partition that is ours, and its thread."""
 
     def __init__(self, consumer: Consumer, shard: ShardId) -> None:
         self.shard: Shard | None = None
@@ -285,13 +285,13 @@ class _Ownership:
 
     @property
     def counts(self) -> ShardCounts:
-        """Return what the present shard has done."""
+        """Return the counts of the present shard."""
         shard = self.shard
         return ShardCounts(shard.committed, shard.transactions, shard.parked) if shard is not None else ShardCounts()
 
     @property
     def seen(self) -> OwnedShard:
-        """Return how it goes."""
+        """Return its present state."""
         shard, failing_since = self.shard, self._failing_since
         began = shard.stuck_since if shard is not None else None
         keeps = shard is not None and shard.transactions > 0
@@ -324,7 +324,7 @@ class _Ownership:
             except Fenced:
                 self._consumer.count_fenced()
                 _log.warning("shard_fenced", extra={"shard": str(self._id)})
-                # Whoever has it is likely its owner: to fence that one in turn, the group has to say so still.
+                # The other is likely its owner: we fence it in turn only if the group still assigns it to us.
                 self.stopping.wait(self._consumer.session_seconds)
             except HarvestError as error:
                 if isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions:

@@ -1,7 +1,7 @@
-"""Calls the user's functions, and says of what they refuse which message it is put down to.
+"""Calls the user's functions, and finds the message to blame for an error of theirs.
 
-Each call is made within the transaction that is open. Where it cannot be told which message is to blame, the next
-transactions take one acknowledgement each and look after every message, until that one is found (`Attempts`).
+Each call is made within the transaction that is open. Where the message to blame is not known, the next transactions
+take one acknowledgement each and check after every message, until that one is found (`Attempts`).
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _NOT_OPEN = "the function ended the transaction, or went on after a statement of
 
 
 class OpenTransaction:
-    """The transaction that is open, and what it has taken in."""
+    """The transaction that is open, and the messages it has taken in."""
 
     def __init__(self, transaction: Transaction, began: float, span: TransactionSpan | None = None) -> None:
         self.transaction, self.began = transaction, began
@@ -38,7 +38,7 @@ class OpenTransaction:
         return self.last if self.taken == 1 else None
 
     def linked(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, of which the span is told if there is one."""
+        """Return the same messages, to whose writers the span is linked if there is one."""
         return messages if self._span is None else self._span.take(messages)
 
     def end_span(self, error: str = "") -> None:
@@ -55,7 +55,7 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of one shard to the application.
 
-    What its functions raise becomes FunctionFailed, except errors of Kafka: no message is to blame for those.
+    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message is to blame for those.
     """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
@@ -63,8 +63,8 @@ class Dispatch:
         self._by_groups = application if isinstance(application, GroupApplication) else None
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
-        """Tell whether all of a group goes into one call: no single message, and nothing that is read again, which may
-        be of any length."""
+        """Return True if all of a group goes into one call: no single message, and no transaction that is read again,
+        which may be of any length."""
         is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
         return is_batch and not self._attempts.is_watching
 
@@ -111,7 +111,7 @@ class Dispatch:
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Find out which message it is that fails, and park those that failed too often."""
+        """Find the message that fails, and park those that failed too often."""
         for message in messages:
             if opened.taken == self._attempts.trial:
                 return
@@ -136,7 +136,7 @@ class Dispatch:
             opened.last = message.offset
 
     def finalize(self, opened: OpenTransaction) -> None:
-        """Have the user's side end, if it took anything in."""
+        """Call the user's `finalize_txn`, if the transaction has taken in a message."""
         opened.about = None
         if not opened.taken:
             return
@@ -161,7 +161,7 @@ class Dispatch:
         return failed
 
     def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
-        """Say what an error of a function means, or of what it published."""
+        """Return the failure for an error of a function, or of a message that it published."""
         reason = str(error) if isinstance(error, StateRefused) else reason_of(error)
         if self._store.will_pass(error):
             return FunctionFailed(reason)

@@ -1,4 +1,4 @@
-"""A small state for those who want no tables of their own: JSON values by key, in Postgres.
+"""A small state for applications without tables of their own: JSON values by key, in Postgres.
 
 Keys belong to a shard. Its owner is alone in changing them, and changes are written in one statement as the transaction
 ends.
@@ -44,7 +44,7 @@ def create_key_values(dsn: str, table: str = "consumers") -> None:
 
 
 class KeyValues:
-    """What a transaction knows of the values: each key is read once, and what is changed is written at the end."""
+    """Values that a transaction reads and changes: each key is read once, and changes are written at the end."""
 
     def __init__(self, connection: "Connection[Any]", shard: ShardId, table: str) -> None:
         """`connection` is the transaction's own, for tables beside."""
@@ -68,12 +68,12 @@ class KeyValues:
         return default if value is None else value
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value to what JSON can hold; None deletes the key."""
+        """Set a value that JSON can hold; None deletes the key."""
         self._values[key] = value
         self._changed.add(key)
 
     def write(self) -> None:
-        """Write what was changed, in the order of the keys, so that two who share rows do not wait for each other."""
+        """Write the changes, in the order of the keys, so that two that share rows do not wait for each other."""
         changed = {key: self._values[key] for key in sorted(self._changed)}
         kept = {key: Jsonb(value) for key, value in changed.items() if value is not None}
         gone = [key for key, value in changed.items() if value is None]

@@ -1,4 +1,4 @@
-"""How long the transactions of a shard are, how much it holds, and how often it tries."""
+"""Limits of a shard: duration of its transactions, messages that it holds, and attempts."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class ShardLimits:
     min_txn_duration_seconds: float = 0.0
     """Before, it does not end, although nothing is ready."""
     ring: int = 8_192
-    """How many pending messages are held; what does not fit is read again."""
+    """Pending messages that are held; others are read again."""
     prune_after_seconds: float = 86_400.0
-    """A producer is forgotten of which nothing was seen for so long before the newest message."""
+    """A producer is forgotten whose last message is older than the newest message by so long."""
     max_attempts: int = 5
-    """How often a message may fail before it is parked; the pauses between grow from 0.05 to 5 s."""
+    """Failures of a message until it is parked; the pauses between grow from 0.05 to 5 s."""

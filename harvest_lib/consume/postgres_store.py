@@ -20,7 +20,7 @@ from harvest_lib.sequencing.batch import Message
 from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
-"""How long a transaction may ask Postgres nothing: a function that is called for a message may take no longer."""
+"""Time that a transaction may send Postgres nothing: a function that is called for a message may take no longer."""
 
 _IN_TRANSACTION = int(TransactionStatus.INTRANS)
 _CREATE = (
@@ -65,11 +65,11 @@ SET key = excluded.key, value = excluded.value, headers = excluded.headers, reas
     parked_at = excluded.parked_at
 """
 _OF_THE_STATE = ("22", "23", "44", "54", "P0")
-"""Classes of SQLSTATE that say what is wrong with what is kept: data, integrity, a view's check, limits, a trigger."""
+"""Classes of SQLSTATE for errors of the user's state: data, integrity, a view's check, limits, a trigger."""
 
 
 def create_tables(dsn: str, table: str = "consumers") -> None:
-    """Create the table of checkpoints, and `<table>_parked` for what is parked, unless they are there."""
+    """Create the table of checkpoints, and `<table>_parked` for parked messages, unless they are there."""
     with connect(dsn) as connection, translated(), connection.transaction():
         connection.execute(LOCK_DDL)
         for statement in _CREATE:
@@ -165,7 +165,7 @@ class PostgresStore:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise StateRefused for an error of what is kept, and leave the store's own as they are."""
+    """Raise StateRefused for an error of the user's state, and leave the store's own as they are."""
     try:
         yield
     except psycopg.Error as error:

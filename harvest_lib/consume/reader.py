@@ -1,7 +1,7 @@
 """Reads a partition from an offset on: all messages, or those that are committed.
 
-Promises: messages come by rising offset; what retention took away from under us is an error, never a gap that nobody
-sees; a transaction that is read again comes piece by piece, however long it is.
+Promises: messages come by rising offset; messages that retention removed before they were read are an error, never a
+silent gap; a transaction that is read again comes piece by piece, however long it is.
 """
 
 from bisect import bisect_left
@@ -24,12 +24,12 @@ _BATCH_MESSAGES = 2_000
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
-"""What comes where nothing more is ready; other groups that are empty say only that what was read commits nothing."""
+"""The group if nothing more is ready; other groups that are empty mean only that a batch commits nothing."""
 _READY_SECONDS = 0.1
-"""How long we wait for the next message before we say once more that nothing is ready."""
+"""Longest wait for the next message before an empty batch is returned once more."""
 
 Isolation = Literal["read_committed", "read_uncommitted"]
-"""Kafka's own: whether messages of Kafka transactions come before these are committed, and if they are aborted."""
+"""Kafka's own: messages of Kafka transactions come once committed, or before that, and even if aborted."""
 
 
 def read_uncommitted(
@@ -45,8 +45,8 @@ def read_uncommitted(
 ) -> Generator[Sequence[Message], None, None]:
     """Return all messages of the log, in batches; a message's `record` is the client's.
 
-    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `reached` is told,
-    once a batch was taken, up to which offset the log was read: there are some that no message has. Where the end is
+    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `reached` is
+    called, once a batch was taken, with the offset up to which it was read: some offsets have no message. If the end is
     known, silence of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
     CheckpointError where the log does not have `begin` any more, or not yet, TopicMissing, KafkaUnavailable and
     KafkaAccessDenied.
@@ -70,11 +70,11 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return what is committed, from the sequencer's position on; all that one acknowledgement commits at a time.
+    """Return committed messages from the sequencer's position on; all that one acknowledgement commits at a time.
 
     Take each to its end before the next: where one is left earlier, or fails, the sequencer is of no more use, and
     asking for the next raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and another empty
-    group after a batch that commits nothing, so that whoever has something else to do can. Raises as
+    group after a batch that commits nothing, so that the caller can do something else. Raises as
     `read_uncommitted`.
     """
 
@@ -192,9 +192,9 @@ def _batches(
         batch = Batch(_offsets_of(good), _ids_of(good), good)
         yield batch if end is None else batch[: bisect_left(batch.offsets, end)]
         if found:
-            deadline = Deadline(_SILENCE_SECONDS)  # whoever takes them may take their time
+            deadline = Deadline(_SILENCE_SECONDS)  # the caller may take its time with them
         if reached is not None:
-            reached(position if end is None else min(position, end))  # what is behind the end was not taken
+            reached(position if end is None else min(position, end))  # messages behind the end were not taken
 
 
 def _offsets_of(records: Sequence[Any]) -> list[int] | range:
@@ -217,7 +217,7 @@ def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
 
 
 def _id_of(headers: Any) -> bytes | None:
-    """Return the first id among some headers: one that nobody can read where it is no bytes, None without one."""
+    """Return the first id among some headers: an unreadable one where it is no bytes, None without one."""
     for name, value in headers or ():
         if name == HEADER_NAME:
             return value if isinstance(value, bytes) else b""

@@ -1,12 +1,12 @@
 """The recovery log of a shard: a partition in Kafka with every page of a database that its owner keeps on its machine.
 
-Keys of records are `author` (the last owner), `head` (whose log it is, how many pages the database has, a digest of
+Keys of records are `author` (the last owner), `head` (the shard, the number of pages of the database, a digest of
 all pages in the log) and the numbers of pages, whose images are the values. A transaction of the database is one of
-Kafka's, its head comes last. The topic is compacted: it holds each page about once, so playing it back takes as long
-as the database is large, however long that has been in use.
+Kafka's, its head comes last. The topic is compacted: it holds each page about once, so the time to play it back
+depends on the size of the database, not on its age.
 
-Promise: what is played back is all that was committed, or an error. No page can be missing, or be another one, without
-the digest telling, whatever retention, or a hand, did to the log. A topic that was recreated is a new log.
+Promise: playing back gives all that was committed, or an error. The digest shows a page that is missing, or is another
+one, whatever retention, or a hand, did to the log. A topic that was recreated is a new log.
 """
 
 import json
@@ -51,7 +51,7 @@ class LogPlace:
 
 
 class PagesDigest:
-    """Of numbered pages, whichever way round they come: the sum of their own, which are kept, in 130 bytes a page."""
+    """Digest of numbered pages, in any order: the sum of the pages' own, which are kept, in 130 bytes a page."""
 
     def __init__(self) -> None:
         self._own: dict[int, int] = {}
@@ -61,7 +61,7 @@ class PagesDigest:
         return f"{self._sum:x}"
 
     def note(self, page: int, image: bytes | None) -> None:
-        """Take in that a page has another image, or is gone."""
+        """Note that a page has another image, or is gone."""
         self._sum -= self._own.pop(page, 0)
         if image is not None:
             own = blake2b(image, digest_size=_DIGEST_BYTES, salt=page.to_bytes(4, "big")).digest()
@@ -79,7 +79,7 @@ def create_recovery_log(settings: Mapping[str, object], topic: str, *, partition
 
 
 def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
-    """Return where the log begins. Raises TopicMissing, TopicTooSmall, KafkaUnavailable or KafkaAccessDenied, and
+    """Return the log's first offset. Raises TopicMissing, TopicTooSmall, KafkaUnavailable or KafkaAccessDenied, and
     CheckpointError if more than compaction may remove from it."""
     partitions = topic_partitions(settings).get(place.log, 0)
     needed = place.partition + 1
@@ -118,8 +118,8 @@ def play_back(
 ) -> tuple[int, PagesDigest]:
     """Write the pages that are committed between two offsets to an empty file.
 
-    Return how many pages the database has, 0 if none was ever recorded, and their digest. Raises CheckpointError if
-    this is not all that the shard has recorded, and what `read_uncommitted` raises.
+    Return the number of pages of the database, 0 if none was ever recorded, and their digest. Raises CheckpointError if
+    this is not all that the shard has recorded, and as `read_uncommitted`.
     """
     digest, page_size = PagesDigest(), 0
     head: dict[str, Any] | None = None

@@ -1,13 +1,13 @@
-"""Records what changes in a local database to its shard's recovery log, for as long as nobody else does.
+"""Records the changes of a local database in its shard's recovery log, for as long as nobody else does.
 
     take over ─► (the log is played back) ─► record ─► record ─► …
-    fences whoever                           False: another has begun since, nothing more counts
-    recorded before
+    fences the writer                        False: another has begun since, nothing more counts
+    before it
 
 Promises
 - Once a new writer has begun, no older one commits anything, wherever it was frozen: the transactional id is the
-  shard's, and Kafka fences it. So what is played back then is final.
-- A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again tells.
+  shard's, and Kafka fences it. So the pages played back then are final.
+- A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again shows it.
 - None stays open, whatever is raised amid it.
 """
 
@@ -43,7 +43,7 @@ class RecoveryLogWriter:
         timeout_seconds: float = 30.0,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`timeout_seconds` is how long Kafka may take for each step."""
+        """`timeout_seconds` limits the time of Kafka for each step."""
         self._settings, self._place = settings, place
         self._timeout_seconds = timeout_seconds
         self._provider = provider
@@ -51,9 +51,9 @@ class RecoveryLogWriter:
         self._page_count, self._digest = 0, PagesDigest()
 
     def take_over(self, database: BinaryIO) -> int:
-        """Fence off whoever recorded before, and write what was committed to an empty file.
+        """Fence off the previous writer, and write the committed pages to an empty file.
 
-        Return how many pages that has, 0 if nothing was ever recorded. Raises as `first_offset` and `play_back`, and
+        Return the number of its pages, 0 if nothing was ever recorded. Raises as `first_offset` and `play_back`, and
         CheckpointError if somebody else takes over meanwhile.
         """
         self.close()
@@ -71,10 +71,10 @@ class RecoveryLogWriter:
         return self._page_count
 
     def record(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> bool:
-        """Commit the pages that changed, of a database that has so many now; False if we were fenced off, by who took
-        over or by Kafka, which aborts a transaction that does not end.
+        """Commit the pages that changed, of a database that has so many now; False if we were fenced off, by the next
+        owner or by Kafka, which aborts a transaction that does not end.
 
-        Raises KafkaUnavailable or KafkaAccessDenied where the outcome is not known, and what `pages` raises. After
+        Raises KafkaUnavailable or KafkaAccessDenied where the outcome is not known, and errors of `pages`. After
         either, or False, only `take_over` is of use.
         """
         return self._transact(self._records(pages, page_count))
@@ -88,13 +88,13 @@ class RecoveryLogWriter:
         )
 
     def close(self) -> None:
-        """Let go of the producer; what was not committed is forgotten. Safe to repeat."""
+        """Close the producer; uncommitted pages are forgotten. Safe to repeat."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
         with suppress(KafkaException, SystemError):
             producer.purge()
-        # To close is to abort what is open, for as long as that takes; whoever takes over aborts it in any case.
+        # Closing aborts an open transaction, for as long as that takes; the next owner aborts it in any case.
         closing = threading.Thread(target=_close, args=(producer,), name="recorder-close", daemon=True)
         closing.start()
         closing.join(_LET_GO_SECONDS)
@@ -107,13 +107,13 @@ class RecoveryLogWriter:
             "transaction.timeout.ms": 2 * milliseconds,
             "message.timeout.ms": milliseconds,
             "acks": "all",
-            "max.in.flight.requests.per.connection": 1,  # or what was lost may be called delivered
+            "max.in.flight.requests.per.connection": 1,  # or lost records may be called delivered
             "linger.ms": 5,
             "allow.auto.create.topics": False,
         }
 
     def _hand_off(self) -> int:
-        """Write that we are the author now, and return at which offset."""
+        """Write that we are the author now, and return the offset of that."""
         offsets: list[int] = []
 
         def on_delivery(error: KafkaError | None, message: Any) -> None:
@@ -168,8 +168,8 @@ class RecoveryLogWriter:
                 return
 
     def _why(self, error: KafkaException | SystemError) -> KafkaError:
-        """Tell why a transaction failed. A producer that was fenced refuses what it is asked as one that met with any
-        fatal error, and may lose that among callbacks; to abort says which it was."""
+        """Return the error of a failed transaction. A fenced producer refuses calls like one that met with any other
+        fatal error, and may lose its error among callbacks; aborting returns it."""
         cause = error if isinstance(error, KafkaException) else error.__cause__
         try:
             if not _is_fenced(cause):

@@ -1,12 +1,12 @@
-"""How far whoever reads a topic is from losing what it has not read: Kafka removes old records, read or not.
+"""Distance of a reader of topics from losing records that it has not read: Kafka removes old ones, read or not.
 
 Promises
 - Kafka is asked only while somebody asks us, once a minute at most, on a thread that ends with the answer: nobody waits
   for it.
-- What Kafka does not say is not told: nothing while it does not answer, no time where `retention.ms` may not be read.
+- Unknown numbers are not reported: none while Kafka does not answer, no time where `retention.ms` may not be read.
 - A time is the earliest: Kafka removes whole segments, and none that is being written.
 
-By size (`retention.bytes`) Kafka says no time. What is left then is `retained`, and how fast it shrinks.
+For retention by size (`retention.bytes`) there is no time. The number to watch then is `retained`, and its decrease.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Retained:
 
 
 class RetentionWatch:
-    """Of those who read with some settings, from `positions` on: the next offset to be read of each partition."""
+    """Of a reader with some settings. `positions` returns the next offset to be read of each partition."""
 
     def __init__(self, settings: Mapping[str, object], positions: Callable[[], Mapping[Place, int]]) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class RetentionWatch:
         self._ask_at = 0.0
 
     def seen(self) -> Sequence[Retained]:
-        """Return what is known; ask for news if that was long ago. For any thread."""
+        """Return the last answer; ask again if that was long ago. For any thread."""
         if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
             self._ask_at = boot_seconds() + _EVERY_SECONDS
             try:
@@ -71,7 +71,7 @@ class RetentionWatch:
     def _ask(self) -> None:
         try:
             self._seen = retained(self._settings, self._positions())
-        except Exception as error:  # noqa: BLE001 - whatever it is, what is not known is not told
+        except Exception as error:  # noqa: BLE001 - whatever it is, unknown numbers are not reported
             self._seen = ()
             _log.debug("retention_unknown", extra={"reason": type(error).__name__})
         finally:
@@ -92,7 +92,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
         if kept_seconds[place[0]] is not None and starts[place] <= positions[place] < ends[place]
     ]
     ages = _ages(settings, {place: positions[place] for place in timed[:_MOST_READ]})
-    # Kafka removed what is read next: it was as old at least.
+    # Kafka removed the record to be read next: it was as old at least.
     lost = {place: kept_seconds[place[0]] for place in known if positions[place] < starts[place] < ends[place]}
     return [
         Retained(
@@ -108,7 +108,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
 
 
 def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
-    """Yield the metrics of what was seen."""
+    """Yield the metrics of some partitions."""
     labelled = [((each.topic, str(each.partition)), each) for each in seen]
     yield catalogue.UNREAD_RECORDS, {label: float(each.unread) for label, each in labelled}
     yield catalogue.READ_RETAINED, {label: float(each.retained) for label, each in labelled}
@@ -122,13 +122,13 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
 
 
 def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) -> Mapping[Place, int]:
-    """Return an offset of each partition; what is not ours to see, or gone, is left out."""
+    """Return an offset of each partition; one that we may not see, or that is gone, is left out."""
     found = list_offsets(admin, places, spec, timeout_seconds=_ANSWER_SECONDS)
     return {place: offset for place, offset in found.items() if isinstance(offset, int)}
 
 
 def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, float | None]:
-    """Return for how long each topic keeps records, None where it keeps them for good, or does not say."""
+    """Return the retention of each topic in seconds, None where it keeps records permanently, or does not say."""
     found: dict[str, float | None] = dict.fromkeys(topics)
     for topic, settings in topic_settings(admin, topics, timeout_seconds=_ANSWER_SECONDS).items():
         milliseconds = int(settings.get("retention.ms", "-1"))
@@ -138,7 +138,7 @@ def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, flo
 
 
 def _ages(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Mapping[Place, float | None]:
-    """Return how old the record is that is read next of each partition, as far as that is found out in time."""
+    """Return the age of the record to be read next of each partition, as far as it is found in time."""
     if not positions:
         return {}
     client: Any = Consumer(
@@ -150,7 +150,7 @@ def _ages(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Map
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "allow.auto.create.topics": False,
-                "isolation.level": "read_uncommitted",  # what an open transaction has is as old
+                "isolation.level": "read_uncommitted",  # records of an open transaction are as old
                 "fetch.message.max.bytes": 65_536,  # one record is wanted, and more comes ahead
                 "fetch.wait.max.ms": 50,
             },

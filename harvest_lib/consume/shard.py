@@ -6,7 +6,7 @@
 
 Promises, whatever crashes, freezes or fails over
 - Each message changes the kept state in one transaction that is kept, and in no other.
-- What is published is read once by whoever reads what is committed: it is pending until the transaction is kept, and is
+- A published message is read once by readers of committed messages: it is pending until the transaction is kept, and is
   acknowledged only then.
 - All messages that one acknowledgement commits are in one transaction.
 - A message that the user's function does not take is parked with its reason after some attempts, and only that one.
@@ -40,10 +40,10 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
-"""Where messages took longer, the time is checked before each; else before every 64th."""
+"""If messages took longer, the time is checked before each one; else the stride doubles, up to 64 messages."""
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
-"""Returns what is committed from the position of a sequencer on, an empty group where nothing is ready."""
+"""Returns committed messages from the position of a sequencer on, an empty group where nothing is ready."""
 
 
 class Fenced(Exception):
@@ -64,14 +64,13 @@ class Shard:
         publisher: Callable[[], Publisher],
         limits: ShardLimits,
     ) -> None:
-        """`publisher` makes one with a producer id that nobody had; it is asked for one where there is something to
-        publish."""
+        """`publisher` makes one with a producer id that nobody had; it is called once there is something to publish."""
         self.committed = self.transactions = self.parked = 0
-        """How many messages were taken in, in how many transactions that were kept, and how many were parked."""
+        """Messages that were taken in, transactions that were kept, and messages that were parked."""
         self.offset = -1
-        """Where the last transaction that was kept ends, -1 before the first."""
+        """End of the last transaction that was kept, -1 before the first."""
         self.stuck_since: float | None = None
-        """When the first transaction was begun since one was kept, in boot seconds; None if none was."""
+        """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -86,7 +85,7 @@ class Shard:
 
     @property
     def position(self) -> int:
-        """Return the first offset that a next owner would read and that still matters: of what is not committed, or is
+        """Return the first offset that a next owner would read and that still matters: of messages not committed, or
         pending and not given up by now; below 0 before anything was read. May be read by any thread."""
         checkpoint = self._checkpoint
         given_up = clock_at(time.time_ns()) - int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
@@ -94,7 +93,7 @@ class Shard:
         return min([checkpoint.offset, *pending])
 
     def run(self, stopping: threading.Event) -> None:
-        """Own the shard until a stop is asked for; what was taken in by then is kept.
+        """Own the shard until a stop is asked for; messages taken in by then are kept.
 
         Raises Fenced when another owner has begun, and errors of the store and of Kafka: begin again with a new shard.
         """
@@ -139,7 +138,7 @@ class Shard:
                 elif sequencer.offset > self._checkpoint.offset and (
                     stopping.is_set() or boot_seconds() - quiet_since >= _QUIET_SECONDS
                 ):
-                    # What was passed over commits nothing, and retention may take it away before anything does.
+                    # Messages passed over commit nothing, and retention may remove them before a commit.
                     self._store.begin()
                     self._keep(sequencer)
                     quiet_since = boot_seconds()
@@ -148,7 +147,7 @@ class Shard:
         self._flush()
 
     def _take(self, group: Iterable[Message]) -> None:
-        """Take in what one acknowledgement commits."""
+        """Take in the messages that one acknowledgement commits."""
         if self._dispatch.takes_at_once(group):
             self._open = self._open or self._begin()
             self._dispatch.take_at_once(self._open, group)
@@ -201,7 +200,7 @@ class Shard:
         self._acknowledge(checkpoint)
 
     def _touch_if_due(self) -> int:
-        """Touch the store, if that is due. Return after how many messages to check again."""
+        """Touch the store, if that is due. Return the number of messages until the next check."""
         now = boot_seconds()
         self._stride = 1 if now - self._checked_at > _SLOW_SECONDS else min(2 * self._stride, _LONGEST_STRIDE)
         self._checked_at = now
@@ -216,7 +215,7 @@ class Shard:
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 
-    # -- what goes wrong
+    # -- failures
 
     def _end_span(self, error: str) -> None:
         """End the span of a transaction that was not kept, if it has not ended."""
@@ -224,7 +223,7 @@ class Shard:
             self._open.end_span(error)
 
     def _note(self, refused: FunctionFailed) -> float:
-        """Count that something was refused, and return for how long to wait."""
+        """Count a failure, and return the seconds to wait."""
         attempts, pause = self._attempts.failed(refused)
         if not attempts:  # a trial, from which nothing follows yet
             return pause
@@ -238,7 +237,7 @@ class Shard:
     def _log_fields(self) -> dict[str, Any]:
         return {"shard": str(self._shard)}
 
-    # -- what is published
+    # -- publishing
 
     def _publish(self, topic: str, value: bytes | None, **named: Any) -> None:
         about = self._open.about if self._open is not None else None
@@ -258,7 +257,7 @@ class Shard:
             self._publisher.flush()
 
     def _forget_pending(self) -> None:
-        """Let the publisher go: what is pending under its id is never acknowledged."""
+        """Close the publisher: messages pending under its id are never acknowledged."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None

@@ -4,7 +4,7 @@
     fences, plays back                                                   False: somebody has restored it since
 
 Promises
-- What counts is the recovery log. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
+- Only the recovery log counts. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
   while it is used, so nobody mistakes it for the state and a process that is killed leaves none behind.
 - Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
 - A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.
@@ -30,13 +30,13 @@ from harvest_lib.sequencing.batch import Message
 
 _SETTINGS = (
     "locking_mode = EXCLUSIVE",
-    "foreign_keys = ON",  # which the user could not say: within a transaction SQLite does not listen
+    "foreign_keys = ON",  # the user cannot set it: within a transaction SQLite ignores it
     "journal_mode = WAL",
-    "wal_autocheckpoint = 0",  # what is not in Kafka yet stays in the write-ahead log, to be read there
+    "wal_autocheckpoint = 0",  # pages not in Kafka yet stay in the write-ahead log, to be read there
     "synchronous = OFF",  # after a crash of the machine the file is gone anyway
 )
 _AUTO_VACUUM = "PRAGMA auto_vacuum = FULL"
-"""Of a new database: what is deleted leaves the log too. Of one that was played back it would be a change."""
+"""Of a new database: freed pages leave the log too. Of one that was played back it would be a change."""
 _CREATE = (
     """
 CREATE TABLE consumers (
@@ -68,7 +68,7 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""Not what a user would write: statements are cached by their text, and one that is cached is not asked about again."""
+"""No text of a user's: statements are cached by their text, and one that is cached is not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
@@ -105,7 +105,7 @@ class SqliteStore:
         try:
             with TemporaryDirectory(dir=self._directory, prefix="state-") as folder:
                 path = Path(folder) / "state.db"
-                # Closed before SQLite opens it: whoever closes a file ends the locks that its process has on it.
+                # Closed before SQLite opens it: closing a file ends the locks that the process has on it.
                 with path.open("wb") as file:
                     page_count = self._recorder.take_over(file)
                 connection = self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -144,7 +144,7 @@ class SqliteStore:
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         connection = self._returned()
-        if not connection.in_transaction:  # as after ON CONFLICT ROLLBACK; what follows each commits by itself
+        if not connection.in_transaction:  # as after ON CONFLICT ROLLBACK; later statements commit singly
             self.close()
             raise RuntimeError("a statement of the user's ended the transaction, and the function went on after it")
         try:

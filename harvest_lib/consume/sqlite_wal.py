@@ -1,7 +1,7 @@
-"""Tells which pages of a SQLite database a transaction left behind, from what it appended to the write-ahead log.
+"""Finds the pages of a SQLite database that a transaction changed, in the frames it appended to the write-ahead log.
 
 The format is published, https://www.sqlite.org/fileformat2.html#walformat: a header, then frames, each a small header
-and a page. The last frame of a transaction says how many pages the database has after it; what stands behind it was
+and a page. The last frame of a transaction has the number of pages of the database after it; frames behind it were
 left over by one that was rolled back.
 """
 
@@ -13,12 +13,12 @@ _HEADER = Struct(">8x I 4x 8s 8x")  # page size, salts
 _FRAME = Struct(">II 8s 8x")  # page, database's size in pages if this ends a transaction, salts
 
 End = tuple[int, bytes]
-"""Where a transaction ends: a position, and the salts of the file, which change when SQLite restarts it."""
+"""End of a transaction: a position, and the salts of the file, which change when SQLite restarts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What a transaction appended: the place in the file of each page it changed, by number from 1 on."""
+    """Pages that a transaction appended: the place in the file of each page it changed, by number from 1 on."""
 
     page_size: int
     page_count: int
@@ -28,7 +28,7 @@ class Appended:
 
 
 def appended(descriptor: int, after: End | None) -> Appended | None:
-    """Return what the next transaction after the end of another appended, or the first one; None if none has ended."""
+    """Return the pages of the next transaction after the end of another, or of the first; None if none has ended."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         return None

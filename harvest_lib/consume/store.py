@@ -14,8 +14,8 @@ from harvest_lib.sequencing.batch import Message
 
 
 class StateRefused(Exception):
-    """The store does not keep what the user's functions handed over; nothing of the transaction was kept. Its text is
-    that of the error."""
+    """The store refuses a change of the user's functions; nothing of the transaction was kept. Its text is that of the
+    error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(reason_of(error))
@@ -25,16 +25,16 @@ class Store(Protocol):
     """Of one shard, used by one thread."""
 
     def restore(self) -> Checkpoint:
-        """Fence off whoever owned the shard before, and return the checkpoint."""
+        """Fence off the previous owner of the shard, and return the checkpoint."""
         ...
 
     def begin(self) -> Any:
-        """Begin a transaction, and return what the user changes state with."""
+        """Begin a transaction, and return the object that the user changes state with."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the transaction is open: that nobody has ended it, and no statement of it has failed."""
+        """Return True if the transaction is open: nobody has ended it, and no statement of it has failed."""
         ...
 
     def touch(self) -> None:
@@ -42,15 +42,15 @@ class Store(Protocol):
         ...
 
     def will_pass(self, error: Exception) -> bool:
-        """Tell whether what a function of the user raised is the store's, and passes by itself."""
+        """Return True if an exception of a user's function is the store's, and passes by itself."""
         ...
 
     def flush(self) -> None:
-        """Write what was changed, where that was not done at once. Raises StateRefused."""
+        """Write the changes that were not written at once. Raises StateRefused."""
         ...
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Keep what was changed, and the checkpoint with it; False if we were fenced off, and nothing was kept.
+        """Keep the changes, and the checkpoint with them; False if we were fenced off, and nothing was kept.
 
         Raises StateRefused.
         """
@@ -62,11 +62,11 @@ class Store(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Forget what was changed; raises if the store itself is what failed."""
+        """Forget the changes; raises if the store itself has failed."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; what was not committed is forgotten."""
+        """Close connections; uncommitted changes are forgotten."""
         ...
 
 
@@ -76,7 +76,7 @@ def headers_as_json(record: Any) -> list[list[str | None]]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the type and the text of what a function of the user raised, as every store takes it."""
+    """Return the type and the text of an exception of a user's function, as every store takes it."""
     try:
         text = str(error)
     except Exception as failed:  # noqa: BLE001 - the user's

@@ -13,13 +13,13 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class ConsumerTelemetry:
-    """Waits for no server. What Kafka keeps of its topics is asked beside, once a minute."""
+    """Waits for no server. Kafka is asked for the retention of its topics beside, once a minute."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what the metrics are now."""
+        """Yield the present values of the metrics."""
         consumer, counts, owned = self._consumer, self._consumer.counts(), self._consumer.owned()
         shards: dict[tuple[str, ...], float] = {(topic,): 0.0 for topic in counts}
         for each in owned:
@@ -37,7 +37,7 @@ class ConsumerTelemetry:
         yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}
 
     def live(self) -> Verdict:
-        """Tell whether it asks the group, whatever the servers do."""
+        """Return a healthy verdict if it polls the group, whatever the servers do."""
         turned_at = self._consumer.turned_at
         if turned_at is None:
             return Verdict(is_healthy=False, reason="it does not run")
@@ -46,14 +46,14 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason="it turns")
 
     def ready(self) -> Verdict:
-        """Tell whether it runs: with partitions, or as a standby."""
+        """Return a healthy verdict if it runs: with partitions, or as a standby."""
         verdict = self.live()
         if not verdict.is_healthy:
             return verdict
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Tell whether no partition of this process has failed, or been in one transaction, for longer."""
+        """Return a healthy verdict unless a partition of ours has failed, or been in one transaction, for longer."""
         now = boot_seconds()
         for each in self._consumer.owned():
             if each.stuck_since is not None and now - each.stuck_since >= within_seconds:

@@ -35,7 +35,7 @@ class TransactionSpan:
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 
     def take(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, to whose writers it is linked: now, or as they are read where that is once."""
+        """Return the same messages, to whose writers it is linked: now, or as they are read if that is once."""
         if not isinstance(messages, (tuple, Batch)):
             return self._read(messages)
         for message in messages[: self._left] if self._span.room else ():

@@ -1,4 +1,4 @@
-"""The user's side of a consumer: the functions that take messages in, and what they change the world with."""
+"""The user's side of a consumer: the functions that take messages in, and the transaction that they get."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,23 +14,23 @@ class Transaction:
 
     shard: ShardId
     state: Any
-    """What state is changed with: the store's, a connection to Postgres or a `KeyValues`."""
+    """Object to change state with: the store's, a connection to Postgres or a `KeyValues`."""
     publish: Callable[..., None]
-    """Takes what `Publisher.publish_uncommitted` takes: topic, value, and a `key`, a `partition`, `headers`."""
+    """Takes arguments of `Publisher.publish_uncommitted`: topic, value, and a `key`, a `partition`, `headers`."""
     memory: dict[Any, Any] = field(default_factory=dict)
     """The user's own, forgotten with the transaction: sums, until `finalize_txn` writes them."""
 
 
 class Application(Protocol):
     """The user's functions. Shards call them on threads of their own, and again for a message whose transaction was not
-    kept. What they raise rolls the transaction back; a message that fails again and again is parked."""
+    kept. An exception rolls the transaction back; a message that fails again and again is parked."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Take in a message, `message.record` being the Kafka client's: change state, publish what follows from it."""
+        """Take in a message, `message.record` being the Kafka client's: change state, publish further messages."""
         ...
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Do what is left to do before the transaction is kept."""
+        """Do the remaining work before the transaction is kept."""
         ...
 
 
@@ -38,8 +38,8 @@ class Application(Protocol):
 class GroupApplication(Application, Protocol):
     """An application that also takes in many messages by one call, which costs less where little is done with each.
 
-    `consume_message` is called all the same: for what stands for itself, what is read again from the log, and whenever
-    something was refused, to find out which message it was.
+    `consume_message` is called all the same: for single messages, for messages that are read again from the log, and
+    after each failure, to find the message to blame.
     """
 
     def consume_messages(self, transaction: Transaction, messages: Batch) -> None:

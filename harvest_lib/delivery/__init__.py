@@ -1,4 +1,4 @@
-"""Where records go."""
+"""Delivery of records to Kafka."""
 
 from harvest_lib.delivery.alternating import AlternatingProducers, exactly_once
 from harvest_lib.delivery.at_least_once import AtLeastOnce, LaneSettings

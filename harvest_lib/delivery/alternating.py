@@ -5,7 +5,7 @@ written, which takes a few milliseconds, the same transactional id is refused it
 again only after 20. So the next batch is another id's.
 
 Promises: those of the deliveries. A batch begins only when the one before was committed; beginning begins both, so when
-it is over nobody who led before can commit anything.
+it is over no earlier leader can commit anything.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
-"""Delivery in batches: what becomes of a batch, and how one goes with its checkpoint in a transaction.
+"""Delivery in batches: the outcomes of a batch, and the protocol of a delivery with its checkpoint in a transaction.
 
     begin ──► send, send, … ──► commit ──┬─ BatchCommitted
                                          ├─ BatchFailed: begin again, at the last position that was committed
                                          └─ BatchFenced: another leader has taken over, this one is over
 
-Nothing is kept per record between `send` and `commit`, which is what makes batches fast.
+Nothing is kept per record between `send` and `commit`: that makes batches fast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ class BatchDelivery(Protocol):
     """A way into Kafka in batches, each with its checkpoint. Used by one thread."""
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
-        """Get ready to send under this leader id; what was open before is gone."""
+        """Get ready to send under this leader id; a batch that was open before is gone."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
@@ -72,6 +72,6 @@ class BatchDelivery(Protocol):
         ...
 
     def abandon(self) -> bool:
-        """Let nothing more leave, and tell whether what is on the wire may still arrive, to be seen by readers. Safe to
+        """Let nothing more leave; return True if records on the wire may still arrive, visible to readers. Safe to
         repeat."""
         ...

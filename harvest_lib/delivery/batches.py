@@ -1,4 +1,4 @@
-"""Pipelined delivery in batches, at least once, in order per partition: what `Pipelined` promises (gapless; after a
+"""Pipelined delivery in batches, at least once, in order per partition: the promises of `Pipelined` (gapless; after a
 failure a run of records may repeat), batch by batch.
 """
 
@@ -42,7 +42,7 @@ from harvest_lib.record.header import prefix
 _LINGER = {"linger.ms": 20}
 """Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""What may come of a topic that changed. librdkafka purges what is in a transaction without saying why."""
+"""Errors that a changed topic may cause. librdkafka purges the records of a transaction without saying why."""
 _ANY_PARTITION = -1
 _NOW = 0
 _FULL_SECONDS = 0.05
@@ -56,9 +56,9 @@ class PipelinedBatches:
     """Batches without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
-    """How long what is on the wire is waited for when it is given up."""
+    """Limit of the wait for records on the wire when the producer is discarded."""
     _native_settings: Mapping[str, object] = MappingProxyType({})
-    """What a producer may have besides where each record is heard of."""
+    """Settings that a producer may have in addition where each record's report is received natively."""
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         self._settings = settings
@@ -117,7 +117,7 @@ class PipelinedBatches:
         return refused
 
     def _next_ids(self, count: int) -> dict[str, int]:  # noqa: ARG002 - a record has none here
-        """Return what `NativeSender.send` makes message ids of."""
+        """Return the arguments from which `NativeSender.send` makes message ids."""
         return {}
 
     def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
@@ -136,11 +136,11 @@ class PipelinedBatches:
             except (KafkaException, ValueError, TypeError) as error:
                 if not isinstance(error, KafkaException):
                     return {record_id: str(error)}
-                return self._not_taken(record_id, error.args[0])  # what follows of its key may have to stay behind it
+                return self._not_taken(record_id, error.args[0])  # later records of its key may have to stay behind it
         return {}
 
     def _not_taken(self, record_id: int, error: KafkaError) -> dict[int, str]:
-        """Return a record if it is refused for good; else the batch has failed."""
+        """Return a record if it is refused permanently; else the batch has failed."""
         if error.code() in NEVER_TAKEN:
             return {record_id: str(error.str())}
         self._is_of_row = True
@@ -198,7 +198,7 @@ class PipelinedBatches:
         return BatchCommitted()
 
     def _is_waiting(self) -> bool:
-        """Tell whether something is outstanding. To flush without that wakes all threads of the client for nothing."""
+        """Return True if records are outstanding. To flush without any wakes all threads of the client for nothing."""
         return not (self._stopped or self._failure) and self._producer is not None and len(self._producer) > 0
 
     def _failed_by(self, failure: KafkaError) -> BatchFailed:
@@ -233,7 +233,7 @@ class PipelinedBatches:
             self._failed_in(message.topic() if message is not None else None, error)
 
     def _failed_in(self, topic: str | None, error: KafkaError) -> None:
-        """Note what was reported of a record."""
+        """Note the report of a record."""
         self._is_of_row = True
         self._has_expired = self._has_expired or error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - librdkafka's own code
         self._failed(error)
@@ -253,12 +253,12 @@ class PipelinedBatches:
         self._failed(error)
 
     def _failed(self, error: KafkaError) -> None:
-        # What follows the first failure says only that it was purged, or came after it.
+        # Failures after the first say only that a record was purged, or came after it.
         if self._failure is None or (error.code() in NEVER_TAKEN and self._failure.code() not in NEVER_TAKEN):
             self._failure = error
 
     def _serve(self, call: Callable[[], int | None]) -> int:
-        """Have callbacks served by a call of the producer's, which raises what is fatal instead of reporting it."""
+        """Have callbacks served by a call of the producer's, which raises fatal errors instead of reporting them."""
         try:
             return call() or 0
         except RAISED as error:
@@ -270,11 +270,11 @@ class PipelinedBatches:
                 self._failed_in(topic, failure)
 
     def _discard(self) -> bool:
-        """Let nothing more leave, and nothing of it be heard; tell whether what is on the wire may still arrive."""
+        """Let nothing more leave, and ignore its reports; return True if records on the wire may still arrive."""
         producer, self._producer = self._producer, None
         may_arrive = False
         if producer is not None:
-            # Only once the queue is empty: close() would send what is left.
+            # Only once the queue is empty: close() would send the rest.
             self._serve(functools.partial(producer.purge, in_queue=True, in_flight=False, blocking=True))
             self._serve(functools.partial(producer.flush, self._wire_seconds))
             if may_arrive := len(producer) > 0:

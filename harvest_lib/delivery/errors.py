@@ -1,4 +1,4 @@
-"""What every delivery has in common: librdkafka's settings unless the user has others, and which errors do not pass."""
+"""Common parts of all deliveries: librdkafka's default settings, which the user may override, and permanent errors."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def largest_message(settings: Mapping[str, object]) -> int:
 
 
 def compresses(settings: Mapping[str, object]) -> bool:
-    """Tell whether a producer with these settings may send less than it is given."""
+    """Return True if a producer with these settings may send less than it is given."""
     codec = settings.get("compression.type", settings.get("compression.codec", "none"))
     return str(codec).strip().lower() != "none"
 
@@ -65,22 +65,22 @@ _TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})  # no
 
 
 def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
-    """Tell whether an error that is reported of a record is about its topic, and may pass. After we `gave_up` waiting,
-    being purged is one."""
+    """Return True if an error reported of a record is about its topic, and may pass. After we `gave_up` waiting, being
+    purged is one."""
     code = error.code()
     is_about_topic = code > 0 or code in _TIMED_OUT or (gave_up and code in PURGED)
     return is_about_topic and code not in NEVER_TAKEN and code not in NO_TOPIC
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Tell whether the producer never sends again."""
+    """Return True if the producer never sends again."""
     return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code
 
 
 _LOST = "returned NULL without setting an exception"
 
 RAISED = (KafkaException, SystemError, AttributeError)
-"""What a call of the client's may raise while it serves callbacks: see `raised`."""
+"""Exceptions of a call of the client's while it serves callbacks: see `raised`."""
 
 
 def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
@@ -93,7 +93,7 @@ def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
     - SystemError with a KafkaException as its cause: a callback ran while the exception was already set. Sometimes the
       client loses the cause on the way, and only the message is left.
     - AttributeError: Python looked up a method for a callback while the exception was set, and took the failed lookup
-      for a missing attribute. The object does have the attribute, which tells this case from a bug of ours.
+      for a missing attribute. The object does have the attribute, which distinguishes this case from a bug of ours.
     """
     if isinstance(error, KafkaException):
         return _kafka_error(error)
@@ -119,7 +119,7 @@ FENCED = frozenset(
 
 
 def _is_missing(error: AttributeError) -> bool:
-    """Tell whether the attribute is missing indeed."""
+    """Return True if the attribute is missing indeed."""
     return error.name is None or not hasattr(error.obj, error.name)
 
 

@@ -3,17 +3,17 @@
     send (pending) ─► commit: all of it is in Kafka ─► checkpoint and acknowledgements are kept ─► acknowledge ─► send …
                                                        (in Postgres, under the epoch)              (`settle` waits)
 
-Readers put what they read through `harvest_lib.consume.Sequencer`, which holds pending records until a message of their
-producer's acknowledges them, and drops the repeated ones.
+Readers pass their messages through `harvest_lib.consume.Sequencer`, which holds pending records until a message of
+their producer's acknowledges them, and drops the repeated ones.
 
 Promises
-- An acknowledgement leaves only once it is kept together with the checkpoint that has passed what it acknowledges. Who
-  comes after writes again what was kept (`acknowledge_again`) before it sends anything: a batch whose checkpoint counts
-  is read in the end, any other never.
+- An acknowledgement leaves only once it is kept together with the checkpoint that has passed its records. The next
+  leader writes kept ones again (`acknowledge_again`) before it sends anything: a batch whose checkpoint counts is read
+  in the end, any other never.
 - No two messages of a producer share an id. Those of acknowledgements are kept with the checkpoint: written again, an
   acknowledgement has the same.
-- Each `begin` has a producer id of its own. What was sent under the one before and not kept is never acknowledged, so
-  it may arrive whenever it will.
+- Each `begin` has a producer id of its own. Records sent under the one before and not kept are never acknowledged, so
+  they may arrive at any time.
 - In each partition acknowledgements go before the records of the next batch, which they would roll back otherwise.
 """
 
@@ -37,10 +37,10 @@ from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_prod
 from harvest_lib.sequencing.publisher import Intent, Publisher
 
 _AGAIN_SECONDS = 5.0
-"""Whoever stops waits for this; what takes longer is tried again."""
+"""A stop waits for this attempt; a longer one is abandoned and retried."""
 _CONNECT_SECONDS = 1.0
 _LAST_SECONDS = 2.0
-"""At the end of a term acknowledgements are waited for; who leads next writes those that have not left by then."""
+"""At the end of a term acknowledgements are waited for; the next leader writes those that have not left by then."""
 _SLICE_SECONDS = 0.1
 _REFUSED = (
     "the topic refuses the acknowledgement of what was delivered last ({reason}): set its `cleanup.policy` to delete, "
@@ -70,7 +70,7 @@ class Sequenced(PipelinedBatches):
         return outcome
 
     def take_intents(self) -> Sequence[Intent]:
-        """Return the acknowledgements of what was sent since the last ones, one for each partition."""
+        """Return the acknowledgements of records sent since the last ones, one for each partition."""
         if self._sender is not None:
             self._touched.update(self._sender.take_places())
         intents = [
@@ -85,7 +85,7 @@ class Sequenced(PipelinedBatches):
         return self._attempt(partial(self._acknowledge, intents))
 
     def abandon(self) -> bool:
-        # What is queued behind an acknowledgement may leave with it: nobody will ever read it.
+        # Records queued behind an acknowledgement may leave with it: nobody will ever read them.
         deadline = Deadline(_LAST_SECONDS)
         while self._unread and self._failure is None and self._producer is not None and not deadline.passed:
             self._serve(partial(self._producer.flush, _SLICE_SECONDS))
@@ -168,7 +168,7 @@ def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, 
     """Make a producer that has connected. One that has not asks for what makes it idempotent after half a second: its
     first message was in Kafka after 0.51 s, and after 0.06 s so (one broker, median of five)."""
     producer: KafkaProducer = provider(settings)
-    with suppress(KafkaException):  # who is away is met with in a moment
+    with suppress(KafkaException):  # a broker that is away is met with in a moment
         producer.list_topics(topic, _CONNECT_SECONDS)
     return producer
 
@@ -176,8 +176,8 @@ def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, 
 def _write(
     settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider
 ) -> Mapping[str, str]:
-    """Write acknowledgements; return the topics that refuse them for good, with what Kafka says. Kafka names none: each
-    topic is tried alone if there is one."""
+    """Write acknowledgements; return the topics that refuse them permanently, with Kafka's reason. Kafka names none:
+    each topic is tried alone if there is one."""
     if not intents:
         return {}
     publisher = Publisher(

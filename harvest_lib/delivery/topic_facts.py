@@ -1,4 +1,4 @@
-"""What brokers say of topics: whether they exist, and whether they take records of ours."""
+"""Facts about topics, from the brokers: their existence, limits and policies, and trouble with our writing to them."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -55,7 +55,7 @@ def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
 
 
 def _described(answer: "Future[Any]") -> tuple[Facts, Any] | None:
-    """Return what is known of a topic, and its description; None if it does not exist."""
+    """Return the facts about a topic, and its description; None if it does not exist."""
     try:
         description = answer.result(2 * ANSWER_SECONDS)
     except KafkaException as error:

@@ -1,13 +1,13 @@
-"""What is known of the topics that records name: whether they take records, how large a batch, and what they keep.
+"""Facts about the topics that records name: trouble with writing to them, the limit of a batch, the cleanup policy.
 
-Asked before a record is sent, because what a broker refuses it refuses by the batch, or by the transaction: one bad
-record costs all that travel with it. Topics that take records are remembered, the absence of one for a few seconds.
+Asked before a record is sent, because a broker refuses by the batch, or by the transaction: one bad record costs all
+that travel with it. Topics that take records are remembered, the absence of one for a few seconds.
 
 A topic in *trouble* exists and takes nothing now: we may not write to it, a partition has no leader, it refuses our
 clock. That may pass, so it is waited for. After 30 s, if other topics take records, its records are refused, so that
-they do not hold up the others for good; the topic is tried again after a minute, then after two, up to ten. A topic
+they do not block the others permanently; the topic is tried again after a minute, then after two, up to ten. A topic
 that we may not write to from the start is not waited for if there is another one. A trouble is over once the topic
-takes a record, or once the brokers say that what they named is over. Time without an answer of a broker does not count.
+takes a record, or once the brokers have named it and no longer do. Time without an answer of a broker does not count.
 """
 
 import logging
@@ -28,12 +28,12 @@ from harvest_lib.record.rows import RowsSummary
 _log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS = 5.0
-"""How long it is believed that a topic is missing, or takes nothing for good, and its limit before a record is refused
-for it; and how long silence is not asked again."""
+"""Time for which these are believed: that a topic is missing, or permanently takes nothing, and its limit before a
+record is refused for it. After silence, the brokers are not asked again for as long."""
 _PATIENCE_SECONDS = 30.0
-"""How long a topic in trouble is waited for."""
+"""Limit of the wait for a topic in trouble."""
 _LONGEST_WAIT_SECONDS = 300.0
-"""How long one is that we have never been allowed to write to, where no other topic is known."""
+"""The same for a topic that we have never been allowed to write to, where no other topic is known."""
 _ASK_SECONDS = 1.0
 """A topic in trouble is asked about no more often."""
 _GAP_SECONDS = 30.0
@@ -44,7 +44,7 @@ _MOST_ASKED = 100
 _BATCH_OVERHEAD_BYTES = 1_000
 """More than a batch of one needs beside the record's own bytes."""
 _LEAST_OVERHEAD_BYTES = 68
-"""What a batch of one needs beside them at least."""
+"""The least that a batch of one needs beside them."""
 
 _LONGEST_CHARACTER_BYTES = 4
 
@@ -66,9 +66,9 @@ class _Trouble:
     refused_until: float = 0.0
     pause: float = _REFUSE_SECONDS
     at_once: bool = False
-    """Whether it is not waited for."""
+    """True if it is not waited for."""
     is_named: bool = False
-    """Whether the brokers named it when they were last asked."""
+    """True if the brokers named it when they were last asked."""
 
 
 def _nobody(_topic: str) -> bool:
@@ -132,7 +132,7 @@ class Topics:
         return {record_id: reason for record_id, reason in reasons if reason}
 
     def _takes_all(self, rows: RowsSummary) -> bool:
-        """Tell whether none of the rows needs a look of its own."""
+        """Return True if no row needs an individual check."""
         are_small = rows.largest + _BATCH_OVERHEAD_BYTES <= self.smallest_limit
         return rows.is_plain and are_small and self._limits.keys() >= set(rows.topics)
 
@@ -165,7 +165,7 @@ class Topics:
         self._unfit.clear()
 
     def close(self, topics: Mapping[str, str]) -> None:
-        """Refuse what is for these topics, and no longer for those that were closed before; their reasons."""
+        """Refuse records for these topics, with reasons, and no longer for those that were closed before."""
         for topic in topics.keys() - self._closed.keys():
             _log.warning("topic_refused", extra={"topic": topic, "reason": topics[topic]})
         for topic in topics.keys() ^ self._closed.keys():
@@ -184,7 +184,7 @@ class Topics:
 
     @property
     def in_trouble(self) -> bool:
-        """Tell whether a topic is in trouble, so that `well` should be told what takes records."""
+        """Return True if a topic is in trouble, so that `well` should be called with topics that take records."""
         return bool(self._troubles)
 
     def well(self, topics: Iterable[str]) -> None:
@@ -218,7 +218,7 @@ class Topics:
         return self._size_reason(row)
 
     def _is_too_large(self, row: Row) -> bool:
-        """Tell whether a record is too large as it stands; how large it may be is asked again if that is old."""
+        """Return True if a record is too large by the known limit; an old limit is dropped, to be asked again."""
         if not self._size_reason(row):
             return False
         if boot_seconds() - self._asked_at.get(row[TOPIC], 0.0) > _RECHECK_SECONDS:
@@ -253,7 +253,7 @@ class Topics:
         return trouble.reason
 
     def _only_this_one(self, topic: str) -> bool:
-        """Tell whether a topic is still in trouble, and there is another one that takes records now."""
+        """Return True if a topic is still in trouble, and there is another one that takes records now."""
         others = sorted(self._seen_well - self._troubles.keys())[:_MOST_ASKED]
         was_silent = self._is_silent
         found = (self._ask([topic, *others]) if others else None) or {}
@@ -330,13 +330,13 @@ class Topics:
 
 
 def _is_nested(texts: Sequence[object]) -> bool:
-    """Tell whether an array of texts has more than one dimension, which the type of its column allows. The client would
-    send what Python makes of a list as the name of a header."""
+    """Return True if an array of texts has more than one dimension, which its column's type allows. The client would
+    send Python's text of a list as the name of a header."""
     return bool(texts) and type(texts[0]) is list
 
 
 def _size(row: Row) -> int:
-    """Return how many bytes of text a record has; what is no text is refused anyway."""
+    """Return how many bytes of text a record has; other types are refused anyway."""
     _, _, key, value, names, contents = row
     texts = [text for text in (key, value, *names, *contents) if isinstance(text, str | bytes)]
     return sum(len(text if isinstance(text, bytes) else text.encode()) for text in texts)

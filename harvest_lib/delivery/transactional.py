@@ -1,11 +1,11 @@
 """Delivery exactly once: a batch and the checkpoint after it go into one Kafka transaction.
 
 Promises
-- Readers of committed records see all of a batch and its checkpoint, or nothing of it; and what the checkpoint has
-  passed is never sent again.
-- Beginning fences: whoever used the transactional id before can commit nothing more, and what it had open is aborted.
-- A transaction whose outcome is in doubt is never guessed about: the producer is discarded, and whoever begins anew
-  reads the checkpoint to learn what was committed. librdkafka retries the end of a transaction itself, and speaks the
+- Readers of committed records see all of a batch and its checkpoint, or nothing of it; and records that the checkpoint
+  has passed are never sent again.
+- Beginning fences: an earlier user of the transactional id can commit nothing more; its open transaction is aborted.
+- A transaction whose outcome is in doubt is never guessed about: the producer is discarded, and after the next `begin`
+  the checkpoint shows whether it was committed. librdkafka retries the end of a transaction itself, and speaks the
   protocol before KIP-890, so a producer that had trouble is not to be trusted with the next one.
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
 """
@@ -35,14 +35,14 @@ from harvest_lib.native import NativeSender, close_with_sender
 from harvest_lib.record import Row
 
 _TRANSACTION_SECONDS = 15
-"""`transaction.timeout.ms`: a leader that is gone for good, with nobody to succeed it, holds up readers for so long."""
+"""`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for so long."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
 """If the one before has a transaction open, Kafka begins to abort it, which takes some milliseconds, and says that it
 is to be asked again. librdkafka does so after half a second, which would be most of a failover: another producer asks
-after this. Who has no answer yet goes on waiting for it."""
+after this. Without an answer, the wait goes on."""
 _BEGIN_SECONDS = 4.0
-"""Whoever stops waits for this; what takes longer is begun again."""
+"""A stop waits for this attempt; a longer one is begun again."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
@@ -118,7 +118,7 @@ class Transactional(PipelinedBatches):
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
 
     def _collect_reasons(self, deadline: Deadline) -> None:
-        """See `PipelinedBatches`. What is purged with its transaction says nothing; the transaction does."""
+        """See `PipelinedBatches`. A record purged with its transaction gives no reason; the transaction does."""
         super()._collect_reasons(deadline)
         assert self._producer is not None  # noqa: S101 - there was a batch
         if self._failure is not None and self._failure.code() in PURGED:

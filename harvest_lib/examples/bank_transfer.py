@@ -1,11 +1,11 @@
-"""A debit and a credit of each transfer: one message in, two out, and the sum of all money stays what it is.
+"""A debit and a credit of each transfer: one message in, two out, and the sum of all money stays the same.
 
     transfers ─► {"from", "to", "amount"} ─┬─► legs: {"account", "amount"}, a debit and a credit
                                            └─► balances, a table
 
-Where both legs go to one partition of one topic, whoever reads what is committed there sees the sum unchanged after
+Where both legs go to one partition of one topic, a reader of its committed records sees the sum unchanged after
 each transaction: all of it is read at once. With debits in one topic and credits in another, that holds only once the
-acknowledgements in both were read: what is promised ends at a partition.
+acknowledgements in both were read: the promise ends at a partition.
 """
 
 import json
@@ -28,13 +28,13 @@ ON CONFLICT (account) DO UPDATE SET balance = balances.balance + excluded.balanc
 class BankTransfer:
     """The application. Legs go to the partition that their transfer is in."""
 
-    def __init__(self, debits: str, credits: str) -> None:  # noqa: A002 - what a bank calls them
+    def __init__(self, debits: str, credits: str) -> None:  # noqa: A002 - a bank's words
         self._debits, self._credits = debits, credits
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Publish both legs, and remember them for the balances."""
         transfer = json.loads(message.record.value())
-        if not is_transfer(transfer):  # what Postgres does not take is this message's, not the whole transaction's
+        if not is_transfer(transfer):  # a value that Postgres refuses fails this message, not the whole transaction
             raise ValueError("no transfer of an amount from an account to another")
         moved = transaction.memory.setdefault("moved", Counter())
         for topic, account, amount in (
@@ -51,7 +51,7 @@ class BankTransfer:
 
 
 def is_transfer(value: Any) -> bool:
-    """Tell whether a message says what is needed."""
+    """Return True if a message has the fields of a transfer."""
     return (
         isinstance(value, dict)
         and all(isinstance(value.get(name), str) and "\0" not in value[name] for name in ("from", "to"))

@@ -1,4 +1,4 @@
-"""How many flights each aircraft made: counts by key that stay exactly right, whoever of us is killed.
+"""Flights of each aircraft: counts by key that stay exactly right, whichever process is killed.
 
     flights ─► + 1 in `flight_counts` ─► (a topic of counts, each as of a transaction)
 
@@ -30,7 +30,7 @@ class FlightCounts:
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Count one more flight of the message's key."""
         key = (message.record.key() or b"").decode(errors="replace")
-        if "\0" in key:  # what Postgres does not take is this message's, not the whole transaction's
+        if "\0" in key:  # a key that Postgres refuses fails this message, not the whole transaction
             raise ValueError("a key holds the character NUL")
         transaction.memory[key] = transaction.memory.get(key, 0) + 1
 

@@ -1,4 +1,4 @@
-"""How many orders each customer placed, and for how much: totals that stay exactly right, whoever of us is killed.
+"""Orders and cents of each customer: totals that stay exactly right, whichever process is killed.
 
     orders ─► {"customer", "cents"} ─► + 1 and + cents in `order_totals`
 

@@ -1,4 +1,4 @@
-"""What the examples have in common: their options, and how they end."""
+"""Common parts of the examples: options, the run until a signal, and writing of sums."""
 
 import threading
 from collections.abc import Iterable, Mapping

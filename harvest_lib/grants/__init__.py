@@ -1,4 +1,4 @@
-"""What each role and principal needs, and nothing more: grants in Postgres, ACLs in Kafka."""
+"""Minimal rights of each role and principal: grants in Postgres, ACLs in Kafka."""
 
 from harvest_lib.grants.postgres import Grants, Need, ReadingMode, harvester_needs, missing_grants
 

@@ -1,7 +1,7 @@
-"""What a consumer's role needs in Postgres, and nothing more, as SQL for the owner of its tables.
+"""Minimal grants of a consumer's role in Postgres, as SQL for the owner of its tables.
 
 Promises
-- The script takes away first what the role was granted on these tables. It may be run again.
+- The script first revokes the role's grants on these tables. It may be run again.
 - Names are quoted by psycopg, and none is in a comment, which a line break would end.
 """
 
@@ -17,7 +17,7 @@ _VALUES = "SELECT, INSERT, UPDATE, DELETE"
 
 
 def consumer_grants(role: str, table: str = "consumers", *, key_values: bool = False) -> str:
-    """Return the grants on what `create_tables` makes, and with `key_values` on what `create_key_values` makes."""
+    """Return the grants on the tables of `create_tables`, and with `key_values` on that of `create_key_values`."""
     return "".join(f"{line}\n" for line in _lines(role, table, key_values=key_values))
 
 

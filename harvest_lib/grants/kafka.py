@@ -1,8 +1,8 @@
-"""What a harvester, a reader and a consumer need in Kafka, and nothing more: ACLs, as commands or as data.
+"""Minimal ACLs of a harvester, a reader and a consumer in Kafka, as commands or as data.
 
 A harvester's and a reader's follow from the configuration: who elects the leader, how records are delivered, which
 topics are made if missing. Where the beginning of names covers topics of Kafka's own, or those of a pool's election and
-checkpoints, writing to these is denied: a denial counts before what is allowed.
+checkpoints, writing to these is denied: a denial overrides a permission.
 """
 
 import shlex
@@ -42,7 +42,7 @@ def harvester_acls(
     creates: bool = True,
     asks_group: bool = False,
 ) -> list[Acl]:
-    """Return what a harvester needs to deliver to `topics`; a name that ends in `*` stands for all that begin so.
+    """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` stands for all that begin so.
 
     With `creates` it may make the topics of its own, otherwise they have to be there. With `asks_group` it may ask who
     still elects through Kafka, which `leadership: auto` does before it leads by the lock in Postgres.
@@ -54,7 +54,7 @@ def harvester_acls(
 
 
 def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
-    """Return what `harvest audit` and `harvest status` need: to read `topics`, and to look at the election."""
+    """Return the ACLs of `harvest audit` and `harvest status`: to read `topics`, and to look at the election."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     if config.leadership == "neli":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
@@ -70,7 +70,7 @@ def consumer_acls(
     logs: Collection[str] = (),
     pool: Collection[str] = (),
 ) -> list[Acl]:
-    """Return what the consumer `name` needs to read `topics` and to publish to others, and with a `SqliteStore` to keep
+    """Return the ACLs of the consumer `name` to read `topics` and publish to others, and with a `SqliteStore` to keep
     its recovery logs. Those are made by others, see `create_recovery_log`. `pool` are the topics of a pool's own, which
     it may not write to."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
@@ -112,7 +112,7 @@ def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
 
 
 def _denials(principal: str, topics: Collection[str], kept: Collection[str]) -> list[Acl]:
-    """Return what keeps a principal from writing to topics that the beginnings of names among `topics` cover."""
+    """Return denials of writing to the topics in `kept` that the beginnings of names among `topics` cover."""
     beginnings = [topic.removesuffix("*") for topic in topics if topic.endswith("*")]
     return [
         Acl(principal=principal, resource="topic", name=each, operation="Write", denied=True)

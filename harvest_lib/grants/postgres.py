@@ -1,7 +1,7 @@
-"""What each role needs on an outbox, and nothing more, as SQL for its owner.
+"""Minimal grants of each role on an outbox, as SQL for its owner.
 
 Promises
-- A script takes away first what the roles were granted on these tables. It may be run again. Rules by row, once made,
+- A script first revokes the roles' grants on these tables. It may be run again. Rules by row, once made,
   stay until another run replaces them.
 - Nothing is taken from a role that owns a table, by itself, by membership or as a superuser.
 - A role that does not exist costs only its own part: a warning says so, and all others get theirs.
@@ -23,7 +23,7 @@ from harvest_lib.outbox.native_table import beside_statements, shortened, who_le
 from harvest_lib.outbox.table import OutboxTable
 
 ReadingMode = Literal["mark", "mark_batches", "batches"]
-"""How records are read: marked and purged; the same with checkpoints, exactly once; or only read."""
+"""Modes of reading records: marked and purged; the same with checkpoints, exactly once; or only read."""
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
@@ -84,7 +84,7 @@ class Need:
 
 
 def harvester_needs(outbox: OutboxTable, mode: ReadingMode, *, parks: bool) -> list[Need]:
-    """Return what a harvester's role needs on the tables of an outbox."""
+    """Return the privileges that a harvester's role needs on the tables of an outbox."""
     needs = [Need(privileges=("SELECT",) if mode == "batches" else ("SELECT", "DELETE"), table=outbox)]
     if mode != "batches":
         needs.append(Need(privileges=("UPDATE",), table=outbox, columns=("leader_id",)))
@@ -189,7 +189,7 @@ class Grants:
         return not self.has_column_mapping and any(topics is not None for topics in self.writers.values())
 
     def _role(self, role: str, grants: Iterator[sql.Composed]) -> sql.Composed:
-        """Return the part of one role: what it had is taken away, then it gets what `grants` yields."""
+        """Return the part of one role: its old grants are revoked, then it gets those of `grants`."""
         statements = [sql.SQL(_REVOKE).format(table=each.identifier, **_names(role, each)) for each in self._tables()]
         if len(self.outbox.parts) > 1:
             schema = sql.Identifier(self.outbox.parts[0])
@@ -262,7 +262,7 @@ def _names(role: str, table: OutboxTable) -> dict[str, sql.Composable]:
 
 
 def _sees_all(table: OutboxTable, role: str, operations: Literal["FOR ALL", "FOR SELECT"]) -> sql.Composed:
-    """Return what shows all rows of a table to a role, where row-level security is on."""
+    """Return the policy that shows all rows of a table to a role, where row-level security is on."""
     policy = sql.SQL("\n").join(
         sql.SQL("  {};").format(each) for each in _policy(table, role, operations, using=sql.SQL("true"))
     )

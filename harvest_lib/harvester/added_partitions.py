@@ -1,9 +1,9 @@
 """Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
 
 While a term lasts, a thread of its own asks the brokers every half minute how many partitions the topics have that its
-records name. What it finds stands beside the subscription's epoch (column `leader`), so that a harvester which was not
-running when partitions were added says so when it starts. Under `source: mark` there is no such row: then only what
-changes while a process lives is noticed.
+records name. Its findings stand beside the subscription's epoch (column `leader`), so that a harvester which was not
+running when partitions were added says so when it starts. Under `source: mark` there is no such row: then only
+changes in the life of a process are noticed.
 """
 
 import json
@@ -70,11 +70,11 @@ class Added:
 
 
 class NoPlace(Exception):
-    """The table is one of before, or its grants are: what is known of topics is kept nowhere."""
+    """The table or its grants are of an earlier version: the facts about topics are kept nowhere."""
 
 
 class Memory:
-    """What one shard of a subscription knows of its topics, in Postgres."""
+    """Facts that one shard of a subscription stores in Postgres about its topics."""
 
     def __init__(self, conninfo: str, table: sql.Identifier, name: str, shard: int) -> None:
         self._conninfo = conninfo
@@ -82,7 +82,7 @@ class Memory:
         self._row = {"name": name, "shard": shard}
 
     def load(self) -> Known:
-        """Return what is known; nothing if the table has no place for it."""
+        """Return the known topics; empty if the table has no place for them."""
         with connect(self._conninfo) as connection, translated():
             row = connection.execute(self._statement(_READ), self._row).fetchone()
         return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
@@ -115,7 +115,7 @@ class PartitionWatch:
 
     @property
     def added(self) -> Sequence[Added]:
-        """Return what was noticed. May be read by any thread."""
+        """Return the added partitions that were noticed. May be read by any thread."""
         return added_of((self._known or {}).copy())
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
@@ -174,12 +174,12 @@ class PartitionWatch:
 
 
 def added_of(known: object) -> list[Added]:
-    """Return the topics to which partitions were added, of what one shard knows. What it knows of none is no error."""
+    """Return the topics to which partitions were added, of those one shard knows; malformed entries are skipped."""
     if not isinstance(known, Mapping):
         return []
     found = []
     for topic, entry in sorted(known.items()):
-        with suppress(KeyError, TypeError, ValueError):  # an entry without, or what somebody wrote by hand
+        with suppress(KeyError, TypeError, ValueError):  # an entry without, or one written by hand
             before, after = int(entry["before"]), int(entry["partitions"])
             noticed_at = datetime.fromisoformat(entry["noticed_at"])
             if 0 < before < after:
@@ -188,7 +188,7 @@ def added_of(known: object) -> list[Added]:
 
 
 def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
-    """Return what the shards of a subscription know, each topic once. `outbox` is placed in its schema."""
+    """Return added partitions that a subscription's shards know, each topic once. `outbox` is placed in its schema."""
     if (table := outbox.beside(connection, "subscriptions")) is None:
         return []
     statement = sql.SQL(_READ_ALL).format(table=in_statement(table.identifier))

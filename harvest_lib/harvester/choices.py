@@ -1,4 +1,4 @@
-"""What `auto` means in a configuration, once the table is known. Nothing else of the harvester reads `auto`."""
+"""Resolves `auto` in a configuration, once the table is known. No other module of the harvester reads `auto`."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ from harvest_lib.outbox import OutboxTable
 
 
 def reads_table(config: HarvestConfig) -> bool:
-    """Tell whether only the table shows what a configuration stands for."""
+    """Return True if the meaning of a configuration depends on the table."""
     return config.source == "auto" and config.columns is None
 
 
 def read_choices(
     config: HarvestConfig, connection: psycopg.Connection[Any], table: OutboxTable, *, marks: bool = False
 ) -> Choices:
-    """Return what a configuration stands for on this table. Raises OutboxTableError if there is none."""
+    """Return the choices of a configuration for this table. Raises OutboxTableError if there is none."""
     return choices_of(config, table.kind(connection) if reads_table(config) and not marks else None, marks=marks)
 
 
 def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool = False) -> Choices:
-    """Return what a configuration stands for on a table of a kind, which has to be known if it is to be read."""
+    """Return the choices of a configuration for a table of a kind, which has to be known if it is to be read."""
     found = "mapped" if config.columns is not None else kind
     return choose(
         found,
@@ -39,7 +39,7 @@ def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool 
 
 
 def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
-    """Return the configuration with what was chosen. Raises ConfigError for settings that it does not go with."""
+    """Return the configuration with its choices. Raises ConfigError for settings that do not go with them."""
     if choices.source == "mark" and config.shards > 1:
         raise ConfigError(
             f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",

@@ -1,4 +1,4 @@
-"""What leading a shard consists of, by the source: the parts that stay from term to term, and the loop of each term.
+"""Engines that lead a shard, by source: the parts that stay from term to term, and the loop of each term.
 
 mark                              `MarkLoop`: mark, send, purge; asks its source on a thread of its own
 snapshot, transaction_id          `BatchLoop`: batches; parts for each shard
@@ -80,15 +80,15 @@ from harvest_lib.source import ClaimSource, MarkPages, SourceThread
 _log = logging.getLogger(__name__)
 
 _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
-"""Whether those who lead do so as we would is asked by who waits: first, and again."""
+"""A standby checks that the leaders deliver as it would: seconds until the first check, and between later ones."""
 
 
 Check = tuple[str, Callable[[], object]]
-"""What has to hold, by name. It raises HarvestError and changes nothing."""
+"""A named precondition. The call raises HarvestError if it does not hold, and changes nothing."""
 
 
 class InFlightRecords(Protocol):
-    """What is in flight, as it may be seen from outside."""
+    """The records in flight, as seen from outside."""
 
     @property
     def records(self) -> int: ...
@@ -105,12 +105,12 @@ class EngineLoop(Protocol):
 
     @property
     def epoch(self) -> int | None:
-        """Return the epoch under which it led last; None if what is marked has none."""
+        """Return the epoch under which it led last; None if it marks, without epochs."""
         ...
 
     @property
     def holds_off(self) -> bool:
-        """Tell, at the end, whether this process should hold off, see `hold_off`."""
+        """Return True, at the end of the term, if this process should hold off, see `hold_off`."""
         ...
 
     @property
@@ -123,23 +123,23 @@ class EngineLoop(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """Whom a loop tells."""
+    """Callbacks of a loop: leadership events, delivered counts and measures."""
 
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
-    """What of it is counted."""
+    """The counts of its shard."""
 
 
 class Engine(Protocol):
     """A way of harvesting."""
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise what is wrong with the tables, and make what is missing beside the outbox."""
+        """Raise errors of the tables, and make those that are missing beside the outbox."""
         ...
 
     def start(self) -> None:
-        """Begin what outlives a term."""
+        """Start the parts that outlive a term."""
         ...
 
     def stand_by(self) -> None:
@@ -250,7 +250,7 @@ class MarkEngine(Engine):
 def marking_checks(
     connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, parks: bool
 ) -> list[Check]:
-    """Return what has to hold before a table is marked, once the tables are there."""
+    """Return the preconditions for marking a table, once the tables are there."""
     tables = [table.identifier, *([table.parked.identifier] if parks else [])]
     return [
         ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
@@ -259,7 +259,7 @@ def marking_checks(
 
 
 def _check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    """Make the table of parked records if it is missing; raise what is wrong with it."""
+    """Make the table of parked records if it is missing; raise errors of it."""
     parked = ParkedRecords(table)
     with suppress(DatabaseAccessDenied):  # the check says what is missing
         parked.create(connection)
@@ -318,7 +318,7 @@ class BatchEngine(Engine):
             refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
 
     def checks(self, connection: psycopg.Connection[Any]) -> list[Check]:
-        """Return what has to hold once the tables are there."""
+        """Return the preconditions, once the tables are there."""
         table, subscription = self._table, subscription_of(self._config, self._config.source)
         places = table.subscriptions.identifier
         checks: list[Check] = [
@@ -340,7 +340,7 @@ class BatchEngine(Engine):
         return checks
 
     def checks_with_kafka(self) -> list[Check]:
-        """Return what has to hold between Postgres and Kafka once the tables are there, on connections of its own."""
+        """Return the preconditions between Postgres and Kafka once the tables are there, on connections of its own."""
 
         def refuse_rivals() -> None:
             with connect(self._config.data_source.conninfo()) as connection:
@@ -358,8 +358,8 @@ class BatchEngine(Engine):
             self._rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
 
     def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
-        """Find out whether records can be parked. Who was granted what earlier versions needed goes on as with those,
-        and stops at a record that can never be sent."""
+        """Find out whether records can be parked. A role with only the grants of earlier versions goes on as with
+        those, and stops at a record that can never be sent."""
         if not self._parks:
             return
         try:
@@ -369,7 +369,7 @@ class BatchEngine(Engine):
             _log.warning("parking_unavailable", extra={"reason": error.cause, "next_step": error.next_step})
 
     def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise DatabaseAccessDenied for what will be refused: later that would be waited out."""
+        """Raise DatabaseAccessDenied for operations that will be refused: later that would be waited out."""
         config, table = self._config, self._table
         checkpoints = make_checkpoints(config, table, config.source, 0)
         rows = make_selection(config, table) if config.source != "mark" else None

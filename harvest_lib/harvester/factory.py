@@ -75,7 +75,7 @@ def _marking(config: HarvestConfig) -> str:
 
 
 def make_topics(config: HarvestConfig) -> Topics:
-    """Return what is known of topics, nothing as yet."""
+    """Return the facts about topics, none as yet."""
     settings = config.kafka_settings(for_producer=True)
     return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
 
@@ -148,8 +148,8 @@ def make_guarantee(
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> Guarantee:
-    """Return what `delivery` names: how one shard's batches go, and where the checkpoint after them is kept.
-    `purge` has a marked table purged of what was delivered: at least once, that counts as the checkpoint."""
+    """Return the guarantee that `delivery` names: the way of one shard's batches, and the store of their checkpoint.
+    `purge` deletes delivered rows of a marked table: at least once, that counts as the checkpoint."""
     settings = BatchDeliverySettings(
         kafka=config.kafka_settings(for_producer=True),
         delivery_timeout_seconds=config.delivery_timeout_seconds,
@@ -217,7 +217,7 @@ def make_checkpoints(
 
 
 def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
-    """Return what notices other pools on the outbox."""
+    """Return the detection of other pools on the outbox."""
     return Rivals(pool, stale_seconds=max(_STALE_SECONDS, 2 * config.session_timeout_seconds))
 
 
@@ -249,8 +249,8 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 
 
 def _fence(config: HarvestConfig) -> str:
-    """Return by what a leader of this configuration fences the one before, see `harvest_lib.leadership.last_leaders`.
-    What is marked is fenced by the leader's id alone, which one that is late may still take for its own."""
+    """Return the fence of a leader of this configuration against the one before, see `leadership.last_leaders`. Marked
+    records are fenced by the leader's id alone, which a late leader may still take for its own."""
     if config.source == "mark":
         return ""
     match config.delivery:
@@ -276,8 +276,8 @@ def make_parking(
     *,
     parks: bool = True,
 ) -> BatchParking | MarkedParking:
-    """Return what becomes of records that can never be sent."""
-    if isinstance(source, MarkPages):  # what is marked is purged when it was passed: by its id alone it would be lost
+    """Return the parking of records that can never be sent."""
+    if isinstance(source, MarkPages):  # marked records are purged once passed: parked by id alone they would be lost
         return MarkedParking(config.parking if parks else "stop", topics, source)
     rows = make_selection(config, table)
     places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)

@@ -1,8 +1,8 @@
-"""Whether processes of a pool still elect through Kafka, while another would lead it by the lock in Postgres.
+"""A check for processes of a pool that still elect through Kafka, while another would lead it by the lock in Postgres.
 
 Before `leadership: auto` a pool without the setting elected through Kafka. The two elections do not know of each other,
-and who marks has no row that would tell of it. So a process for which `auto` has chosen the lock asks first whether the
-consumer group of the pool has members.
+and a leader that marks has no row that would show it. So a process for which `auto` has chosen the lock first asks
+whether the consumer group of the pool has members.
 """
 
 import logging
@@ -20,7 +20,7 @@ NEXT_STEP = (
     "make sure that no process of this pool elects through Kafka (`leadership: neli`, or goharvest); to have it found "
     "out, grant Describe on the group"
 )
-"""Where Kafka does not say."""
+"""The next step if Kafka does not say whether the group has members."""
 
 
 def refuse_group(config: HarvestConfig) -> str:

@@ -55,14 +55,14 @@ _log = logging.getLogger(__name__)
 
 _STANDBY_WAIT_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 10.0
-"""How long all steps of a stop may take together."""
+"""Limit of all steps of a stop together."""
 _SLACK_SECONDS = 1.0
 _UNRESPONSIVE_SECONDS = 60.0
 """A check of the pool while on standby waits for servers for less."""
 
 
 class State(enum.Enum):
-    """Where a harvester is in its life; it never goes back."""
+    """The lifecycle of a harvester; it never goes back to an earlier state."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -72,7 +72,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What a `drain` did: records delivered and purged, and how long it took."""
+    """The result of `drain`: records delivered and purged, and seconds taken."""
 
     records: int
     seconds: float
@@ -119,7 +119,7 @@ class Harvest:
         self._loops: dict[int, EngineLoop] = {}  # by shard
         self._terms: dict[int, Term] = {}  # likewise
         self.measures = HarvestMeasures()
-        """What it has counted: see `harvest_lib.harvester.telemetry`."""
+        """Its counts: see `harvest_lib.harvester.telemetry`."""
         self.certificates = certificates_of(config)
         """Those that its clients are configured with."""
         self._meter_lock = threading.Lock()
@@ -200,7 +200,7 @@ class Harvest:
         self._stopping.set()
 
     def await_stopped(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the harvester has stopped and tell whether it has; raises what killed it, if anything did."""
+        """Wait until the harvester has stopped and return True if it has; raises the error that killed it, if any."""
         if self._state is State.CREATED:
             raise LifecycleError("the harvester was never started", next_step="call `start` first")
         stopped = self._stopped.wait(timeout_seconds)
@@ -247,26 +247,26 @@ class Harvest:
                     next_step="look for a server that does not answer; unacknowledged records stay in the outbox",
                 )
 
-    # -- what can be seen from outside, from any thread
+    # -- status, for any thread
 
     @property
     def state(self) -> State:
-        """Return where the harvester is in its life."""
+        """Return the lifecycle state of the harvester."""
         return self._state
 
     @property
     def has_started(self) -> bool:
-        """Tell whether `start` was called, and found nothing wrong."""
+        """Return True if `start` was called, and found nothing wrong."""
         return self._thread is not None
 
     @property
     def is_responsive(self) -> bool:
-        """Tell whether it runs and its thread took a turn within the last minute, whatever the servers do."""
+        """Return True if it runs and its loop has turned within the last minute, whatever the servers do."""
         return self._state is State.RUNNING and boot_seconds() - self._turned_at < _UNRESPONSIVE_SECONDS
 
     @property
     def is_leader(self) -> bool:
-        """Tell whether this process leads, one shard at least."""
+        """Return True if this process leads at least one shard."""
         return bool(self._loops)
 
     @property
@@ -297,12 +297,12 @@ class Harvest:
 
     @property
     def election_trouble(self) -> str:
-        """Return what keeps this process from leading if it had to; empty if nothing is known to."""
+        """Return the trouble that would keep this process from leading; empty if none is known."""
         return str(getattr(self._leadership, "trouble", ""))  # an embedder's own leadership may not say
 
     @property
     def config(self) -> HarvestConfig:
-        """Return the configuration that it was made with; once it has started, with what `auto` stands for."""
+        """Return the configuration that it was made with; once it has started, with `auto` resolved."""
         return self._config
 
     @property
@@ -341,7 +341,7 @@ class Harvest:
                         name = f"harvest-shard-{term.shard}"
                         threads[term] = threading.Thread(target=self._serve, args=(term,), name=name, daemon=True)
                         threads[term].start()
-                if set(live).difference(threads):  # whose time has not come; asked again, they would be told at once
+                if set(live).difference(threads):  # some may not begin yet, and the next call would return at once
                     self._stopping.wait(_STANDBY_WAIT_SECONDS)
         except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
             self._failure = error
@@ -362,17 +362,17 @@ class Harvest:
             except BaseException as error:  # noqa: BLE001 - as above; the first failure is the one that counts
                 self._failure = self._failure or error
             self._state = State.STOPPED
-            # Said before whoever waits is told: this is a daemon's thread, and the process may end at once.
+            # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
             _log.info("harvester_stopped", extra={"delivered": self._meter.total})
             self._stopped.set()
 
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
-        """Tell whether a term is still to be served, and nothing of an earlier one of its shard is left."""
+        """Return True if a term is still to be served, and nothing of an earlier one of its shard is left."""
         is_over = all(other.shard != term.shard for other in threads)
         return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
 
     def _serve(self, term: Term) -> None:
-        """Harvest under a term; what kills that kills the harvester."""
+        """Harvest under a term; an error that ends it ends the harvester."""
         ended = False
         try:
             self._lead(term)
@@ -390,7 +390,7 @@ class Harvest:
                 self._stopping.set()
 
     def _end(self, error: HarvestError) -> None:
-        """End for good, as of what has become wrong: what is in flight lands, and leadership is let go."""
+        """Stop permanently because of an error: records in flight land, and leadership is released."""
         self._failure = self._failure or error
         _log.error("harvester_died", extra={"reason": str(error)})
         self._stopping.set()
@@ -448,7 +448,7 @@ class Harvest:
             self._emit(0, MeterRead(stats=stats))
 
     def _idle(self) -> bool:
-        """Tell whether every shard is led here, and has nothing left."""
+        """Return True if this process leads every shard, and none has a backlog."""
         loops = self._loops.copy()
         return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
 

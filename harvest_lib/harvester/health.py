@@ -1,4 +1,4 @@
-"""Whether a harvester is healthy: what `/livez`, `/readyz`, `/progress`, the alive file and systemd's watchdog say."""
+"""Health of a harvester: the verdicts of `/livez`, `/readyz`, `/progress`, the alive file and systemd's watchdog."""
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.harvester.harvest import Harvest, State
@@ -8,7 +8,7 @@ from harvest_lib.telemetry.health import Verdict
 
 
 def live(harvest: Harvest) -> Verdict:
-    """Tell whether the process turns, whatever the servers do."""
+    """Return the verdict on liveness: the process's loop turns, whatever the servers do."""
     if harvest.is_responsive:
         return Verdict(is_healthy=True, reason="it turns")
     if harvest.state is State.RUNNING:
@@ -17,7 +17,7 @@ def live(harvest: Harvest) -> Verdict:
 
 
 class HarvestHealth:
-    """`Health` of a harvester. `sampler` says what waits."""
+    """`Health` of a harvester. `sampler` reports the backlog."""
 
     def __init__(self, harvest: Harvest, sampler: Sampler) -> None:
         self._harvest = harvest

@@ -1,9 +1,9 @@
-"""How long a process waits until it leads a shard again, after a term that ended badly. Pure, but for its clock.
+"""Hold-off: the wait before a process leads a shard again, after a term that ended badly. Pure, but for its clock.
 
-- What it had on the wire may still arrive. Another process would lead after the session timeout at the earliest, and
-  this one keeps to the same: what arrives then is too old for the topic's limit.
-- It was fenced. Whoever fenced it would be fenced in turn, and so without end, if both began again at once. So it holds
-  off, except where its next term fences whoever led before:
+- Its records on the wire may still arrive. Another process would lead after the session timeout at the earliest, and
+  this one keeps to the same: records that arrive then are too old for the topic's limit.
+- It was fenced. The leader that fenced it would be fenced in turn, and so without end, if both began again at once. So
+  it holds off, except where its next term fences the previous leader:
     - if another leader has raised the epoch since: that was its successor, and is over;
     - the first time: a former leader that was frozen before it began fences its successor once, and then stops.
 """
@@ -20,9 +20,9 @@ class _HoldOff:
     until: float
     """In boot seconds."""
     epoch: int | None
-    """Under which the term before led."""
+    """The epoch of the previous term."""
     is_first: bool
-    """Whether the hold-off before, if there was one, had passed."""
+    """True if the previous hold-off, if there was one, had passed."""
 
 
 class HoldOffs:
@@ -40,7 +40,7 @@ class HoldOffs:
         self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, is_first=is_first)
 
     def is_over(self, term: Term) -> bool:
-        """Tell whether this term may begin."""
+        """Return True if this term may begin."""
         latest = self._latest.get(term.shard)
         if latest is None or self._clock() >= latest.until:
             return True

@@ -1,9 +1,9 @@
 """Maintenance beside harvesting: segments are created ahead of need, left when they are old, and dropped once nobody
 needs them.
 
-Whoever leads shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and what
-goes wrong with it is logged and tried again. It takes the table's owner; where the harvester is not that, run
-`harvest segments` from cron instead.
+The leader of shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and its
+errors are logged and retried. It takes the table's owner; where the harvester is not that, run `harvest segments` from
+cron instead.
 """
 
 import logging
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 60.0
 _PATIENCE_SECONDS = 1.0
-"""How long a change that keeps writers waiting is attempted at a time. Behind a transaction that is open for hours it
-is attempted for hours, and each attempt may take 0.2 s of theirs."""
+"""Limit of one round of attempts at a change that keeps writers waiting. Behind a transaction that is open for hours
+it is attempted for hours, and each attempt may take 0.2 s of theirs."""
 
 
 class Maintenance:
-    """Look after the segments of one outbox, for as long as a term lasts, term after term. What keeps it from that is
-    logged once, until it works again; so is who holds segments back, and again when they are more."""
+    """Look after the segments of one outbox, for as long as a term lasts, term after term. An error is logged once,
+    until it works again; so is the holder of segments that cannot be dropped, and again when they are more."""
 
     def __init__(self, config: HarvestConfig, outbox: OutboxTable) -> None:
         self._conninfo = config.data_source.conninfo()
@@ -44,8 +44,7 @@ class Maintenance:
         threading.Thread(target=self._run, args=(term, stopping), name="harvest-segments", daemon=True).start()
 
     def look(self) -> None:
-        """Do what there is to do now: each step, whatever becomes of the others. Raises the first error, HarvestError
-        or psycopg's."""
+        """Do the steps that are due: each, even if others fail. Raises the first error, HarvestError or psycopg's."""
         errors: list[HarvestError | psycopg.Error] = []
         with connect(self._conninfo) as connection:
             for step in (self._create, self._rotate, self._drop, self._say_detached):

@@ -1,8 +1,8 @@
-"""What a harvester counts, and the wrappers of its ways into Kafka that count it.
+"""Counts of a harvester, and the wrappers of its ways into Kafka that count.
 
-Nothing is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. How long a
-record took from its creation to its acknowledgement is found out of one record a second: of which one is chosen as it
-is handed over, and the database is asked on another thread.
+Nothing is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. The latency from
+creation to acknowledgement is measured of one record a second: it is chosen as it is handed over, and the database is
+asked on another thread.
 """
 
 import random
@@ -65,7 +65,7 @@ class HarvestMeasures:
         self.batch_seconds, self.commit_seconds = Histogram(), Histogram()
         self.latency_seconds = Histogram(AGE_BOUNDS)
         self.samples: SimpleQueue[LatencySample | None] | None = None
-        """Where chosen records go, for whoever asks the database; None while nobody does."""
+        """The queue of chosen records, for the thread that asks the database; None while there is none."""
 
     def hear(self, shard: int, event: Event) -> None:
         """Count an event of a shard."""
@@ -85,12 +85,12 @@ class HarvestMeasures:
                 assert_never(other)
 
     def shard(self, number: int) -> "ShardMeasures":
-        """Return what the loop of one shard tells."""
+        """Return the measures that the loop of one shard fills."""
         return ShardMeasures(self, str(number))
 
 
 class ShardMeasures:
-    """What the loop of one term tells. Used by its thread."""
+    """Measures filled by the loop of one term. Used by its thread."""
 
     def __init__(self, measures: HarvestMeasures, label: str) -> None:
         self._measures = measures
@@ -101,7 +101,7 @@ class ShardMeasures:
         self._choose_at = 0.0
 
     def choose(self, rows: Sequence[Row], place: int, now: float) -> None:
-        """Have it found out how long the record at a place takes, if it is time for one."""
+        """Have the latency of the record at a place measured, if the next measurement is due."""
         samples = self._measures.samples
         if samples is None or now < self._choose_at or self._chosen is not None:
             return
@@ -160,7 +160,7 @@ class ShardMeasures:
 
 
 class MeasuredGuarantee(WrappedGuarantee):
-    """`Guarantee` that counts what goes through another one."""
+    """`Guarantee` that counts the records of another one."""
 
     def __init__(self, guarantee: Guarantee, measures: ShardMeasures) -> None:
         super().__init__(guarantee)
@@ -183,7 +183,7 @@ class MeasuredGuarantee(WrappedGuarantee):
 
 
 class MeasuredDelivery(WrappedDelivery):
-    """`Delivery` that counts what goes through another one."""
+    """`Delivery` that counts the records of another one."""
 
     def __init__(self, delivery: Delivery, measures: ShardMeasures) -> None:
         super().__init__(delivery)

@@ -1,4 +1,4 @@
-"""What a term that marks and purges finds beside the outbox before it begins: readers of its own past, and others.
+"""Checks before a term that marks and purges: for pending acknowledgements of its past, and for other readers.
 
 - Acknowledgements of `sequenced` that a leader died before it wrote. Their rows are purged, so nobody else knows of
   them, and readers would never see those records.
@@ -57,8 +57,8 @@ def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, st
 
 
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
-    """Raise CheckpointError if a subscription reads the table that `mark` would empty; tell whether acknowledgements of
-    this one are pending. Where our role may not read the subscriptions, nothing is known of them."""
+    """Raise CheckpointError if a subscription reads the table that `mark` would empty; return True if acknowledgements
+    of this one are pending. Where our role may not read the subscriptions, nothing is known of them."""
     found: list[tuple[Any, ...]] = []
     if (subscriptions := table.beside(connection, "subscriptions")) is not None:
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
@@ -77,8 +77,8 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
 def acknowledge_pending(
     config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
 ) -> None:
-    """Write what is pending, as a leader whose epoch fences the one before. What cannot be written, as its topic is not
-    there, stays. Raises HarvestError."""
+    """Write pending acknowledgements, as a leader whose epoch fences the one before. Those whose topic is missing stay
+    pending. Raises HarvestError."""
     with connect(config.data_source.conninfo()) as connection:
         if not refuse_readers(connection, config, table):
             return

@@ -1,9 +1,9 @@
-"""What waits in an outbox and where its subscriptions stand, by statements that cost the same however much is there.
+"""Samples of the backlog of an outbox and of its subscriptions' progress, by statements of bounded cost.
 
 Promises
 - No statement scans the outbox, or any table that grows with it: each reads a bounded number of rows by an index.
 - Ages are by the database's clock.
-- What this role may not read, or what is not there, is left out.
+- Tables that this role may not read, or that are missing, are left out.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -36,7 +36,7 @@ _COUNTED_PARKED = 10_000
 MOST_TOPICS = 20
 """A metric tells so many apart."""
 
-# The first rows by the primary key: what is purged is gone, so all that is there waits.
+# The first rows by the primary key: purged rows are gone, so all that are there wait.
 _HEAD = """
 SELECT count(*), min(id)::bigint,
        extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8
@@ -71,8 +71,8 @@ GROUP BY kafka_topic, held ORDER BY count(*) DESC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSample:
-    """What was seen of an outbox. `records` is None where it is not known what waits; `mark` changes with each record
-    that anybody delivers. `quiet_seconds`: for how long no checkpoint was written, 0 where there is none."""
+    """One sample of an outbox. `records` is None if the backlog is unknown; `mark` changes with each record that
+    anybody delivers. `quiet_seconds`: time since the last checkpoint was written, 0 where there is none."""
 
     records: int | None
     is_estimate: bool = False
@@ -87,7 +87,7 @@ class OutboxSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareSample:
-    """What changes slowly, and is asked once a minute. `held`: by subscription, empty where there are no segments, or
+    """Slowly changing facts, sampled once a minute. `held`: by subscription, empty where there are no segments, or
     they may not be seen. `sizes`: None before the first answer. `added`: topics to which partitions were added."""
 
     held: Mapping[str, Held] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class OutboxReader:
         )
 
     def rare(self) -> RareSample:
-        """Return what changes slowly."""
+        """Return the slowly changing facts."""
         added: Sequence[Added] = ()
         with suppress(DatabaseAccessDenied, OutboxTableError):
             added = read_added(self._connection, self._outbox, self._config.subscription)
@@ -182,7 +182,7 @@ class OutboxReader:
         return max(0, row[0] - first + 1) if row is not None and row[0] is not None and first is not None else 0
 
     def _parked(self, name: Literal["parked", "parked_ids"]) -> dict[tuple[str, str], int]:
-        """Return what is parked in a table, of the configured subscription if it lists that of several."""
+        """Return counts of parked records in a table, of the configured subscription if it lists several."""
         table = self._outbox.beside(self._connection, name)
         readable = self._row(sql.SQL(_READABLE), table=str(table)) if table is not None else None
         if table is None or readable is None or not readable[0]:

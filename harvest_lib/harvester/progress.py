@@ -1,4 +1,4 @@
-"""The line a minute that says in the log how it goes: delivered, rate, age of the backlog. Only who leads writes it.
+"""The progress line in the log, once a minute: delivered, rate, age of the backlog. Only a leader writes it.
 
 It has a thread and a connection of its own, so that no record waits for it.
 """
@@ -54,7 +54,7 @@ class Progress:
             before, then = delivered, now
 
     def _age(self) -> float | None:
-        """Return the age, None if Postgres cannot say it now: that is logged by whoever needs Postgres."""
+        """Return the age, None if Postgres cannot say it now: the parts that need Postgres log that."""
         try:
             with connect(self._conninfo) as connection:
                 return round(self._backlog_age_seconds(connection), 1)

@@ -1,10 +1,10 @@
-"""Asks Postgres what a scrape wants to know, on a thread and a connection of its own.
+"""Samples Postgres for scrapes, on a thread and a connection of its own.
 
 Promises
 - Postgres is asked only while somebody asks us, and at most once a second, however many do; and, while they do and
   records flow, for the age of one record a second.
-- Whoever asks waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
-  waits. Then nothing is known, and it is said that Postgres does not answer.
+- A caller waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
+  waits. Then nothing is known, and the reason is that Postgres does not answer.
 - No statement runs for longer than a few seconds.
 """
 
@@ -36,14 +36,14 @@ SETTINGS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off;
 SET statement_timeout = '5s'
 """
-"""By the indexes, in their order, as sources read: what is sorted, or picked from a bitmap, is read as a whole."""
+"""By the indexes, in their order, as sources read: a sort, or a bitmap scan, reads all rows."""
 _MOST_SAMPLES = 16
 """Records that wait to be asked for; while Postgres does not answer, further ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is known of the outbox: `sample` is None while Postgres does not answer, and `reason` says why."""
+    """The latest sample of the outbox: `sample` is None while Postgres does not answer, and `reason` says why."""
 
     sample: OutboxSample | None = None
     at: float = 0.0
@@ -153,7 +153,7 @@ class Sampler:
         try:
             age = self._connected().age_of(sample.record_id)
         except (HarvestError, psycopg.Error):
-            self._disconnect()  # whoever asks for a sample hears why
+            self._disconnect()  # the next caller for a sample gets the reason
             return
         if age is not None:
             sample.aged(age, boot_seconds())

@@ -1,6 +1,6 @@
-"""An outbox as it is seen from outside: what waits, how much was done, who leads.
+"""An outbox as it is seen from outside: its backlog, the records done, the leaders.
 
-Asks Postgres, and Kafka only who leads under NELI. Whoever harvests is not disturbed, and need not be there.
+Asks Postgres, and Kafka only for the leaders under NELI. Harvesters are not disturbed, and need not be running.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ _OPEN_SECONDS = 3.0
 _FEW = 1_000
 """Records that are read to tell how old the first is."""
 
-# Who leads, if it still does, and who was refused in the last ten minutes.
+# The leader, if it still leads, and the rival that was refused in the last ten minutes.
 _RIVALS = """
 SELECT CASE WHEN EXISTS (
          SELECT FROM pg_stat_activity WHERE application_name = 'harvest leader ' || (leader ->> 'leader_id')
@@ -101,7 +101,7 @@ class StatusReader:
         return (self.waiting(self.read(ours)) if found.is_estimate and not found.records else found).age_seconds
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
-        """Return what waits: for the configured subscription, if the table has it; else everything that is there.
+        """Return the backlog: of the configured subscription, if the table has it; else everything that is there.
 
         Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
         """
@@ -125,7 +125,7 @@ class StatusReader:
         )
 
     def is_known(self, shards: Sequence[SubscriptionShard]) -> bool:
-        """Tell whether it can be said what waits."""
+        """Return True if the backlog can be computed."""
         return self._config.columns is None or bool(self._ours(shards))
 
     def done(self, shards: Sequence[SubscriptionShard]) -> int:
@@ -137,7 +137,7 @@ class StatusReader:
         return passed + (int(row[0]) if row is not None else 0)
 
     def sizes(self) -> Sizes:
-        """Return what the outbox and its database take on disk."""
+        """Return the sizes of the outbox and its database on disk."""
         return read_sizes(self._connection, self._table.placed(self._connection))
 
     def held(self) -> Mapping[str, Held]:
@@ -150,7 +150,7 @@ class StatusReader:
         return {}
 
     def detached(self) -> list[str]:
-        """Return what is to be said of segments that were detached by hand."""
+        """Return notes on segments that were detached by hand."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
             return []
         try:
@@ -164,8 +164,8 @@ class StatusReader:
         return [f"the segment {each}" for each in found]
 
     def open_transactions(self) -> list[str]:
-        """Return what hides records from readers of committed ones, in the topics that the subscription's leader knows;
-        nothing if Kafka cannot be asked."""
+        """Return open transactions that hide records from readers of committed ones, in the topics that the
+        subscription's leader knows; empty if Kafka cannot be asked."""
         led = {topic for *_, topics in self._led() if isinstance(topics, Mapping) for topic in topics}
         kafka = self._config.kafka_settings(for_producer=False)
         try:
@@ -179,7 +179,7 @@ class StatusReader:
         return []
 
     def leaders(self) -> Leaders:
-        """Ask the group's coordinator who owns each partition of the leader topic; or Postgres who holds the lock."""
+        """Ask the group's coordinator for the owners of the leader topic's partitions, or Postgres for the lock's."""
         config = self._elected()
         match config.leadership:
             case "solo":
@@ -194,7 +194,7 @@ class StatusReader:
         return replace(found, notes=[*found.notes, *self._rivals(config)])
 
     def _elected(self) -> HarvestConfig:
-        """Return the configuration with what `auto` stands for on this table."""
+        """Return the configuration with `auto` resolved for this table."""
         choices = read_choices(self._config, self._connection, self._table)
         return self._config.model_copy(update={"leadership": choices.leadership, "delivery": choices.delivery})
 
@@ -226,7 +226,7 @@ class StatusReader:
         return Leaders(by_shard=by_shard, members=len(found), notes=notes)
 
     def _rivals(self, config: HarvestConfig) -> list[str]:
-        """Return what the rows of the configured subscription tell of other pools, and of its topics."""
+        """Return notes from the rows of the configured subscription, on other pools and on its topics."""
         rows = self._led()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
         added = {str(each) for *_, topics in rows for each in added_of(topics)}
@@ -239,7 +239,7 @@ class StatusReader:
         return sorted(said | added)
 
     def _led(self) -> Sequence[tuple[Any, Any, Any]]:
-        """Return by shard of the configured subscription who leads, who was refused, and the topics that are known."""
+        """Return by shard of the configured subscription the leader, the rival refused, and the known topics."""
         if self._subscriptions is None:
             return []
         statement = sql.SQL(_RIVALS).format(

@@ -26,12 +26,12 @@ class TableWatch:
         self._choices = choices
 
     def begin(self, changed: Callable[[HarvestError], None], stopping: threading.Event) -> None:
-        """Look now and then until `stopping` is set; returns at once. `changed` is told, once, what is wrong."""
+        """Look now and then until `stopping` is set; returns at once. `changed` is called, once, with the error."""
         run = threading.Thread(target=self._run, args=(changed, stopping), name="harvest-table", daemon=True)
         run.start()
 
     def look(self) -> None:
-        """Raise OutboxTableError if the table is native by now. What cannot be asked now is asked later."""
+        """Raise OutboxTableError if the table is native by now. If Postgres cannot be asked now, a later look asks."""
         kind = "goharvest"
         with suppress(DatabaseError, OutboxTableError), connect(self._conninfo) as connection:
             kind = self._table.kind(connection)

@@ -26,7 +26,7 @@ class HarvestTelemetry(HarvestHealth):
         super().__init__(harvest, self._sampler)
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what the metrics are now. Waits for Postgres, for a second at most."""
+        """Yield the present values of the metrics. Waits for Postgres, for a second at most."""
         harvest, measures = self._harvest, self._harvest.measures
         shards = [(str(shard),) for shard in range(harvest.config.shards)]
         led = harvest.led_shards

@@ -1,4 +1,4 @@
-"""Spans of what is delivered: wrappers of a harvester's ways into Kafka, made where the process has a tracer provider.
+"""Spans of deliveries: wrappers of a harvester's ways into Kafka, made where the process has a tracer provider.
 
 Promises
 - A span of a batch goes from its first record to its commit, and is of a trace of its own. It has links to the spans in
@@ -83,7 +83,7 @@ class TracedGuarantee(WrappedGuarantee):
 
 
 class TracedDelivery(WrappedDelivery):
-    """`Delivery` that makes a span of what another one takes at a time, until all of it has come back."""
+    """`Delivery` that makes a span of the records that another one takes at a time, until all have come back."""
 
     def __init__(self, delivery: Delivery, make_span: "Callable[[int], SendSpan]") -> None:
         super().__init__(delivery)
@@ -140,7 +140,7 @@ class _Pending:
 
 
 def traced_guarantee(guarantee: Guarantee, config: HarvestConfig, shard: int) -> Guarantee:
-    """Return what makes spans of the batches of a shard, or the same guarantee where nobody traces."""
+    """Return a guarantee that makes spans of a shard's batches, or the same one where nobody traces."""
     tracer = configured_tracer()
     if tracer is None:
         return guarantee
@@ -149,7 +149,7 @@ def traced_guarantee(guarantee: Guarantee, config: HarvestConfig, shard: int) ->
 
 
 def traced_delivery(delivery: Delivery, config: HarvestConfig) -> Delivery:
-    """Return what makes spans of what a delivery takes, or the same delivery where nobody traces."""
+    """Return a delivery that makes spans, or the same one where nobody traces."""
     tracer = configured_tracer()
     if tracer is None:
         return delivery

@@ -1,4 +1,4 @@
-"""Whether Kafka permits what `delivery: transactional` needs: found out at the start, and never worked around."""
+"""Start-up check that Kafka permits the operations of `delivery: transactional`; a refusal is never worked around."""
 
 import logging
 from contextlib import suppress

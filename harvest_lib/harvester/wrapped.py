@@ -58,4 +58,4 @@ class WrappedDelivery:
         return reports
 
     def heard(self, reports: Reports) -> None:
-        """Take in what became of records."""
+        """Take in the outcome of records."""

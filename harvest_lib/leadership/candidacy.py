@@ -1,4 +1,4 @@
-"""What proves that a member of the group leads one shard, and what its term is worth. No I/O.
+"""Proofs that a member of the group leads one shard, and the lease of its term. No I/O.
 
 not assigned ──assigned──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
      ▲                         │                         │
@@ -19,7 +19,7 @@ _STALLED_TIMEOUTS = 2
 
 
 class Candidacy:
-    """One shard, as seen by a member. The heartbeat is its own; the other proof, that it is a member, is told."""
+    """One shard, as seen by a member. The heartbeat is its own; the other proof, of its membership, is passed in."""
 
     def __init__(self, shard: int, *, timeout_seconds: float, clock: Callable[[], float]) -> None:
         self.shard = shard
@@ -46,11 +46,11 @@ class Candidacy:
 
     @property
     def heard_at(self) -> float:
-        """When the newest of its heartbeats that came back was sent."""
+        """Return the time at which the newest of its heartbeats that came back was sent."""
         return self._heard_at
 
     def stalls(self, registry: TermRegistry) -> bool:
-        """Tell, once, that it has been assigned its shard for long and has not been able to prove that it leads."""
+        """Return True, once, if it has been assigned its shard for long and could not prove that it leads."""
         waits = self.assigned and self.shard not in registry.terms
         if not waits or self._is_told or self._clock() - self._since < _STALLED_TIMEOUTS * self._timeout_seconds:
             return False
@@ -58,7 +58,7 @@ class Candidacy:
         return True
 
     def has_stalled(self, registry: TermRegistry) -> bool:
-        """Tell whether it was told that it stalls, and has not led since."""
+        """Return True if `stalls` has reported it, and it has not led since."""
         return self._is_told and self.assigned and self.shard not in registry.terms
 
     def heartbeat(self, now: float) -> str:
@@ -66,7 +66,7 @@ class Candidacy:
         return json.dumps({"leader_id": str(self.leader_id), "boot_seconds": now})
 
     def receive(self, heartbeat: bytes | str | None, offset: int) -> None:
-        """Take what came through the partition; only heartbeats of this very candidacy prove anything."""
+        """Take a message of the partition; only heartbeats of this very candidacy prove anything."""
         if self.position is None:
             self.next_heartbeat = NEVER  # now there is something to commit
         self.position = offset + 1

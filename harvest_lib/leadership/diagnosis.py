@@ -1,4 +1,4 @@
-"""What Kafka says about why a member does not lead: about the leader topic, and about another pool in the group.
+"""Diagnosis by Kafka of a member that does not lead: trouble with the leader topic, or another pool in the group.
 
 Kafka is asked on a thread of its own: the election must not wait for the answer.
 """
@@ -20,7 +20,7 @@ _INTERVAL_SECONDS = 5.0
 class Diagnosis:
     """Ask Kafka about the leader topic when requested, and now and then about other pools while this member waits.
 
-    `assigned` tells for each shard whether its partition is assigned to this member.
+    `assigned` returns for each shard True if its partition is assigned to this member.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Diagnosis:
         self._requested.set()
 
     def findings(self) -> Iterator[PoolConflict | str]:
-        """Return what was found since the last call: the pool that is in the way, or what is wrong with the topic."""
+        """Return the findings since the last call: the pool that is in the way, or the trouble with the topic."""
         while not self._findings.empty():
             yield self._findings.get()
 
@@ -68,5 +68,5 @@ class Diagnosis:
             if ours is None or all(assigned) or (theirs := other_pool(self._client, ours)) is None:
                 continue
             if any(assigned) and str(ours) < str(theirs):
-                continue  # both hold a part: one of them goes
+                continue  # both hold a part: one of them leaves
             self._findings.put(tell(self._client, ours, theirs, self._producer_provider))

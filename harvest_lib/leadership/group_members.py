@@ -1,8 +1,8 @@
-"""What the members of a pool's consumer group say of themselves. Any process that may describe the group can read it.
+"""Self-descriptions of the members of a pool's consumer group. Any process that may describe the group can read them.
 
-A member that was assigned a shard's partition commits where it is in the leader topic. With that it says who it is: the
-metadata of the committed offset holds its member id, its pool, and what keeps it from leading, if anything does. That
-is current as long as the group has a member of that id.
+A member that was assigned a shard's partition commits its offset in the leader topic, with a description of itself: the
+metadata of the committed offset holds its member id, its pool, and its trouble with leading, if there is any. That is
+current as long as the group has a member of that id.
 """
 
 import json
@@ -33,7 +33,7 @@ _PASSES = {
     KafkaError._WAIT_COORD,  # noqa: SLF001 - librdkafka's own codes
     KafkaError._TRANSPORT,  # noqa: SLF001
 }
-"""What a broker says that has just started, or while the group's coordinator is chosen."""
+"""Errors of a broker that has just started, or while the group's coordinator is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Member:
     pool: Pool | None = None
     """None if it does not say, or owns nothing."""
     trouble: str = ""
-    """What keeps it from leading."""
+    """The trouble that keeps it from leading."""
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
-    """Return the metadata by which a member says who it is, and as much of its trouble as there is room for."""
+    """Return the metadata by which a member describes itself, with as much of its trouble as there is room for."""
     said = {"member": member_id, "pool": pool.as_json()}
     told = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
     short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
@@ -96,7 +96,7 @@ def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Mem
 
 
 def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, dict[str, Any]]:
-    """Return what was committed last, by member id; nothing where we may not see it."""
+    """Return the metadata committed last, by member id; empty where we may not see it."""
     try:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds

@@ -1,4 +1,4 @@
-"""Whether Kafka answers this process: asked beside the work, so that nobody waits for the answer who need not.
+"""Probe that Kafka answers this process, beside the work: only callers that need the answer wait for it.
 
 The client and its connections stay until the end of the process.
 """
@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 1.0
 
 
 class KafkaProbe:
-    """Asks the brokers who they are, at most every two seconds, and only when somebody wants to know. For any thread.
+    """Asks the brokers to describe the cluster, at most every two seconds, and only on demand. For any thread.
 
     The request names no topic: it needs no rights, and makes nothing.
     """

@@ -1,16 +1,16 @@
-"""Who led the shards of a subscription last, as their rows say, and whether what such a leader still sends is refused.
+"""Last leaders of a subscription's shards, by their rows, and the check that their late records and commits are fenced.
 
 A server frees a lock at once when it loses the session that held it, while its holder still believes that it leads. A
 new holder need not wait for that belief to end if nothing that the old one may still do counts:
 
-- `transactional`: to begin is to fence the transactional ids of the shard. What the old one has open is aborted, and
-  it can commit nothing more. What it had committed by then is in the checkpoint, which is read afterwards.
-- `sequenced`: to begin is to raise the epoch of the shard's row. What the old one sends stays pending for ever, as its
-  acknowledgements leave only once they were saved under its epoch.
+- `transactional`: to begin is to fence the transactional ids of the shard. The old leader's open transaction is
+  aborted, and it can commit nothing more. The checkpoint, read afterwards, has all that it had committed by then.
+- `sequenced`: to begin is to raise the epoch of the shard's row. Records that the old leader sends stay pending for
+  ever, as its acknowledgements leave only once they were saved under its epoch.
 
-Both hold for the subscription's row in Postgres and what hangs on it (checkpoint, parked records): it is written under
-the epoch. So a leader says in its row what fences it, beside its epoch and in the same transaction. Whoever gets the
-lock and would fence by the very same means begins at once; by any other, or none, it waits.
+Both hold for the subscription's row in Postgres and the data of it (checkpoint, parked records): it is written under
+the epoch. So a leader writes its fence into its row, beside its epoch and in the same transaction. The next holder of
+the lock begins at once if it would fence by the very same means; by any other, or none, it waits.
 
 A holder of the lock that loses it before it came to its row has said nothing yet. Therefore the epochs are read under
 the lock, and a term begins only from the epoch that was read: of two that overlap so, the first one counts.
@@ -48,7 +48,7 @@ _MARKS = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = %(marks)s)
 """
 
-# Who marks begins with the lowest ids. Marked records may be many behind a few whose marks were reset.
+# A leader that marks begins with the lowest ids. Marked records may be many behind a few whose marks were reset.
 _MARKED = """
 SELECT leader_id::text FROM (SELECT leader_id FROM {outbox} ORDER BY id LIMIT 100) AS head
 WHERE leader_id IS NOT NULL LIMIT 1
@@ -63,12 +63,12 @@ _NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastLeaders:
-    """What the rows of a subscription say of those who led last."""
+    """The last leaders, as the rows of a subscription have them."""
 
     epochs: Mapping[int, int] = field(default_factory=dict)
     """By shard; none if they could not be read."""
     are_fenced: bool = False
-    """Whether to begin is to fence all of them, so that there is nothing to wait for."""
+    """True if beginning fences all of them, so that there is nothing to wait for."""
 
 
 UNKNOWN = LastLeaders()
@@ -82,7 +82,7 @@ class SubscriptionRows:
     subscription: str
     shards: int
     fence: str
-    """By what this member fences whoever led before: equal for two that fence each other; empty if it does not."""
+    """Means by which this member fences the previous leader: equal for two that fence each other; empty without any."""
     outbox: sql.Identifier | None = None
     """The table whose records may be marked; None for a layout that has no room for marks."""
 
@@ -108,7 +108,7 @@ class SubscriptionRows:
         )
 
     def _is_marked(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether somebody marks the table, or did until it came to its end."""
+        """Return True if a process marks the table, or has left marked records at its head."""
         if connection.execute(_MARKS, {"marks": MARKS}).fetchone() != (False,):
             return True
         if self.outbox is None or not self.fence:
@@ -121,5 +121,5 @@ class SubscriptionRows:
 
 @cache
 def _say_marked(outbox: str, leader_id: str) -> None:
-    """Say once by whom a table was marked that is about to be read."""
+    """Log once the leader id of the marks in a table that is about to be read."""
     _log.warning("marked_records_found", extra={"table": outbox, "leader_id": leader_id, "next_step": _NEXT_STEP})

@@ -6,7 +6,7 @@ Three advisory locks of the session's database stand for a group:
 - *stand*: shared by all that stand for the first, so that its holder knows whether another would take it.
 
 Their keys are made of the group and of the outbox, so that two outboxes of one database do not wait for each other. By
-the group alone they were before: the older *lead* is held too, shared, which keeps out whoever still takes it alone.
+the group alone they were before: the older *lead* is held too, shared, which keeps out processes that take it alone.
 
 Nobody can take *left* without holding *lead*, and the server lets go of it by itself: the leaver may be frozen or gone.
 """
@@ -67,7 +67,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'Exc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockObservation:
-    """What the server said when it was asked."""
+    """The server's answer about the lock."""
 
     held: bool
     """This session holds the lock."""
@@ -122,7 +122,7 @@ class LockSession:
         )
 
     def last_leaders(self, rows: SubscriptionRows) -> LastLeaders:
-        """Return who led last. Whoever held the lock before has lost it by then, and its session can change nothing."""
+        """Return the last leaders. An earlier holder has lost the lock by then, and its session can change nothing."""
         return rows.read(self._connection)
 
     def leave(self, seconds: float) -> None:

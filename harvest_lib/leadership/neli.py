@@ -1,4 +1,4 @@
-"""NELI: whoever owns partition *s* of the leader topic, in the consumer group of the pool, leads shard *s*.
+"""NELI: the owner of partition *s* of the leader topic, in the consumer group of the pool, leads shard *s*.
 
     standby ──assigned partition s──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
        ▲                                  │                         │
@@ -7,21 +7,21 @@
 Two proofs, each as old as the moment it was *sent*, keep a term alive for the heartbeat timeout:
 1. the process hears its own heartbeat, through the partition: it reaches the leader topic, both ways;
 2. the group's coordinator accepts an offset commit: it is still a member of the present generation. The heartbeat alone
-   cannot tell that, because a member that was expelled while it was frozen goes on fetching until it is told.
+   cannot prove that: a member that was expelled while it was frozen goes on fetching until it is notified.
 
 The first is each shard's own, so a shard is fenced alone; the second is the member's, for all its shards at once.
 
 A heartbeat carries the random id of its term, so one that was buffered during a freeze proves nothing, nor does one of
 an earlier term. A fenced process leads again under a new id once both proofs are renewed.
 
-A rebalance revokes all partitions of all members before it assigns them anew, and waits while what is in flight lands:
+A rebalance revokes all partitions of all members before it assigns them again, and waits until records in flight land:
 a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
 
 The leader topic is polled every `min_poll_interval_seconds`, and each time until everything there has been received.
 
-With its commits a member tells who it is, and what keeps it from leading (`election`). Whoever cannot prove
-itself asks Kafka what is the matter with the leader topic, on a thread of its own; so does whoever has to wait, about
-members that are of another pool (`other_pools`).
+With its commits a member publishes its pool, and its trouble with leading (`group_members`). A member that cannot prove
+itself asks Kafka about trouble with the leader topic, on a thread of its own; a member that has to wait asks there
+about members of another pool (`other_pools`).
 """
 
 import logging
@@ -91,10 +91,10 @@ class NeliSettings:
     min_poll_interval_seconds: float = 0.1
     """The leader topic is polled no more often than this, and heartbeats come no more often."""
     poll_duration_seconds: float = 0.001
-    """How long a poll waits for a message that is not there yet."""
+    """Wait of a poll for a message that is not there yet."""
     session_timeout_seconds: float = 10.0
     quiesce_timeout_seconds: float = 5.0
-    """How long a rebalance waits for what is in flight to land."""
+    """Limit of a rebalance's wait for records in flight to land."""
 
 
 class Neli(ElectedLeadership):
@@ -126,7 +126,7 @@ class Neli(ElectedLeadership):
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
         ]
-        self._fenced: list[tuple[float, Term]] = []  # until when what such a term had on the wire may arrive
+        self._fenced: list[tuple[float, Term]] = []  # until when records that such a term had on the wire may arrive
         self._trouble = Trouble()
         self._last_error = LastError()
         self._notices = Notices()
@@ -236,7 +236,7 @@ class Neli(ElectedLeadership):
             consumer.close()
 
     def _listen(self, consumer: KafkaConsumer, until: float) -> None:
-        """Receive what is there. Others who write to the topic without end do not keep us from judging ourselves."""
+        """Receive pending messages. Endless writes of others to the topic do not keep us from judging ourselves."""
         message = consumer.poll(self._settings.poll_duration_seconds)
         while message is not None:
             self._receive(message)
@@ -244,7 +244,7 @@ class Neli(ElectedLeadership):
 
     def _on_assign(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
-            partition.offset = OFFSET_END  # only what we say from now on can prove anything
+            partition.offset = OFFSET_END  # only our messages from now on can prove anything
         consumer.assign(partitions)
         for candidacy in self._among(partitions):
             candidacy.assigned = True
@@ -256,13 +256,13 @@ class Neli(ElectedLeadership):
         doubts = [(now + self._settings.session_timeout_seconds, term) for term in terms]
         shards = {candidacy.shard for candidacy in candidacies}
         doubts += [(until, term) for until, term in self._fenced if until > now and term.shard in shards]
-        # The successors are not elected before this returns, so what is in flight may land first.
+        # The successors are not elected before this returns, so records in flight may land first.
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
         for _, term in doubts:
             if not term.quiesced.wait(deadline.remaining_seconds):
                 _log.warning("term_not_quiesced", extra={"leader_id": str(term.leader_id)})
         if in_doubt := [until for until, term in doubts if term.abandoned]:
-            # What they had on the wire may still arrive: the successors begin when they would after a kill. A stop does
+            # Their records on the wire may still arrive: the successors begin when they would after a kill. A stop does
             # not wait for this; then the session runs out, which takes as long.
             threading.Event().wait(max(in_doubt) - now)
 

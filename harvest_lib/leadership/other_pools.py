@@ -34,7 +34,7 @@ def other_pool(settings: Mapping[str, object], ours: Pool) -> Pool | None:
 
 
 def is_other(ours: Pool, theirs: Pool) -> bool:
-    """Tell whether two that stand in one group are not one pool."""
+    """Return True if two processes of one group are not of one pool."""
     return not ours.is_one_outbox(theirs) or ours.leader_topic != theirs.leader_topic
 
 
@@ -50,13 +50,13 @@ def tell(settings: Mapping[str, object], ours: Pool, theirs: Pool, provider: Kaf
 
 
 class Notices:
-    """What other pools have said in the leader topic; each is logged once."""
+    """Notices of other pools in the leader topic; each is logged once."""
 
     def __init__(self) -> None:
         self._heard: set[tuple[str, str, str]] = set()
 
     def hear(self, ours: Pool, message: bytes | str | None) -> PoolConflict | None:
-        """Return the conflict, if a message tells of another pool."""
+        """Return the conflict, if a message is from another pool."""
         word = _WORD.encode() if isinstance(message, bytes) else _WORD
         if not message or word not in message:  # type: ignore[operator]
             return None

@@ -1,4 +1,4 @@
-"""Who a pool is: the election it takes part in and the outbox it harvests, as its processes tell others.
+"""Identity of a pool: its election and the outbox that it harvests, as its processes publish them.
 
 Two processes belong to one pool if they stand in the same election for the same outbox. Neither the host a process runs
 on, nor the address by which it reaches Postgres, is part of that: both change in the life of a pool.
@@ -16,7 +16,7 @@ _LONGEST_TEXT = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A pool, and the process that speaks for it. What is not known is empty."""
+    """A pool, and the process that speaks for it. Unknown fields are empty."""
 
     leadership: str
     group: str = ""
@@ -26,7 +26,7 @@ class Pool:
     process: str = ""
     """The name of the process: host, process id and start time, unless it was given another."""
     server: str = ""
-    """`host:port/database`, for people: others may reach the same server by another address."""
+    """`host:port/database`, for operators: others may reach the same server by another address."""
     database: str = ""
     """The server's system identifier and the database's oid."""
     table: str = ""
@@ -34,14 +34,14 @@ class Pool:
     subscription: str = ""
     delivery: str = ""
     fence: str = ""
-    """By what it fences a former leader, see `last_leaders`; empty if it does not."""
+    """The means by which it fences a former leader, see `last_leaders`; empty if it does not."""
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: object) -> "Pool | None":
-        """Return the pool of what a process has told, cut to a sensible length; None if that is no pool."""
+        """Return the pool that a process has published, cut to a sensible length; None if that is no pool."""
         if not isinstance(value, Mapping) or not isinstance(value.get("leadership"), str):
             return None
         known = {field.name for field in fields(cls)}
@@ -50,12 +50,12 @@ class Pool:
         )
 
     def is_one_election(self, other: "Pool") -> bool:
-        """Tell whether both stand in one election, as far as is known."""
+        """Return True if both stand in one election, as far as is known."""
         same = (self.leadership, self.group, self.leader_topic) == (other.leadership, other.group, other.leader_topic)
         return same and (self.cluster == other.cluster or not self.cluster or not other.cluster)
 
     def is_one_outbox(self, other: "Pool") -> bool:
-        """Tell whether both harvest one outbox, as far as is known."""
+        """Return True if both harvest one outbox, as far as is known."""
         unknown = not self.database or not other.database
         return unknown or (self.database, self.table) == (other.database, other.table)
 
@@ -121,7 +121,7 @@ def announced(leader_id: UUID | str) -> str:
 
 
 def log_fields(error: PoolConflict) -> dict[str, Any]:
-    """Return what a log says of a conflict."""
+    """Return the log fields of a conflict."""
     theirs = error.theirs
     return {
         "reason": f"{error.cause}; {error.evidence}",

@@ -9,15 +9,15 @@ Promises
 - At most one term of a group counts at any time, however sessions end. A term is live for the heartbeat timeout from
   when its newest proof was *sent*; a proof is an answer of the server that this very session holds the lock.
 - A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
-  while its holder still believes. Whatever that one still does changes nothing once the next one has begun, if both
+  while its holder still believes it leads. Its later actions change nothing once the next one has begun, if both
   deliver by the same fence (`transactional`, `sequenced`), as the rows of the subscription say (`last_leaders`): then
   the next one begins at once, and for a moment two terms may be live.
-- Else whoever gets the lock waits for the session timeout before its term begins: by then the lease of the one before
-  is over, and its producer's queue has expired.
+- Else the next holder of the lock waits for the session timeout before its term begins: by then the lease of the one
+  before is over, and its producer's queue has expired.
 - The wait is spared, too, when the one before has left in order: its term ended, nothing in flight. It says so by
   holding a second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody
-  can take an old word for a new one. Who was not yet sure himself, had something in flight, abandoned it, or was fenced
-  less than a session timeout ago leaves without that word.
+  can take an old word for a new one. A leader that was not yet sure itself, had records in flight, abandoned some, or
+  was fenced less than a session timeout ago leaves without that word.
 - A leader that Kafka has not answered for the session timeout leaves, if another process stands for the lock, and does
   not stand for it again before Kafka answers. Alone it stays: it goes on trying, and nobody has to be waited for.
 - A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
@@ -57,21 +57,21 @@ _WORD_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresLeadershipSettings:
-    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`, and what a producer has queued
-    expires within it."""
+    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`, and a producer's queue expires
+    within it."""
 
     group: str
     outbox: str = ""
     """The name of the table, quoted: each outbox has a lock of its own. Empty for one by the group alone."""
     shards: int = 1
-    """All are led by whoever has the lock."""
+    """All are led by the holder of the lock."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
     """Postgres is asked no more often than this."""
     session_timeout_seconds: float = 10.0
-    """How long a new holder of the lock waits, unless the one before left in order, or can do nothing more."""
+    """Wait of a new holder of the lock, unless the one before left in order, or can do nothing more."""
     quiesce_timeout_seconds: float = 5.0
-    """How long a stop waits for what is in flight to land."""
+    """Limit of a stop's wait for records in flight to land."""
     io_error_backoff_seconds: float = 0.5
     """Pause before connecting again."""
 
@@ -87,8 +87,8 @@ class PostgresLeadership(ElectedLeadership):
         rows: SubscriptionRows | None = None,
         kafka_silent_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`rows` tells who led last, and whether there is anything to wait for; without it that is not known.
-        `kafka_silent_seconds` tells for how long Kafka has not answered this process, 0 if it does; without waiting."""
+        """`rows` gives the last leaders, and whether there is anything to wait for; without it that is not known.
+        `kafka_silent_seconds` returns, without waiting, for how long Kafka has been silent, 0 if it answers."""
         super().__init__()
         self._settings = settings
         self._conninfo = conninfo
@@ -147,12 +147,12 @@ class PostgresLeadership(ElectedLeadership):
             self._stopping.wait(self._standby_seconds)
 
     def _hold(self, session: LockSession, waits_until: float) -> None:
-        """Lead once the terms of all who held the lock before are over; return when the lock is lost or let go.
+        """Lead once the terms of all earlier holders of the lock are over; return when the lock is lost or let go.
 
         The wait counts from the *answer*: the lock may have been freed as late as that.
         """
         last: Sequence[Term] = ()
-        since = in_doubt_until = self._clock()  # what a fenced term of ours abandoned may arrive until then
+        since = in_doubt_until = self._clock()  # records that a fenced term of ours abandoned may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
             observation = session.look()
@@ -182,7 +182,7 @@ class PostgresLeadership(ElectedLeadership):
         self._leave(session, last, in_doubt_until)
 
     def _finds_itself_cut_off(self, since: float) -> bool:
-        """Tell whether Kafka has not answered for the session timeout, since we have the lock."""
+        """Return True if Kafka has not answered for the session timeout, since we have the lock."""
         silent_seconds = min(self._kafka_silent_seconds(), self._clock() - since)
         if silent_seconds < self._settings.session_timeout_seconds:
             return False

@@ -1,6 +1,6 @@
-"""What leadership promises: a term for each shard that is led, and the knowledge of when it is over.
+"""Protocol of leadership: a term for each shard that is led, and the knowledge of when it is over.
 
-standby ──elected──► term is live ──revoked (told in time: finish what is in flight, then let go)──► standby
+standby ──elected──► term is live ──revoked (notified in time: land records in flight, then let go)──► standby
                           │
                           └──fenced (no proof of leadership within the heartbeat timeout: stop at once)──► standby
 """
@@ -25,8 +25,8 @@ class TermEnd(enum.Enum):
 class Term:
     """One uninterrupted spell at the head of one shard, identified by a random UUID that is never used again.
 
-    Live until it is ended or until its lease runs out, whichever comes first. The lease is checked against a clock that
-    cannot be stopped, by whoever is about to act, so a frozen process that thaws knows without being told.
+    Live until it is ended or until its lease runs out, whichever comes first. The lease is checked before each action,
+    against a clock that cannot be stopped, so a frozen process that thaws knows without being notified.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Term:
         """The epoch of the shard when the term was granted. If another has raised it since, the term is not to begin.
         None where the election does not look at epochs."""
         self.fences = fences
-        """Whether to begin is to fence whoever led before, so that nothing of theirs has to be waited for."""
+        """True if beginning fences the previous leader, so that there is nothing of it to wait for."""
         self.quiesced = threading.Event()
         """Cleared by the harvester when it begins to act, set once nothing of this term is in flight any more."""
         self.quiesced.set()
         self.abandoned = False
-        """Set by the harvester, before `quiesced`, if what was in flight may still arrive."""
+        """Set by the harvester, before `quiesced`, if records in flight may still arrive."""
         self._clock = clock
         self._lease_until = lease_until
         self._end: TermEnd | None = None
 
     def is_live(self) -> bool:
-        """Tell whether the holder may act. Cheap: asked before every record."""
+        """Return True if the holder may act. Cheap: asked before every record."""
         return self._end is None and self._clock() < self._lease_until
 
     def extend(self, lease_until: float) -> None:
@@ -94,8 +94,8 @@ class Leadership(Protocol):
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
         """Return the live terms of this process, in order of their shards; at most one for each.
 
-        Waits up to `timeout_seconds` for as long as they are exactly those that are `known`. A lease that runs out
-        wakes nobody who waits: a term is asked, with `is_live`, by whoever acts under it.
+        Waits up to `timeout_seconds` for as long as they are exactly those that are `known`. A lease that runs out does
+        not end the wait: the harvester asks a term with `is_live` when it acts under it.
         """
         ...
 

@@ -1,9 +1,9 @@
 """Two pools on one subscription of one outbox: noticed before one deposes the other, and said on both sides.
 
-A leader writes who it is beside its epoch (column `leader` of `<outbox>_subscriptions`). Whoever is about to lead looks
-there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not begin; the
-leader finds that name when it next looks at its row. A table without the column (of an earlier version, owned by
-somebody else), or whose grants are older than it, names nobody: then all is as it was before.
+A leader writes its identity beside its epoch (column `leader` of `<outbox>_subscriptions`). A process that is about to
+lead looks there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not
+begin; the leader finds that name when it next looks at its row. A table without the column (of an earlier version,
+owned by somebody else), or whose grants are older than it, names nobody: then all is as it was before.
 
 A leader lives while the connection on which it keeps its checkpoints does, and has lately been used: it is asked every
 second, and one that was lost together with its machine stays open for hours.
@@ -43,7 +43,7 @@ SELECT bool_or(has_column_privilege(attrelid, attnum, 'UPDATE')) FROM pg_attribu
 WHERE attrelid = %s::regclass AND attname = 'leader' AND NOT attisdropped
 """
 
-# What is known of the topics stays: see `harvest_lib.harvester.added_partitions`.
+# The facts about topics stay: see `harvest_lib.harvester.added_partitions`.
 _ANNOUNCE = """
 UPDATE {table} SET leader = %(leader)s
   || CASE WHEN leader ? 'topics' THEN jsonb_build_object('topics', leader -> 'topics') ELSE '{{}}' END
@@ -78,8 +78,8 @@ class Rivals:
         *,
         tell: bool = True,
     ) -> None:
-        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and let it know
-        unless `tell` is false. One of this pool that delivers otherwise is told and logged alone."""
+        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and notify it unless
+        `tell` is false. One of this pool that delivers otherwise is only notified and logged."""
         for led, leader_id, theirs in self.leaders(connection, table, subscription, shard):
             if self._is_like_us(theirs):
                 continue
@@ -93,7 +93,7 @@ class Rivals:
             self.hear(theirs.as_json())
 
     def _is_like_us(self, theirs: Pool) -> bool:
-        """Tell whether two stand in one election and deliver alike, as far as they say."""
+        """Return True if both stand in one election and deliver alike, as far as is known."""
         is_alike = not theirs.delivery or (theirs.delivery, theirs.fence) == (self.pool.delivery, self.pool.fence)
         return theirs.is_one_election(self.pool) and is_alike
 
@@ -110,7 +110,7 @@ class Rivals:
     def announce(
         self, connection: psycopg.Connection[Any], table: sql.Identifier, row: Mapping[str, Any], leader_id: UUID
     ) -> None:
-        """Write who leads beside the epoch, if there is a column for it, and a grant."""
+        """Write the leader beside the epoch, if there is a column for it, and a grant."""
         may_announce = connection.execute(_MAY_ANNOUNCE, (table.as_string(None),)).fetchone()
         if may_announce == (True,):
             leader = Jsonb({**self.pool.as_json(), "leader_id": str(leader_id)})

@@ -95,7 +95,7 @@ class ElectedLeadership:
 
     @property
     def trouble(self) -> str:
-        """Return what keeps this process from leading if it had to; empty if nothing is known to. From any thread."""
+        """Return the trouble that would keep this process from leading; empty if none is known. From any thread."""
         return ""
 
     def stop(self, timeout_seconds: float) -> None:

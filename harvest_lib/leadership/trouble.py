@@ -1,4 +1,4 @@
-"""What keeps a member of the pool from proving that it leads: said in the log, and to whoever asks for its status.
+"""Trouble that keeps a member of the pool from proving that it leads: reported in the log and in its status.
 
 Each kind is logged once, until the member leads; librdkafka tries again by itself, and says the same each time.
 """
@@ -28,7 +28,7 @@ _OF_A_REBALANCE = {
     KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
     KafkaError._STATE,  # noqa: SLF001
 }
-"""Errors that say no more than that the group chooses anew, or that the client ends."""
+"""Errors that mean only that the group rebalances, or that the client ends."""
 
 
 class Trouble:
@@ -39,7 +39,7 @@ class Trouble:
         self._others: tuple[str, float] | None = None
 
     def note(self, what: str, error: KafkaError, evidence: str = "") -> None:
-        """Take an error of `what` was tried, with what else is known about it."""
+        """Take an error of the attempt `what`, with other evidence about it."""
         if error.code() not in _OF_A_REBALANCE:
             reason = "; ".join(part for part in dict.fromkeys((error.str(), evidence)) if part)
             self.say(f"{what}:{error.name()}", f"{what}: {reason} ({error.name()})")
@@ -60,14 +60,14 @@ class Trouble:
 
     @property
     def text(self) -> str:
-        """Return what was lately the matter, newest first; empty if nothing was."""
+        """Return the recent troubles, newest first; empty if there are none."""
         all_of_them = [*self._said.values(), *([self._others] if self._others is not None else [])]
         fresh = [(at, reason) for reason, at in all_of_them if boot_seconds() - at < _FRESH_SECONDS]
         return "; ".join(reason for _, reason in sorted(fresh, reverse=True))
 
 
 def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> str:
-    """Ask Kafka what is the matter with the leader topic; empty if it knows of nothing."""
+    """Ask Kafka for trouble with the leader topic; empty if it knows of none."""
     try:
         with AdminClient(client_settings(settings)) as admin:
             found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)

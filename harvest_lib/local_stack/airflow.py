@@ -1,6 +1,6 @@
 """Airflow as services of this machine: scheduler, DAG processor, triggerer and API server.
 
-All of it is told by environment variables, so that AIRFLOW_HOME holds logs and nothing that could be out of date. The
+All settings are environment variables, so that AIRFLOW_HOME holds logs and nothing that could be out of date. The
 login is that of Airflow's simple auth manager: user `admin`, password made once and kept in a file of the owner's.
 """
 
@@ -43,12 +43,12 @@ class Airflow:
 
     @property
     def url(self) -> str:
-        """Where people and programs find it."""
+        """Address of the UI and the API."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def password_file(self) -> Path:
-        """Where the password of the login is, in JSON, by user."""
+        """File with the password of the login, in JSON, by user."""
         return self._home / "passwords.json"
 
     def prepare(self) -> None:
@@ -211,7 +211,7 @@ def checked_dags(folder: Path) -> Path:
 
 
 def _may_hold_dag(file: Path) -> bool:
-    """Tell whether Airflow would look for a DAG in a file (its setting dag_discovery_safe_mode)."""
+    """Return True if Airflow would look for a DAG in a file (its setting dag_discovery_safe_mode)."""
     text = file.read_bytes().lower()
     return b"airflow" in text and b"dag" in text
 

@@ -1,7 +1,7 @@
 """A certificate authority of one folder, and certificates that it signs: for servers of this machine, and for clients.
 
-Keys are written for the owner's eyes only, and nowhere else. The authority is made once; what it signs is made again
-whenever it is asked for.
+Keys are written for the owner's eyes only, and nowhere else. The authority is made once; certificates are made again
+whenever they are asked for.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from harvest_lib.local_stack.state import make_folder, write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Where a certificate and its key are, each in PEM, and both in one file as Java wants them."""
+    """Files of a certificate and its key, each in PEM, and of both in one file as Java wants them."""
 
     certificate: Path
     key: Path

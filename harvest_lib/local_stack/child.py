@@ -14,7 +14,7 @@ Before it becomes COMMAND by `exec` it
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.
 
-What the command writes is for its user alone, and it ignores no signal because whoever started us does.
+Files of the command are for its user alone, and signals that our parent ignores get their default action.
 
 Exit code 125 says that a step failed; standard error says which.
 """
@@ -34,13 +34,13 @@ _NOT_INHERITED = (
     *(
         signal.SIGINT,
         signal.SIGQUIT,
-    ),  # a shell does, for what it starts by `&`; Dagster takes SIGTERM as it finds SIGINT
+    ),  # a shell does, for commands with `&`; Dagster takes SIGTERM as it finds SIGINT
     *(signal.SIGTERM, signal.SIGHUP),  # nohup does
 )
-"""Signals that a server must not ignore because whoever started us does."""
+"""Signals that get their default action: a server must not ignore them because our parent does."""
 
 _OWNER_ONLY = 0o077
-"""What servers write, records among it, is for their user alone."""
+"""Umask of servers: their files, records among them, are for their user alone."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECUREBITS = 28
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> NoReturn:
         os.umask(_OWNER_ONLY)
         for number in _NOT_INHERITED:
             signal.signal(number, signal.SIG_DFL)
-        os.execv(options.command[0], options.command)  # noqa: S606 - a shell is what it must not go through
+        os.execv(options.command[0], options.command)  # noqa: S606 - it must not go through a shell
     except (OSError, StepError) as error:
         sys.stderr.write(f"cannot start {options.command[0]}: {error}\n")
         sys.exit(FAILED)
@@ -93,10 +93,10 @@ def _check_parent(expected: int) -> None:
 
 
 def become(uid: int, gid: int, *, reach: bool) -> None:
-    """Take the identity of a user for good, with `reach` keeping the right to pass folders closed to it."""
+    """Take the identity of a user permanently, with `reach` keeping the right to pass folders closed to it."""
     if reach:
         # Not merely PR_SET_KEEPCAPS: without this bit access(2), with which Postgres examines its own binaries, goes by
-        # the user alone and disregards what the process may do.
+        # the user alone and disregards capabilities of the process.
         _prctl("keep capabilities over a change of user", _PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(gid, gid, gid)

@@ -1,4 +1,4 @@
-"""What the machine refuses a stack, as one error: a full disk, a folder that may not be written."""
+"""Refusals of the machine, as one error of the stack: a full disk, a folder that may not be written."""
 
 import errno
 import os

@@ -1,7 +1,7 @@
 """Dagster as services of this machine: the code server, the webserver and the daemon.
 
 The code server is a process of its own, as in production: runs belong to it, and go on when the webserver or the daemon
-is restarted. What Dagster keeps is in a Postgres database; DAGSTER_HOME holds its configuration and the runs' output.
+is restarted. Dagster's storage is a Postgres database; DAGSTER_HOME holds its configuration and the runs' output.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_private, write_private
 
 LOCATION = "harvest"
-"""What Dagster calls our code location."""
+"""Name of our code location in Dagster."""
 
 _PASSWORD = "DAGSTER_POSTGRES_PASSWORD"  # noqa: S105 - the variable's name
 _LOADED = (
@@ -41,7 +41,7 @@ class Dagster:
 
     @property
     def url(self) -> str:
-        """Where people and programs find it."""
+        """Address of the UI and of GraphQL."""
         return f"http://127.0.0.1:{self._ports['webserver']}"
 
     def prepare(self) -> None:
@@ -92,14 +92,14 @@ class Dagster:
         ]
 
     def _web_serves(self, _: float) -> bool:
-        """Tell whether the webserver answers and has asked the code server for its definitions, good or bad."""
+        """Return True if the webserver answers and has asked the code server for its definitions, good or bad."""
         answer = ask(f"{self.url}/graphql", {"query": _LOADED})
         return bool(answer) and all(
             entry["locationOrLoadError"] for entry in answer["data"]["workspaceOrError"]["locationEntries"]
         )
 
     def _daemon_serves(self, since: float) -> bool:
-        """Tell whether all parts of the daemon have shown life since it was started."""
+        """Return True if all parts of the daemon have shown life since it was started."""
         answer = ask(f"{self.url}/graphql", {"query": _HEALTH})
         statuses = answer["data"]["instance"]["daemonHealth"]["allDaemonStatuses"] if answer else []
         required = [status for status in statuses if status["required"]]

@@ -70,7 +70,7 @@ def sqlalchemy_url(dsn: str, driver: str) -> str:
 
 
 def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
-    """Return what Postgres stores of the password: clear text could get into the server's log."""
+    """Return the verifier that Postgres stores for the password: clear text could get into the server's log."""
     return connection.pgconn.encrypt_password(
         password.encode(), connection.info.user.encode(), b"scram-sha-256"
     ).decode()

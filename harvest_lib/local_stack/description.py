@@ -1,4 +1,4 @@
-"""`stack.json` in the state folder: what runs, for other processes. It exists as long as the stack is up."""
+"""`stack.json` in the state folder: the running servers, for other processes. It exists as long as the stack is up."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ class Description:
     started: float
     airflow_login: str = ""
     secure: str = ""
-    """The folder with what a secured stack's clients need; empty for one that is not."""
+    """The folder with the files for clients of a secured stack; empty for one that is not."""
     dags: str = ""
     """The folder of DAGs that Airflow runs; empty for ours, and without Airflow."""
 
@@ -51,7 +51,7 @@ class Description:
 
 
 def running(state: Path) -> Description | None:
-    """Return the stack that is up in a state folder, None when there is none (what a crash left does not count)."""
+    """Return the stack that is up in a state folder, None when there is none (the rest of a crash does not count)."""
     try:
         content = json.loads((state / "stack.json").read_text())
     except FileNotFoundError:

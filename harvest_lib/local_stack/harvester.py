@@ -31,7 +31,7 @@ class Harvester:
     """One process of the pool."""
 
     def __init__(self, number: int, config: Path, folder: Path, *, command: Sequence[str | Path] = _RUN) -> None:
-        """Prepare; nothing is started yet. `command` is what runs the harvester, `harvest run` by default."""
+        """Prepare; nothing is started yet. `command` runs the harvester, `harvest run` by default."""
         self.number = number
         self.lead: Lead | None = None
         self.started = False
@@ -51,7 +51,7 @@ class Harvester:
         self.process.spawn(self._command, environment=environment)
 
     def look(self) -> list[Lead]:
-        """Read what it has logged since, and return the terms it began."""
+        """Read its new log lines, and return the terms it began."""
         began: list[Lead] = []
         for line in self._lines.new():
             event = line.get("event")

@@ -53,16 +53,16 @@ def spark_kafka_jars() -> JarSet:
     return JarSet(
         name=f"spark-kafka-{spark}",
         coordinates=(f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark}",),
-        # Of its own revision this one is not to be had everywhere; what it adds, delegation tokens, has not changed.
+        # Not everywhere available in Spark's own revision; its addition, delegation tokens, has not changed.
         overrides=("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",),
     )
 
 
 def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
-    """Return the paths of a set's jars, sorted, bringing them first if they are not there.
+    """Return the paths of a set's jars, sorted, downloading them first if they are not there.
 
     They are in the cache of downloads, which is below `state` only where the user has no other. Safe to call from
-    several processes at once, also of several clones. Raises StackError when they cannot be brought.
+    several processes at once, also of several clones. Raises StackError when they cannot be downloaded.
     """
     cache = download_cache(state)
     folder = cache / "jars" / jars.name

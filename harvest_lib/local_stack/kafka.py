@@ -67,7 +67,7 @@ class KafkaCluster:
 
         `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
         `ports["name-1"]` and so on: a client that bootstraps there is directed back there, without authentication.
-        With `security` there are its listeners instead. With `acls` an authenticated client may do only what was
+        With `security` there are its listeners instead. With `acls` an authenticated client has only the rights
         granted; a client without authentication may do everything, grant too. Without `optimized` a broker costs less
         in its first minutes, and more later.
         """
@@ -100,22 +100,22 @@ class KafkaCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where clients connect: without authentication, or to a secured cluster by SCRAM."""
+        """Bootstrap servers: without authentication, or of a secured cluster by SCRAM."""
         return ",".join(f"127.0.0.1:{self.port(number)}" for number in self._numbers)
 
     @property
     def sasl_bootstrap_servers(self) -> str:
-        """Where clients connect by SASL/PLAIN."""
+        """Bootstrap servers for SASL/PLAIN."""
         return ",".join(f"127.0.0.1:{self.ports[f'sasl-{number}']}" for number in self._numbers)
 
     @property
     def tls_bootstrap_servers(self) -> str:
-        """Where clients connect to a secured cluster by certificate."""
+        """Bootstrap servers of a secured cluster for clients with a certificate."""
         return ",".join(f"127.0.0.1:{self.ports[f'tls-{number}']}" for number in self._numbers)
 
     @property
     def operator_settings(self) -> dict[str, str]:
-        """The client settings of whoever may do everything."""
+        """The client settings of the operator, who may do everything."""
         if self._security is None:
             return {"bootstrap.servers": self.bootstrap_servers}
         return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
@@ -238,7 +238,7 @@ class KafkaCluster:
         shutil.rmtree(self.data(number), ignore_errors=True)
 
     def answers(self) -> bool:
-        """Tell whether all brokers are members of the cluster as a client sees it; another cluster does not count."""
+        """Return True if all brokers are members of the cluster as a client sees it; another cluster does not count."""
         with AdminClient({**self.operator_settings, "log_level": 0}) as admin:
             try:
                 seen = admin.list_topics(timeout=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 _OF_ONE = {
     "broker.session.timeout.ms": 15_000,
     "broker.heartbeat.interval.ms": 3000,
-    # No other controller waits for a sign of life. Twice a second takes half of what an idle broker takes.
+    # No other controller waits for a sign of life. Twice a second costs half the load of an idle broker.
     "metadata.max.idle.interval.ms": 0,
 }
 
@@ -22,7 +22,7 @@ def broker_properties(
     start_seconds: int,
 ) -> str:
     """Return the text of its file. There is a broker for each port in `controllers`; listeners are addresses by name,
-    `access` says who may do what there. A broker may take `start_seconds` to join."""
+    `access` has their security settings. A broker may take `start_seconds` to join."""
     replicas = len(controllers)
     voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(controllers, 1))
     settings = {

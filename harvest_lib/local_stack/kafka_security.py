@@ -2,7 +2,7 @@
 
 Clients connect to `SASL` (SASL_SSL, SCRAM-SHA-512) or to `TLS` (SSL, with a certificate of their own). A user is the
 same principal at both: the name of SCRAM, or the CN of the certificate. Brokers and controllers use certificates too,
-so that no listener accepts an anonymous client. What no ACL allows is refused.
+so that no listener accepts an anonymous client. Operations without an ACL are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class KafkaSecurity:
         }
 
     def format_arguments(self) -> list[str]:
-        """Return what StorageTool puts the users into new data by; holds their passwords."""
+        """Return the arguments by which StorageTool adds the users to new data; they hold passwords."""
         return [
             word
             for user in self.users

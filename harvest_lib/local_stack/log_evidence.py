@@ -17,7 +17,7 @@ _TIME = re.compile(r"^[\d:., T+-]{19,}Z?( [A-Z]{3,4})?\s*")
 
 
 def said_since(log: Path, start: int) -> str:
-    """Return what was written from a position on, its end if that is much."""
+    """Return the text of a log from a position on, only its end if that is long."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -40,5 +40,5 @@ def telling(text: str) -> str:
 
 
 def tells_taken_address(text: str) -> bool:
-    """Tell whether a server says that it could not have its port."""
+    """Return True if a server says that it could not have its port."""
     return _ADDRESS_TAKEN.search(text) is not None

@@ -43,7 +43,7 @@ class Platform:
         """Prepare; nothing is written or started yet.
 
         `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
-        default), `parts` the folder of what is brought once (the state folder by default); without `airflow` Dagster
+        default), `parts` the folder of downloads (the state folder by default); without `airflow` Dagster
         is alone. With `observe` a Prometheus scrapes the daemon's run. Raises StackError when a module, a folder or a
         program is not there.
         """
@@ -121,7 +121,7 @@ class Platform:
             self._guard = None
 
     def describe(self) -> tuple[Server, ...]:
-        """Say what runs and where."""
+        """Return the running services with their addresses."""
         return tuple(service.describe() for service in self._services if service.pid)
 
     def login(self) -> str:
@@ -130,7 +130,7 @@ class Platform:
 
     @property
     def dagster_url(self) -> str:
-        """Where Dagster is, once it was started."""
+        """Address of Dagster, once it was started."""
         return self._dagster.url
 
     @property
@@ -170,7 +170,7 @@ class Platform:
         """Return the environment of every service: addresses, and how Spark starts."""
         java_home = find_java(self._parts)
         foreign = ("AIRFLOW", "DAGSTER", "PG")
-        told = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # what the user's own DAGs need
+        told = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # for the user's own DAGs
         kept = {
             name: value for name, value in os.environ.items() if name.startswith(told) or not name.startswith(foreign)
         }

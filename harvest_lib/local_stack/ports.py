@@ -25,7 +25,7 @@ _FIRST_EPHEMERAL = 32_768  # Linux's default
 _TRIES = 100
 
 _chosen: set[int] = set()
-"""What this process chose, for whatever file: not chosen again for another one."""
+"""Ports that this process chose, for any file: not chosen again for another one."""
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
@@ -43,7 +43,7 @@ def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
 
 
 def accepts(port: int) -> bool:
-    """Tell whether something listens on the port."""
+    """Return True if something listens on the port."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

@@ -84,7 +84,7 @@ class PostgresServer:
 
     @property
     def folder(self) -> Path:
-        """What the server writes is below it, but for its log."""
+        """Folder of all files that the server writes, but for its log."""
         return self._folder
 
     @property
@@ -144,7 +144,7 @@ class PostgresServer:
                 return
 
     def answers(self) -> bool:
-        """Tell whether a client can connect now."""
+        """Return True if a client can connect now."""
         try:
             psycopg.connect(self.dsn, connect_timeout=2).close()
         except psycopg.OperationalError:

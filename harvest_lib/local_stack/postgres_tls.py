@@ -26,7 +26,7 @@ _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """What a server with TLS is made of: binaries, its certificate, and the authority that clients check it against."""
+    """Parts of a server with TLS: binaries, its certificate, and the authority that clients check it against."""
 
     binaries: Path
     certificate: Certificate

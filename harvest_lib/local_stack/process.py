@@ -38,7 +38,7 @@ class ServerProcess:
     ) -> None:
         """Prepare; nothing is started yet.
 
-        `stop_signals` are tried in order, each for its seconds, before SIGKILL; `end_signal` is what the kernel sends
+        `stop_signals` are tried in order, each for its seconds, before SIGKILL; the kernel sends `end_signal`
         when this process dies.
         """
         self.name = name
@@ -50,12 +50,12 @@ class ServerProcess:
 
     @property
     def said(self) -> str:
-        """Return what the process has logged since it was started, the end of it if that is much."""
+        """Log of the process since it was started, only its end if that is long."""
         return said_since(self.log, self._log_start)
 
     @property
     def found_port_taken(self) -> bool:
-        """Tell whether the process has ended because it could not have its port."""
+        """True if the process has ended because it could not have its port."""
         return self._process is not None and self.pid is None and tells_taken_address(self.said)
 
     @property
@@ -88,7 +88,7 @@ class ServerProcess:
             )
 
     def await_ready(self, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Wait until `ready()`; fails when the process ends first or the time is over, with what its log says of it."""
+        """Wait until `ready()`. Raises StackError with its log's errors if the process ends first or time is up."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.require_running()
@@ -97,7 +97,7 @@ class ServerProcess:
             time.sleep(_POLL_SECONDS)
 
     def require_running(self) -> None:
-        """Raise StackError, with what its log says of it, when a process that is starting has ended."""
+        """Raise StackError, with evidence from its log, when a process that is starting has ended."""
         if self.pid is None:
             code = self._process.returncode if self._process else None
             raise self._failed(f"{self.name} ended while it started (exit code {code})")
@@ -175,7 +175,7 @@ class Identity:
         self.gid = gid
 
     def reaches(self, path: Path) -> bool:
-        """Tell whether the user may enter (or run) the path and every folder on the way to it."""
+        """Return True if the user may enter (or run) the path and every folder on the way to it."""
         for place in (path.resolve(), *path.resolve().parents):
             status = place.stat()
             if status.st_uid == self.uid:

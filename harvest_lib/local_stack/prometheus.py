@@ -14,12 +14,12 @@ from harvest_lib.local_stack.service import ServicePlan
 from harvest_lib.local_stack.state import make_private
 
 JOB = "harvest"
-"""What the rules and the dashboard call the harvesters by default."""
+"""Default job name of the harvesters in the rules and the dashboard."""
 _SCRAPE_SECONDS = 5.0
 _KEPT = "7d"
 _RULES = "alerts.yml"
 _CHECKOUT = Path(__file__).parents[2] / "infra" / "monitoring"
-"""Where the rules are in a checkout; a wheel has them beside this module."""
+"""Folder of the rules in a checkout; a wheel has them beside this module."""
 
 
 def find_prometheus() -> str:
@@ -68,12 +68,12 @@ class Prometheus:
 
     @property
     def listen(self) -> str:
-        """Where the harvester serves its metrics, as HOST:PORT."""
+        """Address of the harvester's metrics, as HOST:PORT."""
         return f"127.0.0.1:{self._ports['listen']}"
 
     @property
     def url(self) -> str:
-        """Where people find it."""
+        """Address of its UI."""
         return f"http://127.0.0.1:{self._ports['web']}"
 
     def prepare(self) -> None:

@@ -2,11 +2,11 @@
 
     ca.pem                            the authority that servers and clients are checked against
     NAME.pem  NAME.key                the certificate by which NAME comes to Kafka
-    passwords/NAME                    what NAME is asked for by Postgres and by Kafka's SCRAM
+    passwords/NAME                    the password of NAME for Postgres and for Kafka's SCRAM
     NAME.pgpass                       the same for libpq, as `passfile`
     harvester-scram.yaml  harvester-mtls.yaml   configurations of a harvester; they name files and hold no secret
     harvester.env                     the password that the first of them leaves to the environment
-    operator.json                     the client settings of whoever may do everything in Kafka
+    operator.json                     the client settings of the operator, who may do everything in Kafka
 
 Only the owner can read the files.
 """
@@ -57,7 +57,7 @@ class Security:
             self.password(user)
 
     def tls(self) -> ServerTls:
-        """Return what the Postgres server needs; its files are there after `make`."""
+        """Return the TLS parts of the Postgres server; their files are there after `make`."""
         return ServerTls(
             binaries=binaries(self._version, self._parts),
             certificate=self.authority.files(_POSTGRES),
@@ -65,7 +65,7 @@ class Security:
         )
 
     def kafka(self) -> KafkaSecurity:
-        """Return what the brokers need; its files are there after `make`."""
+        """Return the security settings of the brokers; their files are there after `make`."""
         return KafkaSecurity(
             authority=self.authority.certificate,
             certificates={name: self.authority.files(name) for name in (BROKER, *_USERS)},
@@ -120,7 +120,7 @@ _APPLY = (
 
 
 def settings_text(folder: Path) -> str:
-    """Return what is to be shown of a secured stack: configurations, and the commands to go on with. No secret."""
+    """Return the text to show for a secured stack: configurations, and the commands to go on with. No secret."""
     scram, mtls = (folder / f"harvester-{name}.yaml" for name in ("scram", "mtls"))
     variables, operator = folder / "harvester.env", folder / "operator.json"
     by_mtls, by_scram = shlex.quote(str(mtls)), shlex.quote(str(scram))

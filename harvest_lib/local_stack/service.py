@@ -23,15 +23,15 @@ _STOP_SECONDS = 15
 _ANSWER_SECONDS = 5
 _POLL_SECONDS = 0.2
 
-# What listens on this machine is never asked through a proxy.
+# Servers of this machine are never asked through a proxy.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePlan:
-    """How a service is started and how it shows that it serves. `environment` holds secrets, and is not shown.
+    """Command of a service, and the check that it serves. `environment` holds secrets, and is not shown.
 
-    `serves` is told when the service was started (Unix time): what one before it said does not count.
+    `serves` gets the start time of the service (Unix time): answers of an earlier one do not count.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Service:
 
     @property
     def found_port_taken(self) -> bool:
-        """Tell whether the service has ended because it could not have its port."""
+        """True if the service has ended because it could not have its port."""
         return self._process.found_port_taken
 
     def spawn(self) -> None:
@@ -98,7 +98,7 @@ class Service:
     def begin_stop(self) -> None:
         """Ask the service and all it started to end, without waiting."""
         if self._session:
-            self._reach = sessions.reach([self._session])  # looked up now: whoever ends is a parent no more
+            self._reach = sessions.reach([self._session])  # looked up now: a process that ends is a parent no more
             sessions.signal_all(self._reach, signal.SIGTERM)
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class Service:
         self._session, self._reach = 0, set()
 
     def describe(self) -> Server:
-        """Say what runs and where."""
+        """Return the server with its process and address."""
         return Server(
             name=self.plan.name,
             version=self.plan.version,

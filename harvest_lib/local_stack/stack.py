@@ -52,11 +52,11 @@ class Stack:
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `state` is the folder for data and logs (`.harvest` by default), `parts` the one for what is brought once
+        `state` is the folder for data and logs (`.harvest` by default), `parts` the one for downloads
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
         Postgres does not wait for the disk, and Kafka is not `optimized`. With `definitions`, a module, Dagster serves
         it and Airflow runs as well, with the DAGs of the folder `dags` (ours by default), and with `observe` a
-        Prometheus. `secure`: with TLS and users only, see `secure`; raises StackError for what does not go with that.
+        Prometheus. `secure`: with TLS and users only, see `secure`; raises StackError for options against that.
         `acls`: see `KafkaCluster`.
         """
         self.state = (state or default_state()).resolve()
@@ -98,11 +98,11 @@ class Stack:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where Kafka clients connect."""
+        """Bootstrap servers of Kafka."""
         return self.kafka.bootstrap_servers if self.kafka else self._outside_servers
 
     def start(self) -> None:
-        """Start what is not named in the environment and wait until all of it answers.
+        """Start the servers that the environment does not name and wait until all answer.
 
         Raises StackError when another process holds the state folder or a server does not come up; nothing is left
         running then.
@@ -171,7 +171,7 @@ class Stack:
         return self.revive()
 
     def describe(self) -> Description:
-        """Say what runs and where, as in `stack.json`."""
+        """Return the running servers with their addresses, as in `stack.json`."""
         servers = []
         if self.postgres and self.postgres.pid:
             servers.append(
@@ -193,7 +193,7 @@ class Stack:
         )
 
     def to_json(self) -> str:
-        """Write what `describe` says as JSON, the password hidden."""
+        """Return the description as JSON, the password hidden."""
         return self.describe().to_json()
 
     def __enter__(self) -> Self:
@@ -222,7 +222,7 @@ class Stack:
         self._holds = True
 
     def _abandon(self) -> None:
-        """Stop what was started; a folder that another process holds is left as it is."""
+        """Stop the started servers; a folder that another process holds is left as it is."""
         with suppress(OSError):  # the first error says why
             if self._holds:
                 self.stop()

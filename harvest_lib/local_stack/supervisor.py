@@ -182,7 +182,7 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
 
 
 def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
-    """Hold a stack until told to stop; the result of starting it is written to the descriptor."""
+    """Hold a stack until asked to stop; the result of starting it is written to the descriptor."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:

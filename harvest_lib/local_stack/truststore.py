@@ -14,7 +14,7 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 
 
 def write_truststore(file: Path) -> int:
-    """Write what this machine trusts as a Java key store, and return how many certificates that is."""
+    """Write the certificates that this machine trusts as a Java key store, and return their number."""
     certificates = _trusted()
     body = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     for number, certificate in enumerate(certificates):

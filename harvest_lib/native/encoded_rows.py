@@ -1,7 +1,7 @@
-"""Rows as JSON, encoded in C in one pass, and what is made of it without an object for each: wrapped, packed for a log.
+"""Rows as JSON, encoded in C in one pass, then wrapped, or packed for a log, without an object for each.
 
-Byte by byte it is what `harvest_lib.pipeline.extended_json.dumps` makes of `{"id", "key", "value", "headers"}`, and a
-log's entries are those of `harvest_lib.pipeline.commit_log.entry`.
+The bytes equal those of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value", "headers"}`, and a log's
+entries those of `harvest_lib.pipeline.commit_log.entry`.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _SPANS_OF_ROW = 4
 
 
 class Field(IntEnum):
-    """What of a message stands in its wrapping."""
+    """Part of a message that stands in its wrapping."""
 
     NOTHING = -2
     WHOLE = -1
@@ -27,7 +27,7 @@ class Field(IntEnum):
 
 
 class Wrapping(NamedTuple):
-    """What is put around a message, and around what of it."""
+    """Bytes before and after a message, and the part of it that stands between."""
 
     before: bytes
     after: bytes = b""
@@ -55,11 +55,11 @@ class EncodedRows(Pieces):
         self.kinds = kinds
         """The number of each row's topic; the last is that of the piece behind them."""
         self.has_keys = has_keys
-        """Whether the key of each row may be wrapped: it is text, and written as it is anywhere else."""
+        """True if the key of each row may be wrapped: it is text, and written as it is anywhere else."""
 
     def wrapped(self, begin: int, end: int, wrappings: Sequence[Wrapping | None]) -> "tuple[Pieces, Array[c_int32]]":
-        """Return the pieces from one place to before another in what their kinds are wrapped in, without those whose
-        kind has nothing; and the kind of each."""
+        """Return the pieces from `begin` to before `end` in the wrappings of their kinds, without those whose kind has
+        none; and the kind of each."""
         kinds = self.kinds[begin:end]
         around = sum(
             kinds.count(kind) * (len(each.before) + len(each.after)) for kind, each in enumerate(wrappings) if each
@@ -76,7 +76,7 @@ class EncodedRows(Pieces):
         self, begin: int, end: int, heads: Sequence[tuple[int, int, bytes]], *, offset: int, room: int
     ) -> tuple[bytes, int]:
         """Return the pieces from one place on as entries of a log with the offsets from `offset` on, as many before
-        `end` as there is room for, and how many these are. `heads` are timestamp, mode and key of each kind."""
+        `end` as there is room for, and their number. `heads` are timestamp, mode and key of each kind."""
         into, written = (c_char * room)(), c_int64()
         of_kinds = (HeadOfKind * len(heads))(
             *(HeadOfKind(key, timestamp, len(key), mode) for timestamp, mode, key in heads)
@@ -90,8 +90,8 @@ class EncodedRows(Pieces):
 
 def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
     """Encode rows, and put a piece behind them as it is; return them, and the topics by their numbers, of which the
-    piece has the next. None if that is for Python: values are bytes, one of them is not what it should be, or there are
-    too many topics.
+    piece has the next. None if Python has to encode them: values are bytes, a row is malformed or too large, or there
+    are too many topics.
     """
     library = implementation().library
     if not rows.has_text:

@@ -1,4 +1,4 @@
-"""The library in C: whether there is one here, and its functions.
+"""The library in C: checks, loading, and its functions.
 
 It is used if it was built, if psycopg and confluent-kafka are the compiled ones, and if their libpq and librdkafka are
 of versions that it knows. It calls the functions of those very libraries: the extension of each client is asked for
@@ -26,7 +26,7 @@ VARIABLE = "HARVEST_IMPL"
 FILE = Path(__file__).with_name("hand_over.so")
 
 _ELF, _ELF_HEADER = b"\x7fELF", Struct("=40xQ10xHH2x")
-"""Where the last table of a file for 64 bits begins, how long an entry of it is, and how many it has."""
+"""Begin, length of an entry and number of entries of the last table in a file for 64 bits."""
 _OLDEST_LIBRDKAFKA, _FIRST_UNKNOWN_LIBRDKAFKA = 0x02000000, 0x03000000
 _OLDEST_LIBPQ = 140000
 _PSYCOPG = {"binary": "psycopg_binary.pq", "c": "psycopg_c.pq"}
@@ -41,15 +41,15 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
 INTERFACE = 3
-"""What `harvest_interface` has to say: with another, the library is of an earlier or a later build."""
+"""Number that `harvest_interface` has to return: with another, the library is of an earlier or a later build."""
 _TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
 MALFORMED = 1_000_000
-"""What `harvest_send` says of a row that it does not understand."""
+"""Error of `harvest_send` for a row that it does not understand."""
 
 
 class Summary(ctypes.Structure):
-    """What `harvest_summarize` finds out about rows."""
+    """Result of `harvest_summarize`."""
 
     _fields_ = (
         ("bytes", c_int64),
@@ -67,7 +67,7 @@ class OfTopic(ctypes.Structure):
 
 
 class EncodedInto(ctypes.Structure):
-    """What `harvest_encode` makes."""
+    """Result of `harvest_encode`."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -79,7 +79,7 @@ class EncodedInto(ctypes.Structure):
 
 
 class WrappingOfKind(ctypes.Structure):
-    """What `harvest_wrap` puts around messages."""
+    """Bytes that `harvest_wrap` puts around messages of a kind."""
 
     _fields_ = (
         ("before", c_char_p),
@@ -91,7 +91,7 @@ class WrappingOfKind(ctypes.Structure):
 
 
 class HeadOfKind(ctypes.Structure):
-    """What `harvest_pack` writes beside offset and data."""
+    """Parts of an entry that `harvest_pack` writes beside offset and data."""
 
     _fields_ = (("key", c_char_p), ("timestamp", c_uint64), ("key_bytes", c_uint32), ("mode", c_uint8))
 
@@ -104,18 +104,18 @@ class Target(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """Which of the two hands rows over, and why. `library` is None for Python."""
+    """Implementation that hands rows over, and the reason for it. `library` is None for Python."""
 
     name: Literal["native", "python"]
     reason: str
     library: CDLL | None = None
     is_asked_for: bool = False
-    """Whether nothing else will do."""
+    """True if HARVEST_IMPL requires it."""
 
 
 @cache
 def implementation() -> Implementation:
-    """Return which one is used in this process. Raises ConfigError if HARVEST_IMPL asks for what cannot be had."""
+    """Return the one used in this process. Raises ConfigError if HARVEST_IMPL asks for an unavailable one."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in {"", "python", "native"}:
         raise ConfigError(
@@ -139,7 +139,7 @@ def implementation() -> Implementation:
 
 
 class _Unfit(Exception):
-    """Why it is not used."""
+    """Reason that the library is not used."""
 
 
 def _load() -> CDLL:
@@ -167,7 +167,7 @@ def _load() -> CDLL:
 
 
 def _is_whole(file: Path) -> bool:
-    """Tell whether nothing is missing at the end of a library: the process would be killed as it loads one that was
+    """Return True if nothing is missing at the end of a library: the process would be killed as it loads one that was
     cut short."""
     with file.open("rb") as opened:
         header = opened.read(_ELF_HEADER.size)

@@ -28,12 +28,12 @@ class Pieces(Sequence[bytes]):
 
     @property
     def size(self) -> int:
-        """Return the bytes of all."""
+        """Return the size of all in bytes."""
         return int(self.bounds[self._count])
 
     @property
     def view(self) -> memoryview:
-        """Return all of them as they lie there."""
+        """Return the bytes of all, without a copy."""
         return memoryview(self.memory).cast("B")[: self.size]
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Pieces(Sequence[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records for a producer: of each its key, its value, and which of the targets it has."""
+    """Records for a producer: of each its key, its value, and the number of its target."""
 
     keys: Pieces
     values: Pieces
@@ -76,5 +76,5 @@ def targets_of(places: Sequence[tuple[str, int]]) -> "Array[Target]":
 
 
 def kinds_of(numbers: Sequence[int]) -> "Array[c_int32]":
-    """Return which target each record has, for `Records`."""
+    """Return the number of each record's target, for `Records`."""
     return (c_int32 * len(numbers))(*numbers)

@@ -1,4 +1,4 @@
-"""Rows as Postgres has sent them, of which Python makes nothing as long as nobody looks at a single one."""
+"""Rows as Postgres has sent them. Python makes no object of them until a single one is read."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -20,14 +20,14 @@ _TYPES: tuple[Collection[int], ...] = (
     {_TEXT, _VARCHAR, _BYTEA},
     *[{_TEXTS, _VARCHARS}] * 2,
 )
-"""What the columns of a `Row` may be; anything else is for Python to read."""
+"""Types that the columns of a `Row` may have; anything else is for Python to read."""
 _BINARY = 1
 _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
     """The rows of a result from `start` to before `stop`, without the columns before `first` and after those of a
-    `Row`. A slice is another view of the same; a row that is looked at is made each time."""
+    `Row`. A slice is another view of the same; a row is made each time it is read."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "start", "stop")
 
@@ -72,7 +72,7 @@ class NativeRows(RowPage):
         self.stop, self._summary = self.stop - 1, None
 
     def count_up_to(self, record_id: int) -> int:
-        """Return how many of the rows, which ascend by id, have ids up to this one."""
+        """Return the number of rows, which ascend by id, that have ids up to this one."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
 
@@ -85,7 +85,7 @@ class NativeRows(RowPage):
 
     @property
     def has_text(self) -> bool:
-        """Tell whether the values are text, not bytes."""
+        """Return True if the values are text, not bytes."""
         result = self._cursor.pgresult
         assert result is not None  # noqa: S101 - as above
         return result.ftype(self.first + VALUE) != _BYTEA
@@ -100,12 +100,12 @@ class NativeRows(RowPage):
 
     @property
     def ascends(self) -> bool:
-        """Tell whether each has a higher id than the one before."""
+        """Return True if each has a higher id than the one before."""
         return bool(self._library.harvest_ascends(self.result, self.first, self.start, self.stop))
 
     @property
     def summary(self) -> RowsSummary:
-        """Return what is known of all of them together."""
+        """Return the summary of all rows."""
         self._summary = self._summary or self._summarize()
         return self._summary
 
@@ -133,8 +133,8 @@ class NativeRows(RowPage):
 
 
 def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
-    """Return all rows of a statement that returns those of a `Row`, with so many columns before them, and any after
-    them, which are left out: natively if that is in use and knows their types, else as a list."""
+    """Return all rows of a statement, without the `first` columns before those of a `Row`, and without any after them:
+    natively if that is in use and knows their types, else as a list."""
     if not cursor.rowcount:
         return []
     library = implementation().library
@@ -165,6 +165,6 @@ def _is_understood(cursor: psycopg.Cursor[Any], first: int) -> bool:
 
 
 def _address(cursor: psycopg.Cursor[Any]) -> int | None:
-    """Return the address of the result that a cursor has, None if psycopg does not tell."""
+    """Return the address of the result that a cursor has, None if psycopg does not expose it."""
     found: int | None = getattr(cursor.pgresult, "pgresult_ptr", None)
     return found

@@ -1,4 +1,4 @@
-"""A producer's native side: rows are handed over by it, and what became of them is heard."""
+"""A producer's native side: it hands rows over, and reports their failures and partitions."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ _MOST_PLACES = 256
 
 
 class NativeSender:
-    """Of one producer, which has to outlive `send`. What it takes in C is given back once that is closed."""
+    """Of one producer, which has to outlive `send`. Its memory in C is freed once that is closed."""
 
     def __init__(self, library: CDLL, sender: int) -> None:
         self._library, self._sender = library, sender
@@ -37,7 +37,7 @@ class NativeSender:
     def send(
         self, rows: NativeRows, *, stamp: bytes | None, producer_id: int = 0, clock: int = 0, timestamp_ms: int = 0
     ) -> tuple[int, int]:
-        """Hand rows over up to the first that is not taken; return how many went, and librdkafka's error or 0.
+        """Hand rows over up to the first that is not taken; return the number that went, and librdkafka's error or 0.
 
         `stamp` is the beginning of the record header; with a `producer_id` each has a message id, of clocks from
         `clock` on. `timestamp_ms` is of all of them; 0 leaves it to librdkafka. An error of `MALFORMED` is of a row
@@ -62,22 +62,22 @@ class NativeSender:
 
     def _require_usable(self) -> None:
         if self._is_closed:
-            raise RuntimeError("the producer was closed")  # what is behind its handle is gone
+            raise RuntimeError("the producer was closed")  # its handle is invalid
         if os.getpid() != self._process:
             raise RuntimeError("the producer is of the process that was forked")  # whose threads may hold its locks
 
     def producer_closed(self) -> None:
-        """Note that `close` of the producer has returned: nothing more will be heard. Last but `take_…`."""
+        """Note that `close` of the producer has returned: nothing more is reported. Last call but `take_…`."""
         if not self._is_closed:
             self._is_closed = True
             self._library.harvest_let_go(self._sender)
 
     def track(self) -> None:
-        """Note from now on which partitions records arrive at."""
+        """Note the partitions that records arrive at, from now on."""
         self._library.harvest_track(self._sender)
 
     def take_failures(self) -> list[tuple[KafkaError, str]]:
-        """Return what has failed since the last call, in that order: each error and topic once."""
+        """Return the failures since the last call, in their order: each error and topic once."""
         count = self._library.harvest_failures(self._sender, self._failures)
         return [(error_of(each.number), each.topic.decode()) for each in self._failures[:count]]
 
@@ -93,7 +93,7 @@ class NativeSender:
 
 
 UNCONFIRMED = KafkaError._INCONSISTENT  # noqa: SLF001 - librdkafka's own code
-"""Of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
+"""Error of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
 
 
 def error_of(code: int) -> KafkaError:
@@ -108,10 +108,10 @@ def make_with_sender(
     settings: Mapping[str, Any],
     native_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, NativeSender | None]:
-    """Make a producer, and its native side if that can be had. What a wrapper has to see, Python hands over; and so it
-    does where librdkafka cannot load the library, unless the native way was asked for.
+    """Make a producer, and its native side if that can be had. Python hands over if `provider` is a wrapper, or if
+    librdkafka cannot load the library, unless HARVEST_IMPL requires the native way.
 
-    A producer with a native side has `native_settings` besides: what is safe only where each record is heard of.
+    A producer with a native side has `native_settings` besides: they are safe only if each record is reported.
     """
     chosen = implementation()
     library = chosen.library
@@ -124,7 +124,7 @@ def make_with_sender(
     except KafkaException as error:
         if chosen.is_asked_for:
             raise
-        producer = provider(dict(settings))  # which raises what is wrong with the settings as they were given
+        producer = provider(dict(settings))  # raises the error of the settings as they were given
         _say_unavailable(error.args[0].str())
         return producer, None
     sender = library.harvest_take_newest()
@@ -137,12 +137,12 @@ def make_with_sender(
 
 @cache
 def _say_unavailable(reason: str) -> None:
-    """Say once why Python hands rows over although there is the library."""
+    """Log once the reason that Python hands rows over although there is the library."""
     _log.warning("native_hand_over_unavailable", extra={"reason": reason})
 
 
 def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
-    """Close a producer. What it raises is the client's."""
+    """Close a producer. Raises the client's errors."""
     producer.close()
     if sender is not None:
         sender.producer_closed()

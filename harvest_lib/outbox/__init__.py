@@ -1,4 +1,4 @@
-"""The outbox table: its definition, how writers append to it, what waits in it and what is parked."""
+"""The outbox table: its definition, appending by writers, its backlog and its parked records."""
 
 from harvest_lib.outbox.append import append, append_async
 from harvest_lib.outbox.checks import add_checks

@@ -1,7 +1,7 @@
-"""How writers append records, inside their own transaction.
+"""Appending of records by writers, inside their own transaction.
 
-Nothing about writing needs this module: a plain INSERT will do. What it adds is that a record that Kafka rejects
-permanently is refused here, while the caller can still do something about it.
+Nothing about writing needs this module: a plain INSERT will do. It adds that a record that Kafka rejects permanently
+is refused here, while the caller can still do something about it.
 """
 
 import re
@@ -56,7 +56,7 @@ HAVING count(*) = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """What the columns of a table take. Defaults are those of the documented table."""
+    """Limits and value type of a table's columns. Defaults are those of the documented table."""
 
     limits: RecordLimits = field(default_factory=RecordLimits)
     takes_bytes: bool = False
@@ -76,13 +76,13 @@ def append(
     """Insert records into the outbox and return how many; commits nothing, the transaction is the caller's.
 
     `connection` is psycopg's, SQLAlchemy's Connection or Session (over psycopg), or Django's (`django.db.connection`,
-    in a block of `transaction.atomic`). A session writes what it still holds first. Records get their ids in the order
+    in a block of `transaction.atomic`). A session is flushed first. Records get their ids in the order
     given. All records are checked before the first is sent: raises RecordError, and then nothing was written. Raises
     OutboxTableError if values are str and the column is BYTEA, or the other way round; a dict or a list becomes JSON,
     and fits either.
 
-    How long a key and a value may be is what the columns of the table take, unless `limits` say otherwise. They are
-    looked up once for each connection, and once more before a record is refused as too long.
+    The columns of the table limit the length of keys and values, unless `limits` say otherwise. They are looked up once
+    for each connection, and once more before a record is refused as too long.
 
     Where OpenTelemetry has a current span, its context is written as the headers `traceparent` and `tracestate` of each
     record that has neither.
@@ -134,7 +134,7 @@ async def append_async(
 
 
 def _asks(records: Sequence[OutboxRecord], limits: RecordLimits | None) -> bool:
-    """Tell whether the columns have to be known: how wide they are, or how JSON is written to them."""
+    """Return True if the columns have to be looked up: for their width, or for how JSON is written to them."""
     return limits is None or any(isinstance(record.value, dict | list) for record in records)
 
 

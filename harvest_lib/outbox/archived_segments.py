@@ -1,4 +1,4 @@
-"""Which segments of an outbox are in its archive, in the table `<outbox>_archived`.
+"""The list of the segments of an outbox that are in its archive: the table `<outbox>_archived`.
 
 An outbox has an archive once this table is there. From then on no segment is dropped that the table does not name as it
 is now. `DROP TABLE` ends that.
@@ -63,7 +63,7 @@ class ArchivedSegments:
         return [row[0] for row in self._execute(connection, _NAMES, url)]
 
     def missing(self, connection: psycopg.Connection[Any], segment: Segment, *, uncounted: bool = False) -> str:
-        """Say what is not in the archive yet of a closed segment; nothing if all is, or the outbox has no archive.
+        """Return why a closed segment is not fully archived; empty if it is, or the outbox has no archive.
 
         `uncounted` looks at the last transaction alone, which reads one row.
         """

@@ -1,8 +1,8 @@
-"""CHECK constraints of the outbox: what Kafka rejects permanently is refused in the transaction that writes it.
+"""CHECK constraints of the outbox: records that Kafka rejects permanently are refused in the writer's transaction.
 
 Promises
 - Rows that are there when the constraints are added are left alone, whatever they hold, also when they are marked,
-  put back or restamped: an UPDATE checks a row again, and whoever harvests must not fail over it. So the constraints
+  put back or restamped: an UPDATE checks a row again, and the harvester must not fail over it. So the constraints
   of a table in use begin with the first id that was not given out then.
 - They are always validated: a segment whose constraints are not cannot be attached.
 - Writers wait no longer than for any other change of the table: see `short_locks`.
@@ -52,7 +52,7 @@ _VALIDATE = "ALTER TABLE {table} VALIDATE CONSTRAINT {name}"
 
 
 def check_clauses() -> sql.Composable:
-    """Return what the DDL of a fresh table has for them, each line with a comma before it."""
+    """Return the clauses for the DDL of a fresh table, each line with a comma before it."""
     clauses = [
         sql.SQL(",\n  CONSTRAINT {} CHECK ({})").format(sql.Identifier(name), sql.SQL(rule))
         for name, rule in _RULES.items()
@@ -73,7 +73,7 @@ def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
 def add_checks(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> Sequence[str] | None:
-    """Add the constraints that a table lacks, and validate those that were not; return the names of what was added.
+    """Add the constraints that a table lacks, and validate those that were not; return the names of those added.
 
     Returns None, having changed nothing, if some are missing and we are not the owner, who may. Needs a connection in
     autocommit.
@@ -116,7 +116,7 @@ def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequen
 
 
 def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
-    """Return the first id that no row has, nor will get from what was given out."""
+    """Return the first id that no row has, nor will get from ids already given out."""
     found = [connection.execute(sql.SQL(_HIGHEST).format(table=outbox.identifier)).fetchone()]
     sequence = connection.execute(_SEQUENCE, (str(outbox),)).fetchone()
     if sequence is not None and sequence[0] is not None:

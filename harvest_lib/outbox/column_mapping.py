@@ -36,7 +36,7 @@ class _Problem:
 
 def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
     """Raise OutboxTableError if a column is not there, or records could be lost, repeated or only found by reading all
-    of the table: all that is wrong at once, and the DDL that mends it, in the order in which it has to be run."""
+    of the table: all that is wrong at once, and the DDL that fixes it, in the order in which it has to be run."""
     table.placed(connection)
     with translated():
         found = {name: (kind, strict) for name, kind, strict in connection.execute(_COLUMNS, (str(table),))}
@@ -60,7 +60,7 @@ def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable
 
 
 def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Iterator[_Problem]:
-    """What only the configuration can mend."""
+    """Yield problems that only the configuration can fix."""
     parts = (mapping.id, mapping.kafka_topic, mapping.kafka_key, mapping.kafka_value, mapping.create_time)
     named = [each for each in (*parts, *mapping.headers.values()) if isinstance(each, str)]
     if missing := [each for each in dict.fromkeys(named) if each not in found]:

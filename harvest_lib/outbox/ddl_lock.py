@@ -1,8 +1,8 @@
 """The lock under which the tables of an outbox are created: two CREATE … IF NOT EXISTS at the same time can both find
 nothing, and one then fails.
 
-Whoever may connect can hold it for ever. So nobody takes it who finds the tables there, and nobody waits without end.
-They are looked for before the transaction, and once more under the lock.
+Any role that may connect can hold it forever. So it is not taken if the tables are there, and waits are bounded. The
+tables are looked for before the transaction, and once more under the lock.
 """
 
 import time
@@ -13,7 +13,7 @@ import psycopg
 from harvest_lib.errors import DatabaseError
 
 PATIENCE_SECONDS = 30.0
-"""How long another may create tables."""
+"""Limit of the wait while another session creates tables."""
 
 _PAUSE_SECONDS = 0.1
 
@@ -30,8 +30,8 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 
 
 
 def lock_ddl(connection: psycopg.Connection[Any], table: str) -> None:
-    """See to it that nobody else creates the tables of an outbox until the transaction ends. What was found before has
-    to be looked for again. Raises DatabaseError, naming who holds the lock, when patience ends."""
+    """See to it that nobody else creates the tables of an outbox until the transaction ends. Earlier findings have to
+    be looked up again. Raises DatabaseError, naming the holder of the lock, when patience ends."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while connection.execute(_TRY, (table,)).fetchone() != (True,):
         if time.monotonic() > deadline:

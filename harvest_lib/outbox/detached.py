@@ -4,7 +4,7 @@ A table counts as one if it stands in the outbox's schema under a name that begi
 has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a table as an
 archive, rename it, or move it to another schema.
 
-What it holds that a subscription has not seen is surely not delivered. Of the rest nobody knows: the subscription may
+Its records that a subscription has not seen are surely not delivered. Of the rest nobody knows: the subscription may
 have gone on since it was detached, and has then passed its records without them.
 """
 

@@ -1,4 +1,4 @@
-"""Which subscriptions hold back segments that would be dropped otherwise, and how much those take on disk.
+"""Subscriptions that hold back segments which would be dropped otherwise, and the disk space of those.
 
 Reads the catalogue, the tables beside the outbox, and one row of the index of a few segments: never the outbox.
 """

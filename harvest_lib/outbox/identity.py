@@ -1,4 +1,4 @@
-"""Which outbox it is: a table of one database of one server, whatever its name is and whichever schema is found first.
+"""Identity of an outbox: a table of one database of one server, whatever its name and schema.
 
 The identity is (system identifier, oid of the database, oid of the table), spelled `7421…/5/16400`. A table keeps it
 when it is renamed or moved to another schema. After `harvest migrate` the table that was is a segment of the new one:
@@ -41,7 +41,7 @@ class OutboxIdentity:
 
     @classmethod
     def parse(cls, text: str) -> "OutboxIdentity":
-        """Read what `str` has spelled. Raises ValueError for anything else."""
+        """Parse the text that `str` makes. Raises ValueError for anything else."""
         system, database, table = text.split("/")
         return cls(system, int(database), int(table))
 
@@ -58,7 +58,7 @@ def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> 
 
 
 def is_same_table(connection: psycopg.Connection[Any], before: OutboxIdentity, now: OutboxIdentity) -> bool:
-    """Tell whether an identity that was written down before is that of the same table."""
+    """Return True if an identity that was stored before is that of the same table."""
     if before == now:
         return True
     if (before.system, before.database) != (now.system, now.database):
@@ -69,7 +69,7 @@ def is_same_table(connection: psycopg.Connection[Any], before: OutboxIdentity, n
 
 
 def has_unique_name(connection: psycopg.Connection[Any], now: OutboxIdentity) -> bool:
-    """Tell whether no other table of the database has the same name, in whatever schema."""
+    """Return True if no other table of the database has the same name, in any schema."""
     with translated():
         row = connection.execute(_OF_THAT_NAME, (now.table,)).fetchone()
     return row is not None and row[0] == 1
@@ -112,5 +112,5 @@ def check_identities(
     with translated():
         rows = connection.execute(statement, (subscription,)).fetchall()
     for (saved,) in rows:
-        if isinstance(saved, dict):  # who reads anything else says that it is no checkpoint
+        if isinstance(saved, dict):  # reading anything else raises that it is no checkpoint
             check_identity(connection, saved, identity_of(connection, outbox), subscription)

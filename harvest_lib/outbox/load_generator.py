@@ -28,11 +28,11 @@ FROM unnest(%(keys)s::text[], %(values)s::text[]) WITH ORDINALITY AS record (key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What to write. Each record has `headers` headers: `Seq` (its number, from 0), `Header-2`, `Header-3` …"""
+    """A load to write. Each record has `headers` headers: `Seq` (its number, from 0), `Header-2`, `Header-3` …"""
 
     topic: str
     keys: int
-    """How many different keys."""
+    """Number of different keys."""
     records: int
     per_transaction: int = 20
     interval_seconds: float = 0.0

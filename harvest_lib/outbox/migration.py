@@ -1,7 +1,7 @@
 """A table of goharvest's layout becomes a native one, in place, while others write and drain it.
 
-What remains to be done is read from the catalog before each step, so that a run that was killed anywhere is continued
-by the next, and one more run does nothing.
+The remaining steps are read from the catalog before each step, so that a run that was killed anywhere is continued by
+the next, and one more run does nothing.
 
 1. *column*: `transaction_id`, with a default that rewrites nothing: all records that are there get the transaction of
    this step, later ones their own.
@@ -9,7 +9,7 @@ by the next, and one more run does nothing.
 3. *bound*: a CHECK that no id is at or above N, added without looking, then *validate*. N is so far away that nobody
    gets there, even if this is never finished.
 4. *swap*, one transaction: the table becomes the first segment of a new one of its name, which gets its owner, grants,
-   policies, triggers and sequence. Nothing is read in it: the CHECK tells that all records belong there.
+   policies, triggers and sequence. Nothing is read in it: the CHECK proves that all records belong there.
 5. The sequence *jumps* to N, so that the first segment can be dropped one day.
 
 Promises
@@ -58,14 +58,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """What `harvest migrate` does to one table."""
+    """The migration of one table by `harvest migrate`."""
 
     outbox: OutboxTable
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
     patience_seconds: float = PATIENCE_SECONDS
     after: Callable[[str], None] = lambda _step: None
-    """Told the name of each step that was taken."""
+    """Called with the name of each step that was taken."""
 
     def run(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
         """Take the steps that remain and return their names. Needs the owner's rights, a connection in autocommit.
@@ -117,7 +117,7 @@ class Migration:
         return [*steps, Step(name="swap", locking="short", statements=self._swap(placed, swap, end))]
 
     def script(self, connection: psycopg.Connection[Any]) -> str:
-        """Return what remains as SQL for psql, the jump of the sequence included."""
+        """Return the remaining steps as SQL for psql, the jump of the sequence included."""
         placed = self.outbox.placed(connection)
         remaining = self.remaining(connection)
         parts = [_as_script(step) for step in remaining]
@@ -131,7 +131,7 @@ class Migration:
             parts.append(f"-- jump\n{moved.as_string(None)}\n")
         return "\n".join(parts)
 
-    # -- what there is
+    # -- state
 
     def _checked(self, connection: psycopg.Connection[Any], placed: OutboxTable) -> TableSwap:
         placed.check_columns(connection)
@@ -162,7 +162,7 @@ class Migration:
         names = {"name": sql.Identifier(name), "outbox": placed.identifier}
         return [*steps, self._step("index", "concurrent", queries.CREATE_INDEX, **names)]
 
-    # -- what is done
+    # -- steps
 
     def _swap(self, placed: OutboxTable, swap: TableSwap, end: int) -> list[Statement]:
         first, cut = segment_of(placed, 0), sql.Identifier(segment_queries.CUT)

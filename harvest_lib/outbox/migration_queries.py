@@ -14,7 +14,7 @@ SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforc
 FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
 """
 
-# What would go on meaning the first segment only, once that is no longer the outbox; and what a parent cannot have.
+# Objects that would go on meaning the first segment only, once it is not the outbox; and those a parent cannot have.
 OBSTACLES = """
 SELECT 'the view ' || view.oid::regclass || ' reads it' FROM pg_depend AS d
 JOIN pg_rewrite AS r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
@@ -141,7 +141,7 @@ WITH batch AS (
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM stamped)
 """
 
-# What is parked goes along: it is known by its transaction.
+# Parked ids are restamped too: they are matched by transaction id.
 RESTAMP_PARKED = """, parked AS (
   UPDATE {parked_ids} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
   WHERE o.id = ANY(ARRAY(SELECT id FROM batch)) AND s.id = o.id AND s.transaction_id = o.transaction_id

@@ -1,15 +1,15 @@
-"""The rows of an outbox that came from another server: which they are, and new transaction ids for them.
+"""The rows of an outbox that came from another server: how to find them, and new transaction ids for them.
 
-A row's `transaction_id` is a number of the server that it was written on. What wrote the row on this server, by a
-restore or as a writer, is in its system column `xmin`, and when its segment was made here is in the catalog:
+A row's `transaction_id` is a number of the server that it was written on. The transaction that wrote the row on this
+server, by a restore or as a writer, is in its system column `xmin`, and that of its segment's creation in the catalog:
 
     transaction_id not reached yet, above xmin, or before its segment was made    it came from elsewhere
     several transaction_ids under one xmin                                         a restore wrote them
     transaction_id is xmin                                                         it was written here
-    anything else                                                                  its id has to tell: see `Origin`
+    anything else                                                                  its id decides: see `Origin`
     xmin before its segment was made                                               pg_upgrade: the numbers go on
 
-Ids tell because a sequence goes on where it was: what came along is below what was written here.
+Ids decide because a sequence goes on where it was: moved rows are below those written here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS 
 WHERE o.id = k.id
 """
 
-# What is parked goes along: it is known by its transaction.
+# Parked ids are restamped too: they are matched by transaction id.
 _STAMP_PARKED = """
 WITH parked AS (
   UPDATE {parked_ids} AS s SET transaction_id = r.rank::text::xid8
@@ -99,7 +99,7 @@ WITH parked AS (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What came along: how many rows, up to which id (None if there are none), and whether numbers go on."""
+    """Rows from another server: their count, the last id (None if there are none), and True if numbers go on."""
 
     rows: int = 0
     last_id: int | None = None
@@ -132,8 +132,8 @@ class MovedRows:
             )
 
     def origin(self, connection: psycopg.Connection[Any], last_id: int | None = None) -> Origin:
-        """Find out what came along. `last_id` is what people know of it. Raises OutboxTableError if that cannot be
-        known, or is contradicted by a row. Reads the whole table."""
+        """Return the origin of the rows. `last_id`: the last one that came along, if the operator knows it. Raises
+        OutboxTableError if that cannot be known, or is contradicted by a row. Reads the whole table."""
         with translated():
             rows = connection.execute(self._filled(_ORIGINS), self._values()).fetchall()
         kinds = {kind: (count, low, high, physical) for kind, count, low, high, physical in rows}
@@ -190,8 +190,8 @@ class MovedRows:
     def rank(
         self, connection: psycopg.Connection[Any], last_id: int, delivered: Sequence[sql.Composable]
     ) -> Mapping[str, int]:
-        """Find out by whom each row up to an id was delivered: `delivered` has a condition for each subscription.
-        Return how many rows there are by answers, a 0 or 1 for each. In the caller's transaction."""
+        """Find out which subscriptions have delivered each row up to an id: `delivered` has a condition for each.
+        Return the number of rows by answers, a 0 or 1 for each. In the caller's transaction."""
         states = sql.SQL(" || ").join(sql.SQL("CASE WHEN {} THEN '1' ELSE '0' END").format(each) for each in delivered)
         names = {"outbox": in_statement(self.outbox.identifier), "states": states}
         connection.execute(sql.SQL(_RANK).format(**names), {"last_id": last_id})

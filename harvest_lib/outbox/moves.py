@@ -1,4 +1,4 @@
-"""From which servers an outbox came to this one: the table `<outbox>_moves`, and what its rows tell by themselves.
+"""Moves of an outbox from other servers to this one: the table `<outbox>_moves`, and the evidence in its own rows.
 
 A row that was written here was written by the transaction that it names, after its segment was made. One that came by a
 dump or by replication names a transaction of the server that it came from.
@@ -88,8 +88,8 @@ class Moves:
         connection.execute(sql.SQL(_ADD).format(**names), move)
 
     def has_foreign_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether a row says that a transaction wrote it which this server has not had, or not since its segment
-        was made."""
+        """Return True if a row names a transaction that this server has not had, or not since the row's segment was
+        made."""
         with translated():
             segments = connection.execute(_SEGMENTS, (str(self.outbox),)).fetchall()
             for _, schema, name, made_in in segments:

@@ -43,7 +43,7 @@ class NativeTable:
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
     has_checks: bool = False
-    """With the constraints of `checks`, which refuse what Kafka rejects permanently."""
+    """With the constraints of `checks`, which refuse records that Kafka rejects permanently."""
 
     def __post_init__(self) -> None:
         if self.segment_size < 1 or self.ahead < 1:
@@ -64,7 +64,7 @@ class NativeTable:
         ]
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless there is one of its name, of whatever kind; tell whether it was created."""
+        """Create the table unless there is one of its name, of whatever kind; return True if it was created."""
         if self.outbox.exists(connection):
             return False
         with translated(), connection.transaction():
@@ -77,7 +77,7 @@ class NativeTable:
 
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
-    """Create the tables beside a native one, in its schema, unless they are there; tell whether one was created."""
+    """Create the tables beside a native one, in its schema, unless they are there; return True if one was created."""
     placed = outbox.placed(connection)
     has_all = _has_all_beside(connection, placed)
     with translated(), connection.transaction():
@@ -96,12 +96,12 @@ def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) ->
 
 
 def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the column that says who leads, for a table of before it."""
+    """Return the DDL of the column for the leader, for a table of an earlier version."""
     return sql.SQL(queries.WHO_LEADS).format(subscriptions=outbox.subscriptions.identifier)
 
 
 def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the column that says which row was parked, for a table of before it."""
+    """Return the DDL of the column that identifies the parked row, for a table of an earlier version."""
     return sql.SQL(queries.WHOSE_ENTRY).format(parked_ids=outbox.parked_ids.identifier)
 
 
@@ -119,7 +119,7 @@ def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
 
 
 def lacks_column(connection: psycopg.Connection[Any], table: OutboxTable, column: str) -> bool:
-    """Tell whether a table, or the column of it, is not there."""
+    """Return True if a table, or its column, is missing."""
     return connection.execute(queries.LACKS_COLUMN, (str(table), column)).fetchone() == (True,)
 
 
@@ -135,7 +135,7 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 
 def index_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the index by which what committed is found."""
+    """Return the DDL of the index by which committed records are found."""
     name = shortened(outbox.parts[-1], "_transaction_id_idx")
     return sql.SQL(queries.INDEX).format(index=sql.Identifier(name), table=outbox.identifier)
 
@@ -143,7 +143,7 @@ def index_statement(outbox: OutboxTable) -> sql.Composed:
 def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int) -> list[sql.Composed]:
     """Return the DDL of `count` segments of `size` ids from id `first` on, and of the tail behind them.
 
-    A segment from 0 takes what is below too, so that no id is without one.
+    A segment from 0 takes lower ids too, so that no id is without one.
     """
     lowers = [first + number * size for number in range(count)]
     statements = [segment_statement(outbox, lower, lower + size) for lower in lowers]

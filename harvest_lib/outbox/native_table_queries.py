@@ -1,4 +1,4 @@
-"""The definition of the native table and of what stands beside it, version 1. Names in braces take quoted ones."""
+"""The definition of the native table and of the tables beside it, version 1. Names in braces take quoted ones."""
 
 CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -50,8 +50,8 @@ SELECT NOT EXISTS (
 # Entries of before have none, and go by their ids.
 WHOSE_ENTRY = "ALTER TABLE {parked_ids} ADD COLUMN IF NOT EXISTS transaction_id XID8"
 
-# What is known of segments that the sequence has passed. `writers` are the virtual transactions that could still write
-# into one when it was passed, `open_then` the snapshot of that moment.
+# Segments that the sequence has passed. `writers` are the virtual transactions that could still write into one when it
+# was passed, `open_then` the snapshot of that moment.
 SEGMENTS = """\
 CREATE TABLE IF NOT EXISTS {segments} (
   segment   TEXT PRIMARY KEY,

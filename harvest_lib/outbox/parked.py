@@ -1,14 +1,14 @@
-"""Parked records, for people: what was parked, and how it is put back or dropped.
+"""Parked records, for operators: list them, put them back or drop them.
 
 A record that Kafka rejects permanently is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`.
-Under the policy `hold_key` what follows of its key in its topic is *held*: moved there too, behind it. The harvester
-moves records in; what is here moves them out.
+Under the policy `hold_key` later records of its key in its topic are *held*: moved there too, behind it. The harvester
+moves records in; this module moves them out.
 
 Promises
 - Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
   tables, and a key is not released while more of it is being held.
-- What is put back has its own id and no mark, so that the mark takes it in its old place, from the head. In a native
-  table it has a new transaction_id, since whoever reads by that has passed the old one.
+- A record that is put back has its own id and no mark, so that the mark takes it in its old place, from the head. In a
+  native table it has a new transaction_id, since sources that read by that have passed the old one.
 - A held record goes back as soon as no parked record of its topic and key is before it, in the transaction that makes
   it so.
 - No key is put out of order: a record that is to be retried behind a parked one of its key is held behind that.
@@ -47,7 +47,7 @@ class TouchedRecord:
 
 
 class ParkedTable(ABC):
-    """What people ask of parked records, wherever these are."""
+    """Operators' queries and commands for parked records, wherever these are."""
 
     __slots__ = ()
     _count: ClassVar[str]
@@ -65,7 +65,7 @@ class ParkedTable(ABC):
         return table
 
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether that table is there."""
+        """Return True if that table exists."""
         return self.outbox.beside(connection, self._name) is not None
 
     @abstractmethod
@@ -83,9 +83,9 @@ class ParkedTable(ABC):
     def counts(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
     ) -> ParkedCounts | None:
-        """Count what is parked; None if there is no such table, or none this user may read.
+        """Count parked and held records; None if there is no such table, or none this user may read.
 
-        Reads it all: for people, not for the hot path.
+        Reads the whole table: for operators, not for the hot path.
         """
         if not self.exists(connection):
             return None
@@ -129,7 +129,7 @@ class ParkedTable(ABC):
 def planned_retry(
     touched: Sequence[TouchedRecord], *, keep_order: bool
 ) -> tuple[Sequence[TouchedRecord], Sequence[TouchedRecord], Retried]:
-    """Return which records go back, which selected ones wait behind a parked one, and what is said of both."""
+    """Return the records that go back, the selected ones that wait behind a parked one, and the summary of both."""
     back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
     waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
     held = sum(each.held for each in back)
@@ -161,7 +161,7 @@ class ParkedRecords(ParkedTable):
         return _create_statement(self.table)
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table, in the outbox's schema, unless it is there; tell whether it was created."""
+        """Create the table, in the outbox's schema, unless it is there; return True if it was created."""
         if self.table.exists(connection):
             return False
         with translated(), connection.transaction():
@@ -217,7 +217,7 @@ class ParkedRecords(ParkedTable):
         return retried
 
     def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
-        """Delete parked records for good, and put back what was held behind them; one transaction.
+        """Delete parked records permanently, and put back those held behind them; one transaction.
 
         By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Needs INSERT on
         the outbox if something was held. Raises ParkedRecordMissing, having changed nothing, if an id is not there.

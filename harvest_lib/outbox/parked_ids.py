@@ -1,11 +1,11 @@
-"""What a subscription that reads in batches has parked, for people: to be listed, sent again or dropped.
+"""Parked records of a subscription that reads in batches, for operators: to be listed, retried or dropped.
 
-The records are in the outbox; here are their ids. The harvester that leads acts on what is changed here within about a
-second, or the next one when it leads: nothing is moved by these commands themselves.
+The records are in the outbox; here are their ids. The leader acts on changes here within about a second, or the next
+one when it leads: nothing is moved by these commands themselves.
 
 Promises
 - Each change is one statement or one transaction: harvesters go on beside it.
-- No key is put out of order: what is retried behind a parked record of its key waits for that one.
+- No key is put out of order: a record that is retried behind a parked one of its key waits for that one.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class ParkedIdTable(ParkedTable):
         return {"subscription": self.subscription, **super()._values(selection)}
 
     def _sees_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether this user may see all rows of the outbox. To others, what they do not see is not gone."""
+        """Return True if this user may see all rows of the outbox; otherwise a row that is not seen is not gone."""
         name = self.outbox.identifier
         readable = connection.execute(queries.READABLE, (name.as_string(connection),)).fetchone()
         try:

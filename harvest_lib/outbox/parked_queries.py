@@ -49,7 +49,7 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 
 SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
-# What was held when keys were held whatever the topic has a parked record of its key only: it goes with that one.
+# Earlier versions held a key in all topics: such a held record has a parked one of its key only, and goes with it.
 TOUCHED = f"""
 WITH selected AS (
   SELECT id, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
@@ -90,8 +90,8 @@ SELECT columns, array_agg(id) FROM (
 ) AS parked GROUP BY columns
 """
 
-# What is put back is written by the transaction that puts it back: those who look for what committed since they last
-# looked have passed the one that wrote it first.
+# A record that is put back is written by the transaction that does so: readers by transaction have passed the one that
+# wrote it first.
 
 PUT_BACK = """
 WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)
@@ -99,7 +99,7 @@ INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
 """
 
-# What a subscription has parked by id, by the same queries.
+# The records that a subscription has parked by id, by the same queries.
 
 _LISTED = """
 WITH parked AS (
@@ -132,7 +132,7 @@ SELECT {_FIELDS}, gone,
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 
-# To whoever retries more, one that is to be retried already stands in nobody's way.
+# For a further retry, a record that is to be retried already blocks nothing.
 TOUCHED_LISTED = f"""
 {_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)", gone="false", which="{matches}")}
 SELECT * FROM ({TOUCHED}) AS touched ORDER BY id

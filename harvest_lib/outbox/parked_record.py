@@ -1,4 +1,4 @@
-"""What is said of parked records: which are meant, what they are, what was done with them."""
+"""Data types for parked records: selections, counts, and results of retry and drop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class ParkedRow(ParkedRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedSelection:
-    """Which records: those that meet everything given; all of them when nothing is. All ids must be there."""
+    """A selection of records: those that meet every criterion given; all if none is. All ids must be there."""
 
     ids: Sequence[int] | None = None
     topic: str | None = None
@@ -39,7 +39,7 @@ class ParkedSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCounts:
-    """How many records are parked, and how many are held behind them."""
+    """Records that are parked, and records held behind them."""
 
     parked: int
     held: int
@@ -47,7 +47,7 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """What a retry did. `behind` are some of the parked ids that the waiting ones stand behind."""
+    """The result of a retry. `behind` are some of the parked ids that the waiting ones stand behind."""
 
     parked: int
     """Parked records put back into the outbox."""
@@ -60,9 +60,9 @@ class Retried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """What a drop did."""
+    """The result of a drop."""
 
     dropped: int
-    """Records deleted for good."""
+    """Records deleted permanently."""
     released: int
     """Held records put back into the outbox, since nothing parked is before them any longer."""

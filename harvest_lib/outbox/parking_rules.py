@@ -1,4 +1,4 @@
-"""Which records are parked, and which wait behind one that is. Pure, no I/O.
+"""Rules for the records to park, and those to hold behind a parked one. Pure, no I/O.
 
 A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
 later records of the key for that topic are parked behind it, in order, until somebody retries or drops the parked one.
@@ -25,21 +25,21 @@ HeldKey = tuple[str, str]
 
 
 class ParkingRules:
-    """What one term has to park. `begin` it whenever the rows are marked under a new leader id.
+    """Records that one term has to park. `begin` it whenever the rows are marked under a new leader id.
 
-    Which keys have a parked record comes with each batch, since others may park and release: a fenced leader, people.
+    The keys with a parked record come with each batch, since others may park and release: a fenced leader, operators.
     """
 
     def __init__(self, policy: Policy, refusals: Refusals) -> None:
         self._policy = policy
         self._refusals = refusals
-        self._refused_keys: dict[HeldKey, int] = {}  # of what is refused: the lowest id of each key in its topic
+        self._refused_keys: dict[HeldKey, int] = {}  # of refused records: the lowest id of each key in its topic
         self._refused: dict[int, str] = {}
-        self._topics: dict[int, str] = {}  # of what is refused
+        self._topics: dict[int, str] = {}  # of refused records
         self._behind: set[int] = set()
 
     def begin(self) -> None:
-        """Start over: what was found before comes again."""
+        """Start over: records found before come again."""
         self._refused_keys.clear()
         self._refused.clear()
         self._topics.clear()
@@ -62,7 +62,7 @@ class ParkingRules:
         return good
 
     def refuse(self, row: Row, reason: str) -> bool:
-        """Park a record; tell whether its key is held from now on. Raises RecordError under `stop`."""
+        """Park a record; return True if its key is held from now on. Raises RecordError under `stop`."""
         if self._policy == "stop":
             raise RecordError(
                 f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
@@ -81,7 +81,7 @@ class ParkingRules:
 
     @property
     def refused_keys(self) -> dict[HeldKey, int]:
-        """Return the keys of what is refused and not parked yet, with the lowest id of each."""
+        """Return the keys of records that are refused and not parked yet, with the lowest id of each."""
         return dict(self._refused_keys)
 
     @property
@@ -90,16 +90,16 @@ class ParkingRules:
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all that is to be parked."""
+        """Return the ids of all records to park."""
         return [*self._refused, *self._behind]
 
     def work(self) -> tuple[dict[int, str], list[int]]:
-        """Return what to park: refused records with reasons, and the ids of those behind them."""
+        """Return the records to park: refused ones with reasons, and the ids of those behind them."""
         return dict(self._refused), sorted(self._behind)
 
     def done(self, refused: Mapping[int, str], behind: Sequence[int], released: Collection[int]) -> bool:
-        """Note that the work was done, but for `released`, which nothing parked is before any more; tell whether there
-        are any."""
+        """Note that the work was done, but for `released`, which nothing parked is before any more; return True if
+        there are any."""
         for record_id in refused:
             self._refused.pop(record_id, None)
         if not self._refused:

@@ -1,4 +1,4 @@
-"""Subscriptions that begin with what was delivered before them, in the table `<outbox>_replays`.
+"""Replays: subscriptions that begin with records delivered before them, in the table `<outbox>_replays`.
 
 A subscription that has a row here is *filled*: everything that its snapshot saw goes to other topics. Until that is
 said to be done, nobody harvests it. Then its harvester goes on from the snapshot, into the same topics: both read the
@@ -50,8 +50,8 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How a subscription is filled: the topics that records go to, by those that they name; the number of parts that
-    keys are divided into; the id of the sender; the snapshot that it begins at, with its server, once that is known."""
+    """A replay that fills a subscription: the topics that records go to, by those that they name; the number of parts
+    that keys are divided into; the sender's id; the snapshot that it begins at, with its server, once that is known."""
 
     subscription: str
     topics: Mapping[str, str]
@@ -78,7 +78,7 @@ class Replays:
     outbox: OutboxTable
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the table, for all to read who read the subscriptions. Needs the owner's rights."""
+        """Create the table, readable for all roles that read the subscriptions. Needs the owner's rights."""
         self._execute(connection, _CREATE)
         readers = self._execute(connection, _READERS, str(self.outbox.subscriptions)).fetchall()
         for (reader,) in readers:

@@ -3,10 +3,10 @@
 A transaction_id is a number of the server that gave it. One that this server has not reached yet looks like a
 transaction that is still to come: such records are never delivered, or much later, in between others.
 
-What has to be restamped is noted first, all at once, in `<outbox>_restamp`: the server's numbers rise meanwhile. Then
+The rows to restamp are noted first, all at once, in `<outbox>_restamp`: the server's numbers rise meanwhile. Then
 batches ascending by id each get the transaction of their batch, so that the records are read in the order of their ids,
-which is how they were read on the server that they came from, as far as nothing else is known of it; what is written
-meanwhile comes in between. A run that was killed is continued by the next.
+which is how they were read on the server that they came from, as far as nothing else is known of it; records written
+meanwhile come in between. A run that was killed is continued by the next.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ _LIVE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restamping:
-    """What `harvest migrate --restamp` does to one native table."""
+    """The restamping of one native table by `harvest migrate --restamp`."""
 
     outbox: OutboxTable
     batch_records: int = BATCH_RECORDS
 
     def is_needed(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether there are rows that this server cannot have written, or a restamping that was not finished."""
+        """Return True if there are rows that this server cannot have written, or an unfinished restamping."""
         outbox = self.outbox.placed(connection)
         statement = sql.SQL(queries.FOREIGN).format(outbox=outbox.identifier)
         with translated():
@@ -57,7 +57,7 @@ class Restamping:
     def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:
         """Restamp, and return how many records were. Raises OutboxTableError while a subscription is at work.
 
-        `force` goes on all the same: what that subscription has delivered of these rows it may deliver again, or
+        `force` goes on all the same: rows that the subscription has delivered it may deliver again, or
         never.
         """
         outbox = self.outbox.placed(connection)

@@ -1,10 +1,10 @@
-"""Row-level security: whether it hides rows of a table from us, and how a query finds out instead of missing them.
+"""Row-level security: checks that it hides no rows of a table from us, and guards that make a query fail if it does.
 
-A row that a policy hides looks like one that is not there. A reader that remembers how far it has come passes such rows
-for good. So nobody reads who does not see all rows, and whoever reads on a connection is told by Postgres when that
+A row that a policy hides looks like one that is not there. A reader that remembers its position skips such rows
+permanently. So no reader begins that does not see all rows, and a connection gets an error from Postgres when that
 changes: `row_security = off` turns a query that a policy would filter into an error. Where policies are in force and
 let everything through, that setting would refuse those too: there each statement looks at the policies itself. By then
-it holds its lock on the table, which whoever changes a policy needs: what it sees is what filters its rows.
+it holds its lock on the table, which a change of a policy needs: it sees exactly the policies that filter its rows.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ WHERE row_security_active(c.oid) AND (
 GROUP BY c.oid ORDER BY 1
 """  # noqa: S608 - as above
 
-# What is no number is an error that says it. As an OFFSET it is evaluated even where the plan is to read nothing at
-# all, because no policy lets a row through.
+# A text that is no number is an error that quotes it. As an OFFSET it is evaluated even where the plan is to read
+# nothing at all, because no policy lets a row through.
 _GUARD = f"""
 OFFSET coalesce((
   SELECT string_agg({{words}} || ' in ' || c.oid::regclass, '; ')
@@ -67,7 +67,7 @@ def check_all_rows(
     *,
     segments: bool = False,
 ) -> bool:
-    """Raise DatabaseAccessDenied if row-level security hides rows of a table from us, or could; tell whether it is in
+    """Raise DatabaseAccessDenied if row-level security hides rows of a table from us, or could; return True if it is in
     force for us at all. Tables that are not there are passed over. `segments`: look at partitions too."""
     values = {
         "tables": [each.as_string(None) for each in tables],
@@ -87,7 +87,7 @@ def require_all_rows(
 ) -> sql.Composable | None:
     """Do as `check_all_rows`, and see to it that from now on a query on this connection fails rather than miss rows.
 
-    Returns what statements have to be `guarded` by then, if that takes anything.
+    Returns the guard that statements need from then on (`guarded`), None if they need none.
     """
     if not check_all_rows(connection, tables, commands):
         with translated():

@@ -35,12 +35,12 @@ Checkpoint = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """What was done: how many segments were made, and whether the tail had records and became one of them."""
+    """The result: the number of segments made, and True if the tail had records and became one of them."""
 
     made: int
     cut_tail: bool = False
     jumped: bool = False
-    """Whether the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
+    """True if the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
 
 
 def planned_end(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int | None, bool]:
@@ -57,7 +57,7 @@ def far_end(next_id: int, size: int) -> int:
 
 
 def is_near(end: int, next_id: int) -> bool:
-    """Tell whether an end was planned long ago, so that ids could reach it."""
+    """Return True if an end was planned so long ago that ids could reach it."""
     return end - next_id < FAR_IDS // 10
 
 
@@ -72,8 +72,8 @@ def ensure_segments(
 ) -> Ensured:
     """See to it that `ahead` segments with an end, the present one included, are there before the tail.
 
-    `size` is that of new segments, by default that of the last one. `after` is told each step that was taken, for
-    tests. Needs the owner's rights and a connection in autocommit. Raises DatabaseError if the lock cannot be had.
+    `size` is that of new segments, by default that of the last one. `after` is called with each step that was taken,
+    for tests. Needs the owner's rights and autocommit. Raises DatabaseError if the lock cannot be had.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -116,7 +116,7 @@ class _SegmentCreation:
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
         """Put segments in the place of a tail without records; return how many, 0 if it has some.
 
-        What the sequence has left behind of the tail becomes one segment.
+        The part of the tail that the sequence has passed becomes one segment.
         """
         lower = tail.lower or 0
         behind = max(0, next_id - lower) // size * size
@@ -182,7 +182,7 @@ class _SegmentCreation:
             ) from error
 
     def _leave_wide_segment(self, segments: Segments) -> bool:
-        """Move the sequence to the end of a segment that was a tail: it would stay open for good."""
+        """Move the sequence to the end of a segment that was a tail: it would stay open permanently."""
         next_id = segments.next_id(self.connection)
         present = next((each for each in segments.read(self.connection) if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:

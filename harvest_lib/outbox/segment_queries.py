@@ -20,8 +20,8 @@ SEQUENCE = "SELECT pg_get_serial_sequence(%(outbox)s, 'id')"
 
 NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
 
-# Whoever may still write into a segment that the sequence has passed drew its ids before this, and so holds a lock on
-# the outbox (an INSERT takes it first) or, if somebody draws ids in advance, is at least a transaction that is open.
+# A writer that may still write into a segment that the sequence has passed drew its ids before this. So it holds a lock
+# on the outbox (an INSERT takes it first) or, if ids are drawn in advance, is at least an open transaction.
 NOTE = """
 INSERT INTO {segments} (segment, open_then, writers)
 SELECT segment, pg_current_snapshot(), ARRAY(
@@ -80,8 +80,8 @@ SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id O
 FROM (SELECT transaction_id FROM {table} WHERE {within} ORDER BY transaction_id DESC LIMIT 1) AS last
 """
 
-# What is parked by its id, if its row is there, is held even where no leader has said so yet: a subscription was
-# rewound, or resharded.
+# A record that is parked by its id, if its row is there, holds segments even where no leader has said so yet: a
+# subscription was rewound, or resharded.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.seen::text,
        least(s.holds, (

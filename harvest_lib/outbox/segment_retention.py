@@ -35,7 +35,7 @@ _ALL_IDS = (-(2**63), 2**63 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropping:
-    """What was dropped (or would be), and why the first one that remains does."""
+    """Segments that were dropped (or would be), and why the first one that remains does."""
 
     dropped: Sequence[str]
     kept: str = ""
@@ -54,7 +54,7 @@ def drop_passed(
     dry_run: bool = False,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Dropping:
-    """Drop the segments that every subscription has passed and that are older than what is kept.
+    """Drop the segments that every subscription has passed and that were closed longer ago than `keep_seconds`.
 
     Needs the owner's rights and a connection in autocommit. Raises DatabaseError if somebody uses the table for longer
     than patience lasts: the segment is then detached for new transactions, and the next run finishes.
@@ -100,7 +100,7 @@ class _Retention:
         return Dropping(dropped=dropped)
 
     def _still_open_or_kept(self, segments: Segments, segment: Segment) -> str:
-        """Say why it is too early to drop a segment, the first there is; nothing if it is not."""
+        """Return the first reason why it is too early to drop a segment; empty if it is not."""
         if segment.upper is None or segment.passed_at is None:
             return "it is open: the sequence is not past its end"
         if segment.closed_at is None:
@@ -113,7 +113,7 @@ class _Retention:
         return ""
 
     def _held_by(self, segments: Segments, segment: Segment) -> str:
-        """Say who still needs a closed segment; nothing if nobody does."""
+        """Return the reason why a closed segment is still needed; empty if it is not."""
         assert segment.upper is not None  # noqa: S101 - it is closed
         with translated():
             subscriptions = self._rows(queries.SUBSCRIPTIONS)
@@ -135,7 +135,7 @@ class _Retention:
         self._drop_detached(segment.table)
 
     def _finish(self, segments: Segments) -> list[str]:
-        """Finish what an earlier run began, and return the names of what was dropped."""
+        """Finish the drops that an earlier run began, and return the names of dropped segments."""
         dropped = []
         attached = {each.name: each for each in segments.read(self.connection)}
         with translated():
@@ -156,7 +156,7 @@ class _Retention:
         return dropped
 
     def _detach(self, segment: OutboxTable) -> None:
-        """Detach, outside a transaction; what was begun, by whomever, is finished."""
+        """Detach, outside a transaction; a detach that was begun by anyone is finished."""
 
         def change() -> None:
             query = queries.FINALIZE if self._is_detaching(segment) else queries.DETACH

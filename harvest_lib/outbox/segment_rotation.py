@@ -1,7 +1,7 @@
 """Rotation: the segment that is being written is left for the next one, before its ids are used up.
 
-Retention works by whole segments, so without rotation a table with few records would keep them for years. What is left
-of the segment's ids is skipped.
+Retention works by whole segments, so without rotation a table with few records would keep them for years. The rest of
+the segment's ids is skipped.
 
 The sequence is moved under a lock that no writer can share. Without it, ids that are drawn between reading the sequence
 and setting it could be given out twice. The lock is asked for as `short_locks` does.

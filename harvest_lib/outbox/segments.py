@@ -1,4 +1,4 @@
-"""The segments of a native table: which there are, which are closed, and which hold what a subscription has not seen.
+"""The segments of a native table: their list, their closing, and the check for records that a snapshot does not see.
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
 id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
@@ -35,9 +35,9 @@ class Segment:
     lower: int | None
     upper: int | None
     detaching: bool
-    """Its detaching was begun, and waits for those who use the outbox."""
+    """Its detaching was begun, and waits for sessions that use the outbox."""
     passed_at: datetime | None
-    """When the sequence was first seen past its end."""
+    """The time at which the sequence was first seen past its end."""
     closed_at: datetime | None
 
     @property
@@ -52,7 +52,7 @@ class Segment:
         return sql.SQL("{} AND {}").format(lower, upper)
 
     def is_passed(self, next_id: int) -> bool:
-        """Tell whether the sequence has given out all its ids."""
+        """Return True if the sequence has given out all its ids."""
         return self.upper is not None and next_id >= self.upper
 
 
@@ -90,7 +90,7 @@ class Segments:
         return sorted(found, key=lambda segment: -(2**63) if segment.lower is None else segment.lower)
 
     def size_bytes(self, connection: psycopg.Connection[Any], segment: Segment) -> int:
-        """Return what a segment takes on disk, indexes included."""
+        """Return the size of a segment on disk, indexes included."""
         with translated():
             row = connection.execute(queries.BYTES, (str(segment.table),)).fetchone()
         return row[0] if row is not None else 0
@@ -143,7 +143,7 @@ class Segments:
         return self.read(connection)
 
     def waited_for(self, connection: psycopg.Connection[Any], segment: Segment) -> Sequence[str]:
-        """Say who keeps a segment from being closed that the sequence has passed."""
+        """Return the sessions and transactions that keep a segment open which the sequence has passed."""
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.WAITED_FOR).format(segments=in_statement(placed.segments.identifier))
         values = {"name": segment.name, "schema": segment.table.parts[0]}
@@ -153,10 +153,10 @@ class Segments:
     def has_unseen(
         self, connection: psycopg.Connection[Any], segment: Segment, low_watermark: str, *, by_outbox: bool = False
     ) -> bool:
-        """Tell whether a segment has a record that is not visible in a snapshot.
+        """Return True if a segment has a record that is not visible in a snapshot.
 
-        `by_outbox` reads it as a part of the outbox, which is what rights are granted on; in a transaction that does
-        not sort, or stale statistics may have the whole segment read.
+        `by_outbox` reads it as a part of the outbox, on which rights are granted; in a transaction that does not sort,
+        or stale statistics may have the whole segment read.
         """
         table, within = (
             (self.outbox, segment.within) if by_outbox and not segment.detaching else (segment.table, sql.SQL("true"))
@@ -188,6 +188,6 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
 
 
 def _unquoted(name: str) -> list[str]:
-    """Take apart what pg_get_serial_sequence returns: identifiers, quoted where they need to be."""
+    """Split the result of pg_get_serial_sequence: identifiers, quoted where they need to be."""
     parts = re.findall(r'"((?:[^"]|"")*)"|([^."]+)', name)
     return [quoted.replace('""', '"') or plain for quoted, plain in parts]

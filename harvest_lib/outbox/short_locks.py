@@ -1,7 +1,7 @@
 """Changes of a table in use. They need a lock that all others wait for, so it is requested and held for short times.
 
-Promise: whoever writes waits at most `lock_timeout` for a change that waits for its lock, and between two attempts
-everybody who queued up gets through.
+Promise: a writer waits at most `lock_timeout` for a change that waits for its lock, and between two attempts all
+queued sessions get through.
 """
 
 import random
@@ -19,7 +19,7 @@ from harvest_lib.outbox.table import OutboxTable
 
 LOCK_TIMEOUT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
-"""How long a change is attempted before it gives up."""
+"""Limit of all attempts at a change before it gives up."""
 
 _PAUSE_SECONDS = 0.5
 _SHOWN = 5
@@ -32,7 +32,7 @@ GROUP BY 1 ORDER BY min(a.xact_start) NULLS FIRST
 """
 """Those first whose transaction is the oldest: they are in the way."""
 
-# Not the lock that waits: whoever waits in a statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
+# Not the lock that waits: a waiting statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
 
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest changes ' || %s, 0))"
@@ -75,8 +75,8 @@ def with_short_locks(
 ) -> Result:
     """Run a change, in one transaction, until it gets its locks within the lock timeout.
 
-    What it does must be right when it begins again after a lock was refused. Raises DatabaseError, naming who holds
-    the table, when patience ends.
+    It must be correct when it begins again after a lock was refused. Raises DatabaseError, naming the sessions that
+    hold the table, when patience ends.
     """
     deadline = time.monotonic() + patience_seconds
     while True:

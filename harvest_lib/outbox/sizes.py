@@ -1,6 +1,6 @@
-"""What an outbox takes on disk, and the database that it is in: the lengths of files are asked for, and no row is read.
+"""Disk usage of an outbox and of its database: the lengths of files are asked for, and no row is read.
 
-How much room the disk has left no SQL says. Whoever wants to be warned says how large the database may get:
+SQL does not report the free space of the disk. For a warning, configure a limit of the database's size:
 `databaseLimitBytes`.
 """
 

@@ -5,7 +5,7 @@ from psycopg import sql
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.outbox.table import OutboxTable
 
-# In psql's spelling of parameters. `publication_id` is what the layout has for it, else the topic.
+# In psql's spelling of parameters. `publication_id` is the column that the layout has for it, else the topic.
 _TEMPLATE = """\
 -- Subscribers of {table} in plain SQL. The variables, :'name', are psql's; in a program bind them.
 --

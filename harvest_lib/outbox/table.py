@@ -1,4 +1,4 @@
-"""The outbox table by name: its definition, the check that it is one, and what waits in it."""
+"""The outbox table by name: its definition, the check that it is one, and its backlog."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,7 +63,7 @@ SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp()
 FROM {table} ORDER BY id LIMIT 1
 """
 
-# What the search path finds in a schema that we may not use is passed over, as if it were not there.
+# A table that the search path finds in a schema that we may not use is passed over, as if it were not there.
 _HIDDEN = """
 SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname IN (
@@ -94,7 +94,7 @@ _EXPECTED_NATIVE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What is committed and not delivered: records in all, the age of the oldest, and how many a leader has marked.
+    """Records that are committed and not delivered: their number, the age of the oldest, and how many are marked.
 
     `is_estimate`: there may be more. `epoch`: the term's rising number, None where rows are marked, whose terms have
     only their id."""
@@ -107,7 +107,7 @@ class Backlog:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing waits, for sure."""
+        """Return True if the backlog is certainly empty."""
         return not self.records and not self.is_estimate
 
 
@@ -134,7 +134,7 @@ class OutboxTable:
 
     @property
     def subscriptions(self) -> "OutboxTable":
-        """The name of the table beside this one that says what each subscription has seen."""
+        """The name of the table beside this one that has each subscription's progress."""
         return self._beside("_subscriptions", "its subscriptions")
 
     @property
@@ -149,12 +149,12 @@ class OutboxTable:
 
     @property
     def replays(self) -> "OutboxTable":
-        """The name of the table beside this one that says which subscriptions are filled with what came before."""
+        """The name of the table beside this one that lists the subscriptions which a replay fills."""
         return self._beside("_replays", "its replays")
 
     @property
     def parked_ids(self) -> "OutboxTable":
-        """The name of the table beside this one that says what subscriptions could not send."""
+        """The name of the table beside this one that lists the records which subscriptions have parked."""
         return self._beside("_set_aside", "its parked ids")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
@@ -190,7 +190,7 @@ class OutboxTable:
         return table if table.exists(connection) else None
 
     def exists(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether there is a table of this name."""
+        """Return True if a table of this name exists."""
         with translated():
             return connection.execute(queries.PLACE, (str(self),)).fetchone() is not None
 
@@ -203,7 +203,7 @@ class OutboxTable:
         return OutboxTable((row[0], row[1]))
 
     def kind(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Tell goharvest's table from the native one. Raises OutboxTableError if there is none of this name, and
+        """Return the layout, goharvest's or native. Raises OutboxTableError if there is no table of this name, and
         DatabaseAccessDenied if it is hidden from us."""
         with translated():
             row = connection.execute(queries.KIND, (str(self),)).fetchone()
@@ -212,7 +212,7 @@ class OutboxTable:
         return "native" if row[0] else "goharvest"
 
     def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
-        """Tell what values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
+        """Return the type that values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
         with translated():
             row = connection.execute(queries.VALUE_TYPE, (str(self),)).fetchone()
         if row is None:
@@ -224,7 +224,7 @@ class OutboxTable:
         return sql.SQL(_CREATE).format(table=self.identifier)
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless it is there; tell whether it was created."""
+        """Create the table unless it is there; return True if it was created."""
         with translated():
             if self._columns(connection):
                 return False
@@ -303,7 +303,7 @@ class OutboxTable:
         )
 
     def backlog(self, connection: psycopg.Connection[Any]) -> Backlog:
-        """Count what waits. Reads the whole table: for people, not for the hot path."""
+        """Count the backlog. Reads the whole table: for operators, not for the hot path."""
         with translated():
             row = connection.execute(sql.SQL(_BACKLOG).format(table=self.identifier)).fetchone()
         records, age, marked = row if row is not None else (0, 0.0, 0)

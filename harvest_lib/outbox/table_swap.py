@@ -1,6 +1,6 @@
-"""What a new table takes over from the one whose name it gets: owner, grants, policies, triggers, comment, sequence.
+"""Hand-over from an old table to the new one of its name: owner, grants, policies, triggers, comment, sequence.
 
-Promise: whoever could do something with the old table by its name can do that with the new one, and no more.
+Promise: a role that could do something with the old table by its name can do that with the new one, and no more.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _Grant = tuple[bool, str, str, bool, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSwap:
-    """What was read of the old table."""
+    """Attributes read from the old table."""
 
     outbox: OutboxTable
     sequence: OutboxTable
@@ -65,14 +65,14 @@ class TableSwap:
         )
 
     def drop_old(self) -> list[Statement]:
-        """Return what takes from the old table what only one may have."""
+        """Return the statements that drop the triggers of the old table, which only one of the two may have."""
         return [
             sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), self.outbox.identifier)
             for name, _, _ in self.triggers
         ]
 
     def statements(self) -> list[Statement]:
-        """Return what gives the new table, that has the old name now, all of it."""
+        """Return the statements that give the new table, which has the old name now, all attributes."""
         table = self.outbox.identifier
         found: list[Statement] = [
             sql.SQL(queries.OWNER).format(outbox=table, owner=sql.Identifier(self.owner)),
@@ -89,7 +89,7 @@ class TableSwap:
         return [*found, *(_verbatim(definition) for _, definition, _ in self.triggers)]
 
     def enable_triggers(self) -> list[Statement]:
-        """Return what makes triggers fire as they did, once all segments have them."""
+        """Return the statements that make triggers fire as they did, once all segments have them."""
         return [
             sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
                 self.outbox.identifier, sql.SQL(_FIRING[firing]), sql.Identifier(name)
@@ -115,7 +115,7 @@ class TableSwap:
 
 
 def _verbatim(statement: str) -> sql.SQL:
-    """Take what the server itself wrote as it is."""
+    """Return a statement of the server's own text, as it is."""
     return sql.SQL(statement)
 
 

@@ -1,7 +1,7 @@
 """Tables that Postgres calls missing: dropped, or in a schema that we may not use any more. Where the search path
 finds the schema, Postgres says the same of both.
 
-Promise: revoked privileges are reported as DatabaseAccessDenied, not as a missing table. So whoever waits for
+Promise: revoked privileges are reported as DatabaseAccessDenied, not as a missing table. So a caller that waits for
 privileges waits for these too. A table that was really dropped is reported as missing.
 """
 

@@ -1,6 +1,6 @@
-"""The connection of psycopg or asyncpg behind what a writer has: a connection or session of SQLAlchemy, or Django's.
+"""The psycopg or asyncpg connection behind a writer's object: a connection or session of SQLAlchemy, or Django's.
 
-Nothing here is imported for it: whoever hands over a session of SQLAlchemy has imported SQLAlchemy.
+Nothing here is imported for it: a caller that hands over a session of SQLAlchemy has imported SQLAlchemy.
 """
 
 import sys
@@ -23,7 +23,7 @@ _TAKEN_ASYNC = "an async connection of psycopg, one of asyncpg, or SQLAlchemy's 
 def driver_of(given: object) -> "psycopg.Connection[Any]":
     """Return the driver's connection, in the transaction that the writer will commit.
 
-    What a session of SQLAlchemy still holds is written first, so that business rows are locked before their records
+    Pending changes of a SQLAlchemy session are flushed first, so that business rows are locked before their records
     are inserted. Raises TypeError for a connection of another kind, LifecycleError for Django's outside a transaction
     and SQLAlchemy's in AUTOCOMMIT.
     """
@@ -37,7 +37,7 @@ def driver_of(given: object) -> "psycopg.Connection[Any]":
         raise _refused(given, driver, "append", _TAKEN)
     connection: Any = given
     if not connection.in_transaction():
-        connection.begin()  # what goes past SQLAlchemy does not begin its transaction, and its commit would do nothing
+        connection.begin()  # a statement past SQLAlchemy does not begin its transaction: its commit would do nothing
     _refuse_autocommit(driver)
     return driver
 
@@ -68,13 +68,13 @@ async def async_driver_of(given: object) -> "psycopg.AsyncConnection[Any] | asyn
 
 
 def is_asyncpg(connection: object) -> bool:
-    """Tell whether it is a connection of asyncpg, from a pool or not."""
+    """Return True if it is a connection of asyncpg, pooled or not."""
     return type(connection).__module__.partition(".")[0] == "asyncpg" and hasattr(connection, "is_in_transaction")
 
 
 @contextmanager
 def translated_from_asyncpg() -> Iterator[None]:
-    """Turn what Postgres said to asyncpg into our errors, as `translated` does for psycopg."""
+    """Turn asyncpg's errors of Postgres into ours, as `translated` does for psycopg."""
     try:
         yield
     except Exception as error:

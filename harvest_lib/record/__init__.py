@@ -1,5 +1,5 @@
-"""What an outbox record is: the public dataclass for writers, the bare row that moves through the harvester, and the
-header that says in Kafka where it came from."""
+"""Outbox records: the public dataclass for writers, the bare row that moves through the harvester, and the header
+that names its origin in Kafka."""
 
 from harvest_lib.record.outbox_record import (
     HEADERS,

@@ -5,7 +5,7 @@ Every record the harvester sends may carry one header, `harvest`, of 25 bytes, b
     version (1 byte, 1) | leader id (16 bytes, the UUID of the term that sent it) | outbox id (int64)
 
 All but the id is constant within a term, so `stamp` pays for one pack per record. The audit reads the header back to
-compare Kafka with the outbox and to tell which terms sent a record twice. Pure: no I/O, no clock.
+compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def stamp(leader_id: UUID) -> Callable[[int], bytes]:
 
 
 def prefix(leader_id: UUID) -> bytes:
-    """Return what the header's value begins with, before the 8 bytes of the outbox id."""
+    """Return the header's value up to the 8 bytes of the outbox id: version and leader id."""
     return bytes([VERSION]) + leader_id.bytes
 
 

@@ -1,4 +1,4 @@
-"""What writers put into an outbox: a record, and what it may be.
+"""Records that writers put into an outbox, and their limits.
 
 Promises: a record that `OutboxRecord.check` lets through can be stored in the outbox table and accepted by Kafka, as
 far as that can be known without asking either.
@@ -37,7 +37,7 @@ _LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_legal_topic(name: str) -> bool:
-    """Tell whether Kafka could have a topic of this name."""
+    """Return True if Kafka allows a topic of this name."""
     return name not in {".", ".."} and len(name) <= TOPIC_MAX_CHARS and _LEGAL_TOPIC.fullmatch(name) is not None
 
 
@@ -170,7 +170,7 @@ def misleading_header(names: Sequence[str], contents: Sequence[str | bytes | Non
 
 
 def _is_message_id(value: bytes) -> bool:
-    """Tell whether a value is a UUID of version 1 and of the variant of RFC 4122."""
+    """Return True if a value is a UUID of version 1 and of the variant of RFC 4122."""
     return len(value) == _ID_BYTES and value[6] & 0xF0 == _VERSION_1 and value[8] & 0xC0 == _VARIANT
 
 

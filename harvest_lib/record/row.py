@@ -17,14 +17,14 @@ HEADER_VALUES: Final = 5
 
 
 class Unreadable(str):
-    """Why a record cannot be read: text of it is not UTF-8. Stands as the only header value of a row without header
-    names, so that no delivery sends it."""
+    """Reason that a record cannot be read: its text is not UTF-8. Stands as the only header value of a row without
+    header names, so that no delivery sends it."""
 
     __slots__ = ()
 
 
 PAGE_BYTES = 2_000_000
-"""A page of records that is read at a time has no more than this, or it is a single record."""
+"""Limit of a page of records that is read at a time, in bytes; a single record may be larger."""
 
 
 def row_bytes(row: Row) -> int:

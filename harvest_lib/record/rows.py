@@ -1,7 +1,7 @@
 """Rows on their way, in order, one by one or by the page. Pure, no I/O.
 
-A *page* are rows that nobody has made yet: Postgres has sent them, and they may go to Kafka as they are
-(`harvest_lib.native`). Whoever reads a single one makes it.
+A *page* has rows that are not made yet: Postgres has sent them, and they may go to Kafka as they are
+(`harvest_lib.native`). Reading a single one makes it.
 """
 
 from abc import abstractmethod
@@ -16,9 +16,9 @@ from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSummary:
-    """What has to be known of rows before they are sent. `bytes` are of all of them, `largest` of one: key, value and
-    headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of the harvester's
-    own; `topics` are all of theirs, if so."""
+    """Properties of rows that are needed before they are sent. `bytes` is the size of all, `largest` of the largest:
+    key, value and headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of
+    the harvester's own; `topics` are all of theirs, if so."""
 
     bytes: int
     largest: int
@@ -51,7 +51,7 @@ class RowPage(Sequence[Row]):
     @property
     @abstractmethod
     def summary(self) -> RowsSummary:
-        """Return what is known of all of them together."""
+        """Return the summary of all rows."""
 
     @abstractmethod
     def sampled_traceparents(self, most: int) -> list[str]:
@@ -64,8 +64,8 @@ def ids_of(rows: Sequence[Row]) -> list[int]:
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
-    """Return the header `traceparent` of the first rows that have one of a recorded span, `most` of them at most. What
-    is the same as the one before is left out; whether it is well-formed is for the caller to see."""
+    """Return the header `traceparent` of the first rows that have one of a recorded span, `most` of them at most. A
+    repetition of the one before is left out. The caller has to check that it is well-formed."""
     if isinstance(rows, RowPage):
         return rows.sampled_traceparents(most)
     found: list[str] = []
@@ -89,7 +89,7 @@ class RowQueue:
         self.single = deque(rows)
         """Rows one by one."""
         self.pages: deque[RowPage] = deque()
-        """What is behind the single rows. A page must not be empty."""
+        """Pages behind the single rows. A page must not be empty."""
 
     def __len__(self) -> int:
         return len(self.single) + sum(map(len, self.pages))
@@ -101,7 +101,7 @@ class RowQueue:
 
     @property
     def rows(self) -> deque[Row]:
-        """Return all as single rows, of which there are no pages any more; what is taken from them is taken here."""
+        """Turn all pages into single rows, and return these; rows taken from the result are taken from the queue."""
         while self.pages:
             self.single.extend(self.pages.popleft())
         return self.single

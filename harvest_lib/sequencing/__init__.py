@@ -1,1 +1,1 @@
-"""Message ids, and how they are written and put in order: what publishers and exactly-once consumers share."""
+"""Message ids, their format and their order, for publishers and exactly-once consumers."""

@@ -18,7 +18,7 @@ class Message(NamedTuple):
 
 
 class Batch(Sequence[Message]):
-    """Messages by rising offset. `records` are the client's alone, for whoever needs neither offsets nor ids."""
+    """Messages by rising offset. `records` are the client's alone, for callers that need neither offsets nor ids."""
 
     __slots__ = ("ids", "offsets", "records")
 

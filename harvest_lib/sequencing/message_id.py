@@ -1,4 +1,4 @@
-"""The id of a message: who sent it, in which order, and whether it is part of a transaction.
+"""The id of a message: its producer, its place in the producer's order, and its part in a transaction.
 
 A version 1 UUID of RFC 4122, 16 bytes, carried in the Kafka header `message-id`:
 
@@ -8,7 +8,7 @@ A version 1 UUID of RFC 4122, 16 bytes, carried in the Kafka header `message-id`
     48 bits   the producer id, in place of the node id
 
 so that every reader of UUIDs sees when a message was made. A clock of zero, and the zero UUID, is for a message whose
-sender does not sequence it. Pure: what time it is, is passed in.
+sender does not sequence it. Pure: the time is passed in.
 """
 
 import secrets
@@ -43,7 +43,7 @@ class MalformedId(ValueError):
 
 
 class Flag(IntEnum):
-    """What a message is to a transaction."""
+    """Role of a message in a transaction."""
 
     OUTSIDE_TXN = 0
     """It belongs to no transaction: it is read as soon as it is seen."""
@@ -81,7 +81,7 @@ def unpack(message_id: bytes) -> MessageId:
 
 
 def parts(message_id: bytes) -> tuple[int, int, int]:
-    """Return producer, clock and flag: `unpack` for those who do it a million times."""
+    """Return producer, clock and flag: `unpack` for callers that do it a million times."""
     try:
         low, above, sequence, upper, lower = _HALVES.unpack(message_id)
     except StructError:

@@ -59,7 +59,7 @@ _PENDING = bytes([0x10, 0, 0x80, Flag.CONTINUE_TXN])
 """Version, variant and flag of an id, as `_KIND` leaves them."""
 _ONE_IF_ANY = bytes([0]) + b"\1" * 255
 _LEAST_MEAN = 4
-"""Where runs are shorter than this on average, to take each id apart costs less."""
+"""Mean length of runs below which it costs less to take each id apart."""
 
 
 def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
@@ -100,7 +100,7 @@ def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
 
 
 def _masked_differences(joined: bytes) -> bytes:
-    """Return which bytes differ from each id to the next, 16 of 0 or 1 for each, all 0 where both may be of one run."""
+    """Return 16 bytes for each pair of neighbours, 1 where they differ, all 0 where both may be of one run."""
     size = len(joined) - _BYTES
     before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
     masked = (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))

@@ -3,8 +3,8 @@
     publish_uncommitted, … ─► intents ─► (the caller keeps them, in its own transaction) ─► acknowledge
 
 Promises
-- Intents are made only once Kafka has every message they acknowledge, on every in-sync replica. Who keeps them and
-  crashes, has them sent again by who comes after: `acknowledge` is safe to repeat, before the next transaction's first
+- Intents are made only once Kafka has every message they acknowledge, on every in-sync replica. If a caller keeps them
+  and crashes, its successor sends them again: `acknowledge` is safe to repeat, before the next transaction's first
   message; behind it, it rolls that back.
 - Messages of the next transaction are behind the acknowledgements of this one in each partition, as long as these were
   handed over first.
@@ -57,13 +57,13 @@ class Intent:
 
     @classmethod
     def of_json(cls, value: Sequence[Any]) -> "Intent":
-        """Return what `to_json` made JSON of. Raises TypeError or ValueError for anything else."""
+        """Return the intent that `to_json` converted. Raises TypeError or ValueError for anything else."""
         topic, partition, message_id = value
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
 
 class PublishRefused(RecordError):
-    """Kafka never takes a message. `about` is what the caller had said that it follows from."""
+    """Kafka never takes a message. `about` is the value that the caller gave with the message."""
 
     def __init__(self, error: KafkaError, topic: str, about: Any) -> None:
         self.about = about
@@ -87,7 +87,7 @@ class Publisher:
         timeout_seconds: float = 30.0,
         provider: KafkaProducerProvider = Producer,
     ) -> None:
-        """`timeout_seconds` is how long Kafka may take to take what is pending."""
+        """`timeout_seconds` limits the time until Kafka has all pending messages."""
         self._settings = settings
         with refused_settings():
             self._producer: KafkaProducer = provider(client_settings(settings, **_OWN))
@@ -111,7 +111,7 @@ class Publisher:
         self._produce(topic, value, self._next_id(Flag.CONTINUE_TXN), on_delivery, about=about, **named)
 
     def intents(self) -> list[Intent]:
-        """End the transaction: wait until Kafka has all of it; return what acknowledges it, an intent per partition.
+        """End the transaction: wait until Kafka has all of it; return its acknowledgements, an intent per partition.
 
         Raises KafkaUnavailable, KafkaAccessDenied or PublishRefused; then the publisher is of no more use.
         """
@@ -124,12 +124,12 @@ class Publisher:
         return intents
 
     def acknowledge(self, intents: Iterable[Intent]) -> None:
-        """Hand over acknowledgements, one's own or those of who was here before; `flush` waits for them."""
+        """Hand over acknowledgements, one's own or those of a predecessor; `flush` waits for them."""
         for intent in intents:
             self._produce(intent.topic, None, intent.id, self._sent, partition=intent.partition)
 
     def flush(self) -> None:
-        """Wait until Kafka has all that was handed over. Raises as `intents`."""
+        """Wait until Kafka has all messages that were handed over. Raises as `intents`."""
         deadline = Deadline(self._timeout_seconds)
         while len(self._producer) and not deadline.passed and self._error is None:
             self._serve(self._producer.flush, min(0.5, deadline.remaining_seconds))
@@ -138,7 +138,7 @@ class Publisher:
 
     @property
     def refusal(self) -> str:
-        """Return why Kafka would refuse what was handed over at each attempt; empty if it would not."""
+        """Return the reason that Kafka would refuse a message at each attempt; empty if there is none."""
         return self._error.str() if self._error is not None and self._error.code() in _NEVER_TAKEN else ""
 
     def _failed(self) -> Exception:
@@ -148,10 +148,10 @@ class Publisher:
         return translate(error, settings=self._settings)
 
     def close(self) -> None:
-        """Let go of what is queued, of connections and threads."""
+        """Drop queued messages, and end connections and threads."""
         try:
             self._producer.purge()
-            with suppress(KafkaException):  # what it has to say of its end
+            with suppress(KafkaException):  # errors at its end
                 self._producer.poll(0)
         finally:
             self._producer.close()

@@ -1,4 +1,4 @@
-"""Makes of all messages of a partition those that are committed: once each, and only when their sender says so.
+"""Picks the committed messages of a partition: once each, and only when their sender says so.
 
     message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
                CONTINUE_TXN ─► held in the ring ─┐
@@ -6,12 +6,12 @@
                                                      (read again from the log, where the ring was too small)
 
 Promises
-- Of each producer, a message comes at most once, in the order of its clocks: one whose clock is not above what was
-  seen before is a repetition, and is dropped.
+- Of each producer, a message comes at most once, in the order of its clocks: one whose clock is not above the highest
+  one seen before is a repetition, and is dropped.
 - A message without an id, or whose clock is zero (so has the zero UUID), is committed as it comes, whatever its flag:
   its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
-- No producer waits for another: what one acknowledges is returned at once, whatever others have pending.
-- All that one acknowledgement commits comes together.
+- No producer waits for another: messages are returned as soon as one acknowledges them, whatever others have pending.
+- All messages that one acknowledgement commits come together.
 - At most `ring` messages are held, whatever is pending. Where it is full, the transaction that began first is let go,
   and is read again once it is acknowledged.
 - Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there.
@@ -39,8 +39,8 @@ Committed: TypeAlias = Sequence[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerState:
-    """What has to be known of a producer: the clock of its last committed message or acknowledgement, the offset at
-    which its pending messages begin, -1 without any, and the clock of the newest of them."""
+    """State of a producer: the clock of its last committed message or acknowledgement, the offset at which its pending
+    messages begin, -1 without any, and the clock of the newest of them."""
 
     producer: int
     acknowledged: int
@@ -79,7 +79,7 @@ class Replay:
 
 
 class _Producer:
-    """What is known of a producer. `held` are its pending messages, None where they have to be read again."""
+    """State of a producer. `held` are its pending messages, None where they have to be read again."""
 
     __slots__ = ("ack", "acknowledged", "begin", "held", "newest")
 
@@ -95,23 +95,23 @@ class Sequencer:
     """Of one partition; used by one thread."""
 
     def __init__(self, *, offset: int = 0, states: Iterable[ProducerState] = (), ring: int = 8_192) -> None:
-        """Go on from a checkpoint. `ring` is how many pending messages are held, at least 1."""
+        """Go on from a checkpoint. `ring` limits the pending messages that are held, at least 1."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
         """The offset up to which messages were taken and are done with, or pending."""
         self.held = 0
-        """How many messages are held."""
+        """Messages that are held."""
         self.duplicates = 0
-        """How many messages were dropped, as they had been seen before."""
+        """Messages that were dropped, as they had been seen before."""
         self.rolled_back = 0
-        """How many held messages were rolled back."""
+        """Held messages that were rolled back."""
         self.malformed = 0
-        """How many messages were let through that have an id nobody can read, or a flag nobody knows."""
+        """Messages that were let through with an unreadable id, or an unknown flag."""
         self.empty = 0
-        """How many acknowledgements found nothing pending."""
+        """Acknowledgements that found nothing pending."""
         self.regressions = 0
-        """How many acknowledgements were at a clock before the last one's."""
+        """Acknowledgements at a clock before the last committed one of their producer."""
         self._ring = ring
         self._producers = {
             each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
@@ -119,7 +119,7 @@ class Sequencer:
         self._holding: dict[int, _Producer] = {}  # by the order in which their transactions began
 
     def states(self) -> list[ProducerState]:
-        """Return what is known of each producer, as of the last message of which all was taken."""
+        """Return the state of each producer, as of the last message that was taken as a whole."""
         return [
             ProducerState(
                 producer=producer,
@@ -141,10 +141,10 @@ class Sequencer:
         return max((each.newest for each in self._producers.values()), default=0)
 
     def prune(self, before: int) -> int:
-        """Forget producers of which nothing was seen since this clock; return how many those were.
+        """Forget producers without a message since this clock; return their number.
 
-        What such a producer has pending is given up: a transaction is to go on sooner than that. If it goes on all the
-        same, what comes then is taken for another one.
+        Pending messages of such a producer are given up: a transaction is to go on sooner than that. If it goes on all
+        the same, its further messages are taken for another one.
         """
         old = [producer for producer, each in self._producers.items() if each.newest < before]
         for producer in old:
@@ -152,8 +152,8 @@ class Sequencer:
         return len(old)
 
     def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
-        """Take the messages of the log, by rising offset, and return what they commit, one acknowledgement at
-        a time. Each message is taken when what comes of it is asked for.
+        """Take the messages of the log, by rising offset, and yield the messages that they commit, one acknowledgement
+        at a time. Each message is taken when its result is asked for.
 
         A message below `offset` was taken before, and is passed over. A `Batch` costs much less than others.
         """
@@ -167,11 +167,11 @@ class Sequencer:
         yield from self._take(messages[done:])
 
     def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
-        """Hold what follows in a run whose first message was taken, as far as the ring has room; return how far."""
+        """Hold the rest of a run whose first message was taken, as far as the ring has room; return the end of it."""
         known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
         first = messages.offsets[begin - 1]
         if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
-            return begin  # a repetition, not held, or taken before: so may be what follows
+            return begin  # a repetition, not held, or taken before: so may be the rest
         rest = messages[begin : min(end, begin + self._ring - self.held)]
         if rest:
             known.held.extend(rest)
@@ -241,7 +241,7 @@ class Sequencer:
             self._holding.pop(producer, None)
 
     def _settle(self, producer: int, known: _Producer, clock: int) -> None:
-        """Nothing is pending any more, and what comes up to this clock is a repetition."""
+        """Clear pending messages; later ones up to this clock are repetitions."""
         self._let_go(producer, known)
         known.acknowledged = known.newest = clock
         known.begin = _NOTHING

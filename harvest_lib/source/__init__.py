@@ -1,4 +1,4 @@
-"""Where records come from."""
+"""Sources of records."""
 
 from harvest_lib.source.batch_protocol import BatchSource, Page, Position
 from harvest_lib.source.claim_protocol import ClaimedRows, ClaimSource

@@ -1,7 +1,7 @@
-"""What a source promises to the loop that delivers in batches: pages of records, and the position after each.
+"""Protocol between a source and the loop that delivers in batches: pages of records, and the position after each.
 
 A *position* is all that a source needs to go on where it was, and nothing else: a mapping that goes through JSON
-unharmed, kept in the checkpoint of a subscription. Whoever holds the positions decides what was delivered; the source
+unharmed, kept in the checkpoint of a subscription. The holder of the positions decides what was delivered; the source
 remembers nothing across `open`. Records that a position has passed and that were deferred nevertheless are added to it,
 by their ids, as `deferred`: a source opened there returns them first.
 """
@@ -36,9 +36,8 @@ class BatchSource(Protocol):
 
     def read(self, limit: int) -> Page | None:
         """Return the next records, up to `limit` and up to `PAGE_BYTES` (or one that has more), or None if there are
-        none now. What is returned is committed for good: no crash of the server takes it back. A page without records
-        has a position that is worth keeping. While some of what was deferred has not been returned, the position names
-        it."""
+        none now. Returned records are committed permanently: no crash of the server takes them back. A page without
+        records has a position that is worth keeping. The position names deferred records that were not returned yet."""
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:

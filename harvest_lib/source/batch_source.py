@@ -1,4 +1,4 @@
-"""What the sources that only read have in common: their connection, and the checks of the server behind it."""
+"""Common parts of the sources that only read: their connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -54,7 +54,7 @@ _OWN_TRANSACTIONS = 3
 
 
 class Plans(StrEnum):
-    """Where a prepared statement's plan comes from.
+    """Origin of a prepared statement's plan.
 
     KEPT is for the poll of the head of the table, which is always the same: over a handful of segments to plan it takes
     three times as long as to run it. FRESH is for pages: one kept from the head of the table is wrong in its depth.
@@ -66,8 +66,8 @@ class Plans(StrEnum):
 
 class ConnectedSource(ABC):
     """A `BatchSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
-    what commits from now on. `filter_lookup` says on each new connection what of `selection` is to be read, by default
-    all of it."""
+    transactions that commit from now on. `filter_lookup` narrows `selection` on each new connection; by default all of
+    it is read."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ConnectedSource(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the statements, for what the filter says."""
+        """Make the statements for the filter."""
 
     @abstractmethod
     def open(self, position: Position | None) -> Position:
@@ -130,7 +130,7 @@ class ConnectedSource(ABC):
         self._deferred = list(position.get("deferred", ())) if position else []
 
     def _read_deferred(self, position: Position, limit: int) -> Page:
-        """Return those, in the order in which they were deferred, up to `limit`; the position names what is left."""
+        """Return those, in the order in which they were deferred, up to `limit`; the position names the rest."""
         asked = self._deferred[:limit]
         rows = self.load(asked)
         self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
@@ -203,9 +203,9 @@ class ConnectedSource(ABC):
         self._place = server_identity.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:
-        """Tell whether a poll that found nothing should be remembered, at the price of a barrier and a checkpoint.
+        """Return True if a poll that found nothing should be remembered, at the price of a barrier and a checkpoint.
 
-        What a filter leaves out is read by every poll until one is remembered; and retention keeps it until then.
+        Records that a filter leaves out are read by every poll until one is remembered, and retained until then.
         """
         if not self._filter.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False

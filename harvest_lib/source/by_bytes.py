@@ -18,7 +18,7 @@ RECORD_BYTES = f"""(
 8 + coalesce(octet_length({{0}}.kafka_key), 0) + coalesce(octet_length({{0}}.kafka_value), 0)
 + {_ARRAY_BYTES.format(array="{0}.kafka_header_keys")} + {_ARRAY_BYTES.format(array="{0}.kafka_header_values")}
 )"""
-"""The bytes of a record, with the name of what it is a row of as {0}."""
+"""The bytes of a record, with the name of its table or subquery as {0}."""
 
 _FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
 
@@ -38,13 +38,13 @@ WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number 
 
 
 def within(found: str, *more: str) -> str:
-    """Return the statement that returns the first rows of what `found` does: as many as there is room for, at least
+    """Return the statement that returns the first rows of `found`: as many as there is room for, at least
     one. If there is another, it comes too, without topic and value. `more` are columns of `found` besides a `Row`'s."""
     return _WITHIN.format(found=found, more="".join(f", page.{each}" for each in more))
 
 
 def all_or_none(found: str) -> str:
-    """Return the statement that returns what `found` does if there is room for all of it, else nothing.
+    """Return the statement that returns the rows of `found` if there is room for all of them, else nothing.
 
     It takes a third of the time that `within` takes, since nothing but one sum is made. `found` ends with its limit.
     """
@@ -56,7 +56,7 @@ def all_or_none(found: str) -> str:
 
 
 def take_next(rows: list[Row] | NativeRows) -> bool:
-    """Take away the row that there was no room for, and tell whether there is one."""
+    """Take away the row that there was no room for; return True if there was one."""
     is_cut = bool(rows) and rows[-1][TOPIC] is None
     if is_cut:
         rows.pop()

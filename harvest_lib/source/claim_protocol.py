@@ -1,4 +1,4 @@
-"""What a source of outbox records promises to the loop that drives it."""
+"""Protocol between a source that claims outbox records and the loop that drives it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -8,13 +8,13 @@ from harvest_lib.record import Row
 
 
 class ClaimedRows(NamedTuple):
-    """What a fetch found: records ascending by id, and of their keys those that have a parked record, by topic and
+    """The result of a fetch: records ascending by id, and of their keys those that have a parked record, by topic and
     key, with the lowest id of one. Both are of one moment: no key is parked or released in between."""
 
     rows: Sequence[Row]
     parked: Mapping[tuple[str, str], int]
     more: bool = False
-    """Whether there may be more at once: the limit was reached, or as many bytes as are read at a time."""
+    """True if there may be more at once: the limit was reached, or as many bytes as are read at a time."""
 
 
 class ClaimSource(Protocol):
@@ -36,7 +36,7 @@ class ClaimSource(Protocol):
 
     def reset(self, ids: Sequence[int]) -> None:
         """Give back records that were fetched, under this leader id or an earlier one, and not delivered. Leaves alone
-        what another leader has taken."""
+        records that another leader has taken."""
         ...
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:

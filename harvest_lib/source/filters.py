@@ -1,7 +1,7 @@
-"""What a subscription reads: its share of the keys, its filter by topic and key, and where it is told to stop.
+"""Filters of a subscription: its share of the keys, its filter by topic and key, and its end, if it has one.
 
-The filter stands in the subscription's rows, and nowhere else: whoever leads reads it there. Values get into statements
-as quoted literals only.
+The filter stands in the subscription's rows, and nowhere else: the leader reads it there. Values get into statements as
+quoted literals only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ _IS_BYTES = "SELECT atttypid = 'bytea'::regtype FROM pg_attribute WHERE attrelid
 def subscription_filter(
     outbox: OutboxTable, subscription: Subscription, mapping: ColumnMapping | None = None
 ) -> FilterLookup:
-    """Return what narrows a selection to what the subscription's row says now. While it is being filled by a replay,
-    that raises CheckpointError; afterwards its records go to the topics of that.
+    """Return the lookup that narrows a selection by the subscription's row. While a replay fills the subscription, the
+    lookup raises CheckpointError; afterwards its records go to the topics of that.
 
     With a mapping it also finds out whether values are bytes.
     """

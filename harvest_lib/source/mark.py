@@ -1,12 +1,12 @@
 """The mark source: mark, purge and reset on goharvest's table.
 
 Promises
-- A mark takes the head of the table, by id, that this leader id has not taken: what is new, what failed and was reset,
-  and what another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
-- A purge deletes by id whoever holds the mark: the caller was told by Kafka that these records are there, and a row
+- A mark takes the head of the table, by id, that this leader id has not taken: rows that are new, that failed and were
+  reset, or that another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
+- A purge deletes by id, regardless of the mark's holder: Kafka has confirmed these records to the caller, and a row
   that a fenced leader marked in between would otherwise be sent a second time, out of order.
 - A purge that follows a new connection spares rows that nobody has marked: after a failover their ids may have been
-  given to records that were never sent. A failover behind it is said in the log: what was purged may come again.
+  given to records that were never sent. A failover behind it is logged: purged records may come again.
 - A reset touches only rows that still carry an id of this leader's: a fenced one cannot unmark its successor's rows.
 - A park moves rows that still carry this leader's id, whole, into the table of parked records.
 - Each takes many rows. A purge and the mark after it are one transaction. Each is durable (`synchronous_commit=on`)
@@ -66,14 +66,14 @@ _PARKED_KEYS = """
 SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
-# Whoever parks, retries or drops takes this lock first, so that a key is not released while more is held behind it.
+# A session that parks, retries or drops takes this lock first, so that a key is not released while more is held.
 _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
 # Waits for those who hold the lock above, and they for us; others who mark do not wait.
 _KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
 
-# An outbox whose ids begin anew (TRUNCATE … RESTART IDENTITY) gives ids of parked records to others, which may have to
-# be parked too. Then all of the old record's key get ids below every other, in their order: what is new comes after it.
+# An outbox whose ids begin again (TRUNCATE … RESTART IDENTITY) gives ids of parked records to others, which may have to
+# be parked too. Then all of the old record's key get ids below every other, in their order: new ones come after it.
 _MAKE_ROOM = """
 WITH taken AS (
   SELECT DISTINCT p.kafka_topic, p.kafka_key FROM {parked} AS p JOIN {table} AS o ON o.id = p.id
@@ -155,7 +155,7 @@ class MarkSource:
         self._reconnected = False
         self._timeline: str | None = None
         self._careful = False  # something is parked, or was at the last poll
-        self._most: int | None = None  # so many rows may be checked: not many times what there is room for
+        self._most: int | None = None  # so many rows may be checked: not many times as many as there is room for
 
     def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
@@ -166,9 +166,9 @@ class MarkSource:
                 # ANALYZE: a mark then took 1.5 s instead of 20 ms with 168,000 rows waiting.
                 # From a bitmap rows come in the order of their places, and would have to be sorted one by one.
                 self._connection.execute("SET plan_cache_mode = force_custom_plan; SET enable_bitmapscan = off")
-                # Behind a lock that is never released we would lead for good and deliver nothing.
+                # Behind a lock that is never released we would lead permanently and deliver nothing.
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
-            # What is hidden from us would stay, and what follows of its key would go before it.
+            # A row that is hidden from us would stay, and later ones of its key would go before it.
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = guarded(self._unguarded_mark, guard)
             self._warn_of_failover(self._connection)
@@ -191,7 +191,7 @@ class MarkSource:
         return claimed
 
     def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge and mark while nothing is parked. If something turns out to be, what was marked is given back and
+        """Purge and mark while nothing is parked. If something turns out to be, marked records are given back and
         fetched again with care."""
         connection, marked = self._connected(), None
         with translated():

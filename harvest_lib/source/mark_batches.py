@@ -3,11 +3,11 @@
     mark ─► send ─► commit (records and their ids, in one transaction) ─► purge those ids with the next mark
 
 Promises
-- The position is the ids of all that was sent and is not known to be purged. Whoever goes on from it purges them first:
-  a crash between a commit and the purge sends nothing twice. What it names as `deferred` stays in the table.
+- The position is the ids of all records sent and not known to be purged. A leader that goes on from it purges them
+  first: a crash between a commit and the purge sends nothing twice. Its `deferred` ids stay in the table.
 - There are never more than `MOST_IDS` of them.
-- What was returned is not returned again while it stays open, whoever marks it meanwhile; but what was parked is,
-  once somebody has put it back.
+- A returned record is not returned again while the source stays open, even if others mark it meanwhile; but a parked
+  one is, once somebody has put it back.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,13 +37,13 @@ _BATCH_IDS = MOST_IDS // 3
 class MarkPages:
     """`BatchSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
 
-    While one page is being delivered the next is being marked, in a transaction with the purge of what was committed
+    While one page is being delivered the next is being marked, in a transaction with the purge of records committed
     by then.
     """
 
     def __init__(self, source: MarkSource, backoff_seconds: float = 0.0, *, names_ids: bool = True) -> None:
-        """For `backoff_seconds` after a mark that found nothing there is no other. Positions that need not say what
-        was delivered, as nobody goes on from one before it is purged, do not name ids."""
+        """`backoff_seconds`: pause after a mark that found nothing. Without `names_ids`, positions name no delivered
+        rows: those are purged before a position counts."""
         self._names_ids = names_ids
         self._source = source
         self._backoff_seconds = backoff_seconds
@@ -51,9 +51,9 @@ class MarkPages:
         self._thread: CallThread[MarkSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
         self._limit = 0
-        self._sent: list[int] = []  # ids of this batch, and what was deferred before
+        self._sent: list[int] = []  # ids of this batch, and those deferred before
         self._delivered: list[int] = []  # of batches before, not purged yet
-        self._purging: list[int] = []  # of those, what is being purged
+        self._purging: list[int] = []  # of those, the ones being purged
         self.parked: Mapping[tuple[str, str], int] = {}
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
 
@@ -73,7 +73,7 @@ class MarkPages:
         self.parked = claimed.parked
         if not claimed.rows:
             self._mark_at = boot_seconds() + self._backoff_seconds
-        # One that was fenced may have marked what we had marked, and sent; then it is marked here again.
+        # A fenced leader may have marked rows that we had marked, and sent; then they are marked here again.
         known = {*self._sent, *self._delivered}
         rows, ids = claimed.rows, ids_of(claimed.rows)
         if not known.isdisjoint(ids):
@@ -124,7 +124,7 @@ class MarkPages:
         if thread is not None:
             thread.end()
         if self._delivered:
-            with suppress(DatabaseError, OutboxTableError):  # else whoever leads next purges them, or sends them again
+            with suppress(DatabaseError, OutboxTableError):  # else the next leader purges them, or sends them again
                 self._source.fetch(0, self._delivered)
             self._delivered = []
         self._source.close()
@@ -148,7 +148,7 @@ class MarkPages:
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
 
     def _quiet(self) -> None:
-        """Wait for what was prefetched, and forget it: the rows are marked under an id that ends here. Errors too: the
+        """Wait for prefetched rows, and forget them: they are marked under an id that ends here. Errors too: the
         next question finds out whether a table is gone, or only hidden, which is waited for."""
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -156,7 +156,7 @@ class MarkPages:
                 asked.result()
 
     def position(self) -> Position:
-        """Return the position after what was read so far."""
+        """Return the position after the rows read so far."""
         return {"source": NAME, "ids": encode_ids(self._delivered + self._sent) if self._names_ids else ""}
 
 
@@ -172,5 +172,5 @@ def encode_ids(ids: Sequence[int]) -> str:
 
 
 def decode_ids(text: str) -> list[int]:
-    """Read what `encode_ids` has spelled."""
+    """Decode the text of `encode_ids`."""
     return list(accumulate(map(int, text.split())))

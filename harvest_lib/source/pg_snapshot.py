@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Snapshot:
     """`pg_snapshot` as Postgres spells it, `xmin:xmax:in,progress`; ids of transactions are 64 bits, never reused.
 
-    A transaction below `xmax` that is not listed as in progress is *seen*: what it wrote is visible if it committed.
+    A transaction below `xmax` that is not listed as in progress is *seen*: its rows are visible if it committed.
     """
 
     xmin: int
@@ -22,11 +22,11 @@ class Snapshot:
         return cls(int(xmin), int(xmax), tuple(int(each) for each in listed.split(",") if each))
 
     def sees(self, transaction_id: int) -> bool:
-        """Tell whether a transaction had ended when the snapshot was taken."""
+        """Return True if a transaction had ended when the snapshot was taken."""
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
     def covers(self, other: "Snapshot") -> bool:
-        """Tell whether every transaction that `other` sees is seen here."""
+        """Return True if every transaction that `other` sees is seen here."""
         return self.xmax >= other.xmax and all(each >= other.xmax or not other.sees(each) for each in self.in_progress)
 
     def late(self, now: "Snapshot") -> Iterator[int]:

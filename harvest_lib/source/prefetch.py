@@ -1,8 +1,7 @@
 """Prefetching: streams of rows by id, the next pieces of each on their way while the last is being delivered.
 
 A statement is waited for on a thread of its own, which goes on with the next piece by itself, so that the server reads
-on while a batch is flushed and committed. What takes Python's time, making rows of an answer, is done by whoever asks
-for them.
+on while a batch is flushed and committed. The work in Python, making rows of an answer, is done on the caller's thread.
 """
 
 from bisect import bisect_right
@@ -40,12 +39,12 @@ class Prefetcher:
         return self._thread.ask(call)
 
     def close(self) -> None:
-        """Wait for what was asked, and end the thread."""
+        """Wait for the calls asked so far, and end the thread."""
         self._thread.end()
 
 
 class Piece(NamedTuple):
-    """What a statement found. `is_cut` says that its last row is only a sign that there are more."""
+    """The result of a statement. `is_cut`: its last row is only a sign that there are more."""
 
     cursor: "psycopg.Cursor[Any]"
     is_cut: bool
@@ -66,7 +65,7 @@ class Stream:
         self._rows: Sequence[Row] = []
         self._after = after
         self.is_done = False
-        """True once the statement has no more than what is here."""
+        """True once the statement has no more rows than those here."""
         self._read_up_to = after  # from here on: the prefetcher's thread
         self._is_cut = False
         self._is_over = False
@@ -102,7 +101,7 @@ class Stream:
             self._rows, self.is_done = rows, piece.is_last
 
     def end(self, timeout_seconds: float) -> bool:
-        """Read no more, wait so long for what is on its way, and tell whether the server is done with it."""
+        """Read no more; wait so long for pieces on their way, and return True if the server is done with them."""
         self._is_over = True
         return not wait(self._asked, timeout_seconds).not_done
 

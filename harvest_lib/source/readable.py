@@ -1,7 +1,7 @@
-"""Rows of a database without an encoding: what a delivery can send of them, and why it cannot send the others.
+"""Rows of a database without an encoding: the sendable ones, and the reasons why others cannot be sent.
 
 A value is bytes in Kafka, so one that is not UTF-8 goes as it is. Topic, key and headers are text everywhere else: in
-the tables of what is parked, in the clients. A record in which one of them is not UTF-8 is never sent.
+the tables of parked records, in the clients. A record in which one of them is not UTF-8 is never sent.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Which records a subscription reads, and from which columns: the parts of statements that configuration decides."""
+"""Selection of a subscription's records and columns: the parts of statements that configuration decides."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Selection:
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
     guard: sql.Composable | None = None
-    """What fails a statement that would miss rows, where it takes one: see `harvest_lib.outbox.row_security`."""
+    """Makes a statement fail that would miss rows, where it takes one: see `harvest_lib.outbox.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
         """Put names into a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} of a `Row`,
@@ -65,14 +65,14 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionFilter:
-    """What a subscription is to read: which records, and up to which snapshot, for good, if that is given."""
+    """The records that a subscription is to read, and the snapshot at which it ends permanently, if there is one."""
 
     selection: Selection
     until: Snapshot | None = None
 
 
 FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter]
-"""Finds out, on a new connection, what is to be read of what the configuration selects."""
+"""Returns, on a new connection, the filter for the selection of the configuration."""
 
 
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:

@@ -25,7 +25,7 @@ _TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_nam
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
-# Flushes everything before it, whatever `synchronous_commit` those who wrote it had; 0.1 ms, and no privilege.
+# Flushes everything before it, whatever `synchronous_commit` its writers had; 0.1 ms, and no privilege.
 _BARRIER = "SELECT pg_logical_emit_message(true, 'harvest', '')::text"
 
 FLUSHED_UP_TO = """
@@ -34,8 +34,8 @@ CASE WHEN NOT pg_is_in_recovery() AND current_setting('synchronous_standby_names
   FROM (SELECT pg_current_wal_insert_lsn() AS lsn OFFSET 0) AS written
 ) END
 """
-"""What a statement selects to learn whether all that its snapshot sees is on disk already: the LSN up to which the log
-was written when it ran, if the log was flushed as far; else NULL. What ends a transaction is in the log before the
+"""Expression by which a statement learns that all its snapshot sees is on disk already: the LSN up to which the log
+was written when it ran, if the log was flushed as far; else NULL. The end of a transaction is in the log before the
 transaction counts as ended, so a barrier would flush nothing more. Only a barrier waits for a standby that has to
 confirm.
 """
@@ -105,7 +105,7 @@ def barrier(connection: psycopg.Connection[Any]) -> str:
 def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str) -> Place:
     """Compare the server with the place of a position and return where it is now.
 
-    Raises ServerRegressed when it may lack what the position has passed: another cluster, a log that ends before the
+    Raises ServerRegressed when it may lack records behind the position: another cluster, a log that ends before the
     place, or a timeline that forked before it (or nobody may read where it forked).
     """
     now = place(connection)
@@ -162,7 +162,7 @@ def _fork(connection: psycopg.Connection[Any], timeline: str, old: str) -> str |
 
 
 def _lacks_grant(connection: psycopg.Connection[Any]) -> str | None:
-    """Return who we are, quoted, if it is for the lack of a grant that `_fork` knows nothing."""
+    """Return our role, quoted, if `_fork` knows nothing for the lack of a grant."""
     with translated():
         row = connection.execute(_LACKS_GRANT).fetchone()
     return str(row[0]) if row is not None else None

@@ -1,4 +1,4 @@
-"""Which shard a key belongs to: a number from 0 to one less than how many shards there are.
+"""The shard of a key: a number from 0 to one less than the number of shards.
 
 Promises: Python and SQL give the same number for the same key, on every supported Postgres, on every machine, for as
 long as the number of shards stays; keys spread evenly.
@@ -9,7 +9,7 @@ text are its own, and may change with its version; its CRC-32 came with 18. For 
 server whose OpenSSL is confined to FIPS refuses it, and cannot have more than one shard.
 
 A database in another encoding than UTF-8 gives the same numbers, since its text is converted first. In SQL_ASCII text
-has no encoding and is taken as it is: the numbers are the same if what was written there is UTF-8.
+has no encoding and is taken as it is: the numbers are the same if the bytes written there are UTF-8.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The snapshot source: what became visible between two snapshots, in order of id. Reads, and never writes.
+"""The snapshot source: records that became visible between two snapshots, in order of id. Reads, and never writes.
 
     prev ──────────── a window: visible in cur, not in prev ─────────► cur, which is the next prev
                       page, page, page … each by id
@@ -7,15 +7,15 @@ Promises
 - Nothing is skipped: whatever commits is visible in some snapshot and was not in the one before, however long its
   transaction was open and whatever its ids.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
-  window by id, and what committed before a window was taken comes before what committed after.
+  window by id, and those committed before a window was taken come before those committed after.
 - A long or idle transaction delays nobody's records but its own.
 - No transaction of ours stays open: both snapshots stand as text in the position, so a window of any size is read page
-  by page, by whoever goes on with it.
-- What is returned was on disk before: a barrier is committed after the snapshot was taken, unless the server says that
+  by page, also by a later leader.
+- Returned records were on disk before: a barrier is committed after the snapshot was taken, unless the server says that
   its log is flushed as far as it is written. A poll that finds nothing mostly changes nothing: a snapshot that nothing
   was flushed for could list a transaction as ended that a crash undoes, and its id would come again. Under a filter it
   is remembered now and then, in the same way.
-- Told to stop at a snapshot, it returns exactly what that saw, then a position which says so (`until`), then nothing.
+- With an end at a snapshot, it returns exactly the records that it saw, then a position with `until`, then nothing.
 
 While one page is being delivered the next ones are on their way.
 """
@@ -54,7 +54,7 @@ class SnapshotSource(ConnectedSource):
     _cur: Snapshot | None = None  # set while a window is being read by pages
     _after: int | None = None  # how far into it
     _streams: Sequence[Stream] = ()
-    _is_over = False  # what the filter's `until` saw has been read, and that was said
+    _is_over = False  # all that the filter's `until` saw has been read and reported
 
     def open(self, position: Position | None) -> Position:
         self._end_window()
@@ -114,7 +114,7 @@ class SnapshotSource(ConnectedSource):
         return Page(readable(by_id(found), connection), self._position(None), more=False)
 
     def _last_window(self, until: Snapshot, limit: int) -> Page | None:
-        """Read up to a snapshot that was taken before, and no further; what has passed it stays where it is."""
+        """Read up to a snapshot that was taken before, and no further; a position past it stays where it is."""
         if self._is_over:
             return None
         if not self._prev.covers(until):
@@ -153,7 +153,7 @@ class SnapshotSource(ConnectedSource):
         return Page(rows, self._position(None), more=True)
 
     def _end_window(self) -> None:
-        """Leave the window; what was prefetched is waited for, but not long."""
+        """Leave the window; prefetched rows are waited for, but not long."""
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):
@@ -182,5 +182,5 @@ class SnapshotSource(ConnectedSource):
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
-    """Return the position of what a snapshot saw, at a place in the server's log."""
+    """Return the position after all that a snapshot saw, at a place in the server's log."""
     return {"source": NAME, "prev": str(at), "server": place}

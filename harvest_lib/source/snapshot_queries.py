@@ -2,7 +2,7 @@
 
 None finds more than %(bytes)s bytes of records: see `by_bytes`.
 
-What the snapshot *prev* did not see is exactly: transactions from its xmax on, and those it lists as in progress. Both
+The snapshot *prev* did not see exactly these: transactions from its xmax on, and those it lists as in progress. Both
 are searched by the index on (transaction_id, id), never from its xmin, or an idle writer would make every poll read all
 that was written since it began.
 """
@@ -55,7 +55,7 @@ WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
 """
 
 # By the primary key, whatever the statistics say: the CASE keeps the planner from the other index, which it would have
-# to sort anew for every page.
+# to sort again for every page.
 _BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s

@@ -24,7 +24,7 @@ class CallThread(Generic[Asked]):
         self._thread.start()
 
     def ask(self, call: Callable[[Asked], Answer]) -> "Future[Answer]":
-        """Have `call` called after all calls asked before; what it returns or raises is the answer."""
+        """Have `call` called after all calls asked before; its result or error is the answer."""
         answer: Future[Answer] = Future()
         self._calls.put((call, answer))
         return answer
@@ -39,7 +39,7 @@ class CallThread(Generic[Asked]):
             call, answer = asked
             try:
                 answer.set_result(call(self._asked))
-            except BaseException as error:  # noqa: BLE001 - whoever asked is told
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
 
 

@@ -1,13 +1,13 @@
 """The transaction_id source: records by (transaction_id, id), up to the oldest transaction that is still open.
 
-A simple position, two numbers, that plain SQL can poll and advance as well. What it does not give: the order follows
-when transactions *began* to write, so across concurrent ones a key's records can come in another order than they were
+A simple position, two numbers, that plain SQL can poll and advance as well. Limits: the order follows the times when
+transactions *began* to write, so across concurrent ones a key's records can come in another order than they were
 committed in; and one transaction that writes and idles holds up everybody, in any database of the cluster.
 
 Promises
 - Nothing is skipped: below the oldest open transaction no record can appear any more.
-- What is returned was on disk before (a barrier is committed after it was read).
-- Told to stop at a snapshot, it returns what was written before that one's oldest open transaction, then a position
+- Returned records were on disk before (a barrier is committed after they were read).
+- With an end at a snapshot, it returns records written before that one's oldest open transaction, then a position
   which says so (`until`), then nothing.
 """
 
@@ -47,7 +47,7 @@ class TransactionIdSource(ConnectedSource):
 
     _transaction = 0
     _id = 0
-    _is_over = False  # what came before the filter's `until` has been read, and that was said
+    _is_over = False  # all before the filter's `until` has been read and reported
 
     def open(self, position: Position | None) -> Position:
         self._defer(position)
@@ -123,7 +123,7 @@ def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
 
 
 def snapshot_of(position: Position) -> Snapshot | None:
-    """Return the snapshot that sees what a position has passed, and nothing else; None within a transaction."""
+    """Return the snapshot that sees all that a position has passed, and nothing else; None within a transaction."""
     if position["id"] != _HIGHEST_ID:
         return None
     following = int(position["transaction_id"]) + 1

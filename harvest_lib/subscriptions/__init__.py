@@ -1,1 +1,1 @@
-"""What people do to subscriptions: list, rewind, reshard, move and remove them, and see how far behind they are."""
+"""Operators' actions on subscriptions: list, rewind, reshard, move and remove them, and see their lag."""

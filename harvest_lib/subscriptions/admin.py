@@ -1,14 +1,14 @@
-"""The subscriptions of an outbox, for people: which there are, how far behind, and how they are added and moved.
+"""The subscriptions of an outbox, for operators: list them with their lag, add, rewind and remove them.
 
 Promises
-- What a command changes is one transaction, under a lock that leaders take before they lead.
+- A command makes all its changes in one transaction, under a lock that leaders take before they lead.
 - A rewound subscription has a generation of its own: nothing that was saved before, in Postgres or in Kafka, counts
   any more, not even if one of its name was removed and added again. A generation is never lower than the time it was
   made at, in seconds.
 - A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
 - A snapshot belongs to the server that it was taken on: one of another server is refused, and so is one that may be of
-  another, as the outbox came from there. `seen@system` says which it is of.
-- What was delivered and is still to be acknowledged stays so, wherever the subscription is moved.
+  another, as the outbox came from there. `seen@system` names the server.
+- Delivered records that are still to be acknowledged stay so, wherever the subscription is moved.
 """
 
 import re
@@ -83,10 +83,10 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionShard:
-    """Where one shard of a subscription stands.
+    """State of one shard of a subscription.
 
-    `seen`: every record visible in it was delivered, except ids at or above `holds`. `until`: it is told to stop there.
-    `leader_id` is that of the last leader; `is_led` tells whether that one still lives.
+    `seen`: every record visible in it was delivered, except ids at or above `holds`. `until`: it has to stop there.
+    `leader_id` is that of the last leader; `is_led` is true if that one still lives.
     """
 
     name: str
@@ -104,14 +104,14 @@ class SubscriptionShard:
     until: str | None
     checkpoint: Checkpoint | None
     checkpoint_trouble: str = ""
-    """Why the checkpoint in Postgres cannot be read, which is None then; else empty."""
+    """Reason that the checkpoint in Postgres cannot be read, which is None then; else empty."""
     updated_at: datetime
     updated_seconds_ago: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Where a subscription was set, whether somebody leads it, and what should be known about it."""
+    """Result of placing a subscription: its new place, `is_led` if it has a leader, and warnings for the operator."""
 
     to: str
     generation: int
@@ -133,7 +133,7 @@ class Subscriptions:
     # -- looking
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return where each shard of each subscription stands, or of one."""
+        """Return the state of each shard, of all subscriptions or of one."""
         with translated():
             leaders = {each for (each,) in self.connection.execute(_LEADERS)}
             rows = self.execute(_ROWS, name=name)
@@ -141,7 +141,7 @@ class Subscriptions:
             return [_shard(row, leaders) for row in rows]
 
     def get(self, name: str) -> Sequence[SubscriptionShard]:
-        """Return where each shard of a subscription stands. Raises CheckpointError if there is none of that name."""
+        """Return the state of each shard of a subscription. Raises CheckpointError if there is none of that name."""
         if found := self.shards(name):
             return found
         others = sorted({each.name for each in self.shards()})
@@ -152,7 +152,7 @@ class Subscriptions:
         )
 
     def readable(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return what `shards` does. Raises CheckpointError if a checkpoint of them cannot be read."""
+        """Return the same as `shards`. Raises CheckpointError if one of the checkpoints cannot be read."""
         found = self.shards(name)
         for each in found:
             if each.checkpoint_trouble:
@@ -160,8 +160,8 @@ class Subscriptions:
         return found
 
     def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
-        """Return how far behind a shard is; counts no further than `most`. What waits for one that marks is what is in
-        the table, of whichever layout."""
+        """Return the lag of a shard; counts no further than `most`. The lag of one that marks is the backlog of the
+        table, in any layout."""
         if shard.source == "mark":
             there = self.outbox.backlog(self.connection)
             age = there.age_seconds if there.records else None
@@ -191,7 +191,7 @@ class Subscriptions:
     ) -> Moved:
         """Begin a subscription: at `beginning`, `now`, or a snapshot; of some topics, of keys that an expression finds.
 
-        Raises CheckpointError if there is one of that name, and ConfigError for what cannot be.
+        Raises CheckpointError if there is one of that name, and ConfigError for illegal values.
         """
         self._check(name, source, shards, topics, keys)
         at, place = self.anchor(start)
@@ -223,7 +223,7 @@ class Subscriptions:
         return Moved(to=str(at), generation=generation, is_led=False, warnings=self._dropped_before(at))
 
     def remove(self, name: str, *, force: bool = False) -> Sequence[SubscriptionShard]:
-        """Forget a subscription; return where it stood. Raises CheckpointError while it is led, unless `force`."""
+        """Remove a subscription; return its last state. Raises CheckpointError while it is led, unless `force`."""
         with translated(), self.connection.transaction():
             lock_subscription(self.connection, self.outbox.subscriptions.identifier, name)
             shards = self.get(name)
@@ -242,7 +242,7 @@ class Subscriptions:
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
         """Have a subscription go on from `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
 
-        `source` changes what its positions are; where the new kind cannot express the old one, records repeat.
+        `source` changes the kind of its positions; where the new kind cannot express the old one, records repeat.
         """
         if source is not None and source not in SOURCES:
             raise unknown_source(source)
@@ -289,14 +289,14 @@ class Subscriptions:
             warnings=warnings,
         )
 
-    # -- what commands are made of
+    # -- parts of commands
 
     def anchor(self, text: str) -> tuple[Snapshot, server_identity.Place]:
         """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log."""
         return anchor(self.connection, self.outbox, text, lambda: [each.checkpoint for each in self.shards()])
 
     def placed(self, before: Checkpoint | None) -> dict[str, Any]:
-        """Return what a checkpoint that people place says of its origin, in place of one that was there before."""
+        """Return the origin of a checkpoint that an operator places in place of an earlier one."""
         origin = before.origin if before is not None else {}
         now = str(identity_of(self.connection, self.outbox.identifier))
         was = [each for each in (*origin.get("was", ()), origin.get("identity", now)) if each != now]
@@ -321,7 +321,7 @@ class Subscriptions:
         return self.connection.execute(sql.SQL(statement).format(**names), values)
 
     def now(self) -> int:
-        """Return the server's time in seconds, which generations begin with."""
+        """Return the server's time in seconds, the lowest generation to begin with."""
         row = self.connection.execute(_NOW).fetchone()
         return int(row[0]) if row is not None else 0
 
@@ -350,7 +350,7 @@ class Subscriptions:
                 ) from error
 
     def _dropped_before(self, at: Snapshot) -> list[str]:
-        """Say so if what came before the oldest record that is kept may belong to what is to be delivered."""
+        """Return a warning if dropped records, older than the oldest one kept, may be part of the delivery."""
         with translated():
             bounds = [each for (each,) in self.connection.execute(_BOUNDS, (str(self.outbox),))]
             if not bounds or any("MINVALUE" in each for each in bounds):
@@ -362,7 +362,7 @@ class Subscriptions:
 
 
 def unreadable_note(shard: SubscriptionShard) -> str:
-    """Return in one line what is wrong with the checkpoint of a shard, and what mends it."""
+    """Return in one line the fault of a shard's checkpoint, and its fix."""
     error = unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
     return f"{error.cause}: {error.evidence}; {error.next_step}"
 
@@ -394,7 +394,7 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _readable(row: Mapping[str, Any]) -> tuple[Checkpoint | None, str]:
-    """Return the checkpoint of a row, or why it cannot be read: one row's must not cost the others."""
+    """Return the checkpoint of a row, or the reason that it cannot be read: one row's must not cost the others."""
     if not (saved := row["checkpoint"]):
         return None, ""
     try:

@@ -17,7 +17,7 @@ _VISIBLE = "pg_visible_in_snapshot({transaction_id}, {seen}::pg_snapshot)"
 
 
 def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: str) -> Sequence[SubscriptionShard]:
-    """Return where the shards of a subscription stand; none, if the outbox has no subscription at all.
+    """Return the state of each shard of a subscription; none, if the outbox has no subscription at all.
 
     Raises CheckpointError if there are others only, DatabaseAccessDenied if rows are hidden from us.
     """
@@ -37,7 +37,7 @@ def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: st
 
 
 def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Composable]) -> sql.Composable:
-    """Return the condition of what these shards have delivered, or parked. `columns` are the expressions of `id`,
+    """Return the condition for records that these shards delivered, or parked. `columns` are the expressions of `id`,
     `transaction_id` and `kafka_key`."""
     passed = []
     for each in shards:

@@ -1,4 +1,4 @@
-"""How far behind a subscription is: records that it has still to deliver, and the age of the oldest."""
+"""Lag of a subscription: records that it has still to deliver, and the age of the oldest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from harvest_lib.source.selection import Selection
 MOST = 100_000
 """Records that are checked where nothing else is said; beyond, the number is a lower bound."""
 
-# Both searches go by the index on (transaction_id, id). What is in a batch that is being read by pages, up to where it
-# has come, is delivered; what was deferred is not.
+# Both searches use the index on (transaction_id, id). Of a batch that is being read by pages, records up to the page's
+# end are delivered; deferred ones are not.
 _LAG = """
 WITH found AS (
   SELECT * FROM (
@@ -37,7 +37,7 @@ SELECT count(*), (SELECT count(*) FROM found) > %(most)s,
 FROM waiting
 """
 
-# Where all that was found is delivered, of a batch larger than that: what follows it by id, of which some may be older.
+# If all found records are delivered, of a larger batch: the records behind it by id, of which some may be older.
 _AHEAD = """
 WITH ahead AS (
   SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
@@ -79,8 +79,8 @@ def lag(
     keys: str | None,
     most: int = MOST,
 ) -> Lag:
-    """Return how far behind a position is, of a shard's `share` (shard, shards) of the keys, under a filter. Checks
-    `most` records at most."""
+    """Return the lag of a position, for a shard's `share` (shard, shards) of the keys, under a filter. Checks `most`
+    records at most."""
     after = _AFTER.get(source, _AFTER[snapshot.NAME])
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     position = position or {}
@@ -101,8 +101,8 @@ def lag(
 
 
 def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
-    """Return what of a position its lag is counted from. Raises KeyError, ValueError, TypeError or AttributeError for
-    what is no position."""
+    """Return the values of a position that its lag is counted from. Raises KeyError, ValueError, TypeError or
+    AttributeError for an invalid position."""
     prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
     return {
         "xmax": str(prev.xmax),

@@ -4,12 +4,12 @@
                              (by the old ids, and its last checkpoint)         positions, all in one transaction
 
 Promises
-- Nothing is lost: a row that no checkpoint has passed is still to come, and so is all that was written here.
-- Nothing that the last checkpoint has passed comes again. Where the last one is Kafka's, it is read there.
-- What came along comes before what was written here, each key's records in the order of their ids.
-- What is deferred, parked or waits for an acknowledgement stays so.
-- Killed at any step it has changed nothing; run again it does nothing more. What cannot be known is an error that says
-  so, and which option tells it.
+- Nothing is lost: a row that no checkpoint has passed is still to come, and so are all rows written here.
+- No row that the last checkpoint has passed comes again. Where the last one is Kafka's, it is read there.
+- Rows that came along come before rows written here, each key's records in the order of their ids.
+- Records that are deferred, parked or wait for an acknowledgement stay so.
+- Killed at any step it has changed nothing; run again it does nothing more. A fact that cannot be known is an error,
+  which names the option for it.
 
 After pg_upgrade transactions keep their numbers, so positions go on as they are, and no row is touched.
 """
@@ -55,7 +55,7 @@ Fetch = Callable[[SubscriptionShard], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedOutbox:
-    """What a move has done. `waiting` are the rows that came along and are still to be delivered, by subscription."""
+    """Result of a move. `waiting` are the rows that came along and are still to be delivered, by subscription."""
 
     from_system: str
     to_system: str
@@ -67,7 +67,7 @@ class Moving:
     """A move of all subscriptions of one outbox. `fetch` reads checkpoints that are kept in Kafka."""
 
     def __init__(self, subscriptions: Subscriptions, fetch: Fetch, *, from_mirror: bool = False) -> None:
-        """`from_mirror`: go on from the mirrors in Postgres; what was delivered after they were written comes again."""
+        """`from_mirror`: go on from the mirrors in Postgres; records delivered after they were written come again."""
         self._subscriptions = subscriptions
         self._connection = subscriptions.connection
         self._outbox = subscriptions.outbox
@@ -75,10 +75,10 @@ class Moving:
         self._from_mirror = from_mirror
 
     def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
-        """Do it; None if every subscription is of this server already. `last_id` is the last of the old server.
+        """Move them; None if every subscription is of this server already. `last_id` is the last of the old server.
 
-        Raises CheckpointError while one is led or its last checkpoint cannot be had, and OutboxTableError if it cannot
-        be known which rows came along.
+        Raises CheckpointError while one is led or its last checkpoint cannot be had, and OutboxTableError if the rows
+        that came along cannot be known.
         """
         subscriptions, connection = self._subscriptions, self._connection
         server_identity.require_primary(connection)
@@ -138,7 +138,7 @@ class Moving:
                 "again",
             )
 
-    # -- what was delivered
+    # -- delivered records
 
     def _last(self, shard: SubscriptionShard) -> Checkpoint | None:
         """Return the last checkpoint of a shard: Kafka's where that is the one that counts."""
@@ -180,8 +180,8 @@ class Moving:
         shards: Sequence[SubscriptionShard],
         lasts: Sequence[Checkpoint | None],
     ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
-        """Stamp what came along so that each subscription finds what it has not delivered, and return where it stands:
-        what more subscriptions have delivered comes first."""
+        """Stamp the rows that came along so that each subscription finds its undelivered ones; return the positions
+        and the rows that wait. Rows that more subscriptions have delivered come first."""
         names = sorted({each.name for each in shards})
         conditions = [
             _any_of([_delivered(each, last) for each, last in zip(shards, lasts, strict=True) if each.name == name])
@@ -243,7 +243,7 @@ _NOWHERE = server_identity.Place(system="", timeline="", lsn="").as_json()
 
 
 def kafka_checkpoints(config: HarvestConfig) -> Fetch:
-    """Return what reads the checkpoints of subscriptions in Kafka, under the names that they were written under."""
+    """Return a function that reads a shard's checkpoint in Kafka, under the names that it was written under."""
     settings = config.kafka_settings(for_producer=False)
 
     def fetch(shard: SubscriptionShard) -> Mapping[str, Any] | None:
@@ -279,7 +279,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
 
 
 def _delivered(shard: SubscriptionShard, last: Checkpoint | None) -> sql.Composable:
-    """Return the condition of what a shard has delivered of the rows that have the old server's transaction ids."""
+    """Return the condition for delivered rows of a shard, among those that have the old server's transaction ids."""
     if last is None or last.position is None:
         return sql.SQL("false")
     position = last.position

@@ -7,7 +7,7 @@
 Promises
 - The new shards begin where every old one ended: nothing is skipped, and nothing comes twice.
 - A leader of an old shard, dead or alive, can save nothing and deliver nothing of its own that the new ones have not
-  got behind them: it has stopped before its row goes, and what it would save after that is refused.
+  got behind them: it has stopped before its row goes, and a later save is refused.
 - If it cannot be done in time the shards go on as before.
 """
 
@@ -39,7 +39,7 @@ _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resharded:
-    """How many shards there were and are, and the snapshot between."""
+    """Number of shards before and after, and the snapshot between."""
 
     before: int
     after: int
@@ -47,7 +47,7 @@ class Resharded:
 
 
 class Resharding:
-    """A change of the number of shards. `tell` hears what is being waited for."""
+    """A change of the number of shards. `tell` is called with the shards that are waited for."""
 
     def __init__(
         self, subscriptions: Subscriptions, name: str, shards: int, *, tell: Callable[[str], None] = lambda _text: None
@@ -58,7 +58,7 @@ class Resharding:
         self._tell = tell
 
     def run(self, timeout_seconds: float) -> Resharded:
-        """Do it. Raises CheckpointError if the old shards do not come to one place in time: then they go on."""
+        """Change it. Raises CheckpointError if the old shards do not come to one place in time: then they go on."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
         self._subscriptions.readable(self._name)
@@ -81,9 +81,8 @@ class Resharding:
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
-        """Wait until every shard has stopped. Return the place where all of them stand: the one that they were told, or
-        where the last leaders left them, if these ended without hearing of it. None if one had passed the place before
-        it was told."""
+        """Wait until every shard has stopped. Return the place where all of them stand: the one that they were given,
+        or that of their last leaders, if these ended without reading it. None if one had passed the place before."""
         told: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
@@ -138,7 +137,7 @@ class Resharding:
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
 
     def _move_set_aside(self, rows: Sequence[SubscriptionShard]) -> None:
-        """Give what could not be sent to the shards that its keys belong to now, but what was sent after all."""
+        """Move parked ids to the shards that their keys belong to now; forget those that were sent after all."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
         if not outbox.parked_ids.exists(connection):
             return
@@ -152,7 +151,7 @@ class Resharding:
 
 
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:
-    """Tell whether its leader knew that it was to stop there, and has nothing left to do."""
+    """Return True if its checkpoint has this end, and no deferred records are left."""
     position = shard.checkpoint.position if shard.checkpoint is not None else None
     return position is not None and position.get("until") == str(at) and not position.get("deferred")
 
@@ -166,7 +165,7 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
 
 
 def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
-    """Return the snapshot at which all stand, if nobody leads them and what Postgres has is what counts."""
+    """Return the snapshot at which all stand, if nobody leads them and their checkpoints in Postgres count."""
     places = set()
     for each in shards:
         position = each.checkpoint.position if each.checkpoint is not None else None

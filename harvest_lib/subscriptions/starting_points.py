@@ -1,4 +1,4 @@
-"""Where a subscription may begin: `beginning`, `now`, or a snapshot, which belongs to the server it was taken on."""
+"""Starting points of a subscription: `beginning`, `now`, or a snapshot, which is of the server it was taken on."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -97,7 +97,7 @@ def refuse_other_servers(
 
 
 def position_at(source: str, at: Snapshot, server: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the position of a source that has delivered what a snapshot saw, or nearly so; `server` is where."""
+    """Return the position of a source that has delivered all that a snapshot saw, or nearly so; `server` is where."""
     make = transaction_id.position_at if source == transaction_id.NAME else snapshot.position_at
     return make(at, server)
 
@@ -112,7 +112,7 @@ def system_of(checkpoint: Checkpoint | None) -> str | None:
 
 
 def place_of(position: Mapping[str, Any]) -> Snapshot | None:
-    """Return the snapshot of which a position has delivered exactly what it saw, if there is one."""
+    """Return the snapshot that saw exactly the records that a position has delivered, if there is one."""
     if "cur" in position or position.get("deferred"):
         return None
     if "prev" in position:

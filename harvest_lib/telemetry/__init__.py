@@ -1,6 +1,6 @@
-"""Numbers and health of a process, for machines: counted where it works, read where somebody asks.
+"""Metrics and health of a process, for machines: counted where it works, read on request.
 
-| module | what it holds |
+| module | contents |
 | --- | --- |
 | `counts` | counters and histograms, filled by threads that work; those of the whole process |
 | `catalogue` | every metric by name, type, labels and meaning; `docs/metrics.md` is made of it |
@@ -9,10 +9,10 @@
 | `otel_metrics` | readings for OpenTelemetry, where the process has a meter provider |
 | `batch_span` | the span of messages that are sent, or processed, together |
 | `trace_context` | the span in which a record was written, as its headers |
-| `health` | what is healthy, and whether a backlog is being reduced |
+| `health` | health checks, and the time that a backlog was not reduced |
 | `server` | `/metrics`, `/livez`, `/readyz` and `/progress` over HTTP |
 
 Promises
-- Nothing is counted for each record, and nothing waits for whoever asks.
+- Nothing is counted for each record, and no work waits for a request.
 - No label holds a key or a value of a record. A label has a bounded number of values; the rest is `other`.
 """

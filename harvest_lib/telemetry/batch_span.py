@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 MOST_LINKS = 128
-"""What OpenTelemetry's SDK keeps of a span by default."""
+"""Links that OpenTelemetry's SDK keeps of a span by default."""
 
 
 class BatchSpan:
@@ -50,12 +50,12 @@ class BatchSpan:
 
     @property
     def room(self) -> int:
-        """Return how many links it takes yet; none if it is not recorded."""
+        """Return the number of links that it still takes; 0 if it is not recorded."""
         return MOST_LINKS - len(self._linked) if self.is_recorded else 0
 
     def link(self, traceparents: Iterable[str]) -> None:
-        """Link it to the spans that these name, each once; what is not well-formed names none. No more than there is
-        `room` for."""
+        """Link it to the spans that these name, each once; a malformed one names none. The caller gives at most as many
+        as there is `room` for."""
         for each in traceparents:
             if each not in self._linked and (context := context_of(each)) is not None:
                 self._linked.add(each)

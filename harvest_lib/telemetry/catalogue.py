@@ -1,6 +1,6 @@
 """Every metric: its name, type, labels and meaning. Nothing is reported that is not here.
 
-Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for what only grows. Bounds of
+Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for counters. Bounds of
 histograms are those of OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
 """
 
@@ -29,14 +29,14 @@ class Metric:
 
 
 Reading = tuple[Metric, Mapping[Labels, float | HistogramReading]]
-"""What a metric is now, by its labels."""
+"""Present values of a metric, by its labels."""
 
 
 class Readings(Protocol):
-    """Whatever has metrics."""
+    """A source of metrics."""
 
     def readings(self) -> Iterable[Reading]:
-        """Return what they are now. Called by several threads."""
+        """Return their present values. Called by several threads."""
         ...
 
 
@@ -176,7 +176,7 @@ PARTITIONS_ADDED = _gauge(
     "topic",
 )
 
-# -- whoever reads topics: consumers, pipelines
+# -- readers of topics: consumers, pipelines
 
 UNREAD_RECORDS = _gauge(
     "harvest_unread_records", "Offsets from what is read next to the end of the partition.", *("topic", "partition")

@@ -10,34 +10,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 OTHER = "other"
-"""The value of a label beyond those that are told apart."""
+"""The value of a label beyond the limit of series."""
 MOST_SERIES = 100
-"""So many series a counter tells apart. Names come from outside: without a limit each would take memory, here and in
+"""Limit of the series of a counter. Names come from outside: without a limit each would take memory, here and in
 Prometheus."""
 
 _BITS = 32
-"""More than any amount has that is added at once."""
+"""Bits of a sum's amounts: more than any amount has that is added at once."""
 _LONGEST_VALUE = 200
 """A longer value of a label is cut off: a name from outside must not fill the page."""
 
 Labels = tuple[str, ...]
 
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
-"""In seconds: the bounds that OpenTelemetry's conventions advise for messaging, and two beyond for what waits."""
+"""In seconds: the bounds that OpenTelemetry's conventions advise for messaging, and two beyond for waits."""
 AGE_BOUNDS = (*DURATION_BOUNDS, 300.0, 1_800.0, 7_200.0, 86_400.0)
-"""In seconds, for what may have waited in a backlog."""
+"""In seconds, for records that may have waited in a backlog."""
 
 
 def safe_value(value: str) -> str:
-    """Return a label's value as UTF-8 can have it."""
+    """Return a label's value, shortened, with characters escaped that UTF-8 cannot encode."""
     return value[:_LONGEST_VALUE].encode("utf-8", "backslashreplace").decode()
 
 
 class Counts:
     """Counts that only grow, by labels.
 
-    To add takes no lock, so it may be done wherever a client calls back: with an exception set, as some calls come, a
-    lock is taken and never let go.
+    `add` takes no lock, so it may be called wherever a client calls back: with an exception set, as some calls come, a
+    lock is taken and never released.
     """
 
     def __init__(self, most: int = MOST_SERIES) -> None:
@@ -65,7 +65,7 @@ class Counts:
 class _Sum:
     """A sum, kept as how often each power of two was added: a counter in C does that in one step, among all threads.
 
-    Such a counter tells what it is at only as it counts. So whoever reads counts, and subtracts that.
+    Such a counter returns its value only as it counts. So each read counts once, and subtracts the reads before.
     """
 
     __slots__ = ("_powers", "_reads")
@@ -80,21 +80,21 @@ class _Sum:
                 next(self._powers[power])
 
     def read(self) -> int:
-        """Return it. By one thread at a time."""
+        """Return the sum. By one thread at a time."""
         reads, self._reads = self._reads, self._reads + 1
         return sum((next(each) - reads) << power for power, each in enumerate(self._powers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramReading:
-    """How many values were at or below each bound, the last one infinity, and the sum of all."""
+    """Number of values at or below each bound, the last one infinity, and the sum of all."""
 
     buckets: Sequence[tuple[float, int]]
     total: float
 
 
 class Histogram:
-    """Values in buckets, by labels; these are few, and known to who adds."""
+    """Values in buckets, by labels; these are few, and known to the caller."""
 
     def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
         self._bounds = bounds

@@ -13,7 +13,7 @@ from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
 
 
 class Collector:
-    """What `prometheus_client` registers: `REGISTRY.register(Collector(…))` adds our metrics to a registry of yours."""
+    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds our metrics to a registry of yours."""
 
     def __init__(self, *sources: Readings) -> None:
         self._sources = sources
@@ -23,14 +23,14 @@ class Collector:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the metrics are now."""
+        """Yield the present values of the metrics."""
         for source in self._sources:
             for metric, series in source.readings():
                 yield _family(metric, series)
 
 
 def page(collector: Collector) -> Callable[[str], tuple[bytes, str]]:
-    """Return what makes the page of `/metrics`, and its type, for a header `Accept`; with numbers of the process."""
+    """Return the function that renders `/metrics`, and its type, for a header `Accept`; with numbers of the process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     ProcessCollector(registry=registry)

@@ -1,8 +1,8 @@
-"""What healthy means. Decides, and does no I/O.
+"""Definition of healthy. Decides, and does no I/O.
 
 - *live*: the process turns. If not, only a new one helps.
 - *ready*: it leads, or stands by and would lead: it could take over now.
-- *progress*: what waits is being reduced, by whomever. The process may think what it wants: this is seen from outside.
+- *progress*: the backlog is being reduced, by any process. This is seen from outside, whatever the process reports.
 """
 
 from collections.abc import Hashable
@@ -10,35 +10,35 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DEFAULT_WITHIN_SECONDS = 60.0
-"""How long a backlog may go without being reduced, where `/progress` is not asked about another time."""
+"""Time that a backlog may go without being reduced, where `/progress` is not asked about another time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether something is healthy, and why, or why not."""
+    """Result of a health check, and the reason for it."""
 
     is_healthy: bool
     reason: str
 
 
 class Health(Protocol):
-    """What can be asked about a process. Called by several threads; answers soon, whatever the servers do."""
+    """Health checks of a process. Called by several threads; answers soon, whatever the servers do."""
 
     def live(self) -> Verdict:
-        """Tell whether the process turns."""
+        """Return a healthy verdict if the process turns."""
         ...
 
     def ready(self) -> Verdict:
-        """Tell whether it works, or could take over."""
+        """Return a healthy verdict if it works, or could take over."""
         ...
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Tell whether what waits was reduced within a time."""
+        """Return a healthy verdict if the backlog was reduced within a time."""
         ...
 
 
 class ProgressWatch:
-    """Finds out from observations for how long a backlog was not reduced. Times are of a clock that is not set.
+    """Derives from observations the time that a backlog was not reduced. Times are of a clock that is not set.
 
     Between two observations nothing is known: a backlog that is seen for the first time has not stalled yet, unless it
     is known for how long nothing was done (`quiet_seconds`). Used by one thread.
@@ -53,8 +53,8 @@ class ProgressWatch:
     def observe(
         self, now: float, mark: Hashable, *, waits: bool, age_seconds: float | None, quiet_seconds: float = 0.0
     ) -> None:
-        """Take what was seen: whether anything waits, for how long the oldest has, and a `mark` that changes with each
-        record that is done."""
+        """Take an observation: `waits` if there is a backlog, the age of its oldest record, and a `mark` that changes
+        with each record that is done."""
         known = age_seconds if age_seconds else float("inf")  # 0: of a writer whose clock is ahead
         if not waits or (self._good_at is not None and mark != self._mark):
             self._good_at = now

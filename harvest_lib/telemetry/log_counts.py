@@ -1,4 +1,4 @@
-"""How often each event was logged as a warning or worse: whatever has a name in the log has a number too."""
+"""Counts of events logged as a warning or worse: each event that has a name in the log has a number too."""
 
 import logging
 import re

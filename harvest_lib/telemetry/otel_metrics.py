@@ -1,8 +1,8 @@
 """The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider. Nothing is counted for it.
 
 A name is the one of Prometheus with a point after `harvest`, without `_total` and `_seconds`, which are said otherwise;
-so it is the same again where a collector writes for Prometheus. What OpenTelemetry's conventions for messaging have a
-name for is reported under that name too. Histograms are left out: its instruments for them would count by themselves.
+so it is the same again where a collector writes for Prometheus. Metrics that OpenTelemetry's conventions for messaging
+name are reported under that name too. Histograms are left out: its instruments for them would count by themselves.
 
 One harvester, consumer or pipeline of a process is reported at a time; of two that are alike the later one.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _API = "opentelemetry.metrics"
-"""Where the providers are that report nothing."""
+"""Module of the providers that report nothing."""
 _MESSAGE = "{message}"
 
 
 class _Instrument(NamedTuple):
-    """How a metric is reported: `attributes` are those of each of its series, `labels` the names of its labels."""
+    """Form of a reported metric: `attributes` are those of each of its series, `labels` the names of its labels."""
 
     metric: Metric
     name: str
@@ -74,7 +74,7 @@ _BY_CONVENTION = [
 
 
 class _Reported:
-    """What is reported to one meter provider: its instruments, and whose numbers they are."""
+    """Instruments of one meter provider, and the sources of their numbers."""
 
     def __init__(self, meter: "Meter") -> None:
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class _Reported:
                 meter.create_observable_gauge(each.name, observe, unit, meaning)
 
     def add(self, source: Readings) -> None:
-        """Report a source from now on, and no longer what has ended."""
+        """Report a source from now on, and ended ones no longer."""
         with self._lock:
             self._sources = [each for each in self._sources if not isinstance(each, _Ended)] + [source]
 
@@ -111,7 +111,7 @@ class _Reported:
         return observe
 
     def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
-        """Return what a metric is now. All are read at once, when one is asked for that was told of since."""
+        """Return the present series of a metric. All are read at once: again when one is asked for a second time."""
         with self._lock:
             if instrument.name in self._told or not self._told:
                 self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}
@@ -122,7 +122,7 @@ class _Reported:
 
 
 class _Ended:
-    """The last readings of what has ended."""
+    """The last readings of a source that has ended."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._readings = readings
@@ -132,7 +132,7 @@ class _Ended:
 
 
 def _read(source: Readings) -> Sequence[Reading]:
-    """Return what the numbers of a source are; none if that is more than it can say."""
+    """Return the readings of a source; none if it raises."""
     try:
         return [*source.readings()]
     except Exception:  # noqa: BLE001 - a number that is missing must end nothing
@@ -145,14 +145,14 @@ _reporting = threading.Lock()
 
 
 def is_reported() -> bool:
-    """Tell whether the process has a meter provider."""
+    """Return True if the process has a meter provider."""
     return _configured_provider() is not None
 
 
 @contextmanager
 def reported(subject: Readings) -> Iterator[None]:
-    """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. What they
-    were at its end is reported from then on."""
+    """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. Their last
+    values are reported from then on."""
     provider = _configured_provider()
     if provider is None:
         yield

@@ -1,4 +1,4 @@
-"""What every process has numbers of, whatever it does."""
+"""Metrics of every process, whatever it does."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ class ProcessReadings:
         return self._log.counting()
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what the metrics are now."""
+        """Yield the present values of the metrics."""
         yield catalogue.KAFKA_ERRORS, KAFKA_ERRORS.read()
         yield catalogue.POSTGRES_CONNECTIONS, {("opened",): 0, ("failed",): 0, **POSTGRES_CONNECTIONS.read()}
         yield catalogue.LOG_EVENTS, self._log.counts.read()

@@ -1,7 +1,7 @@
 """The HTTP server of `--listen`: `/metrics`, `/livez`, `/readyz`, `/progress`.
 
 Promises
-- Whoever asks holds up nobody: each has a thread, of which there are few, and seconds to ask and to listen. Where all
+- No client holds up another: each has a thread, of which there are few, and seconds to ask and to listen. Where all
   are taken, the one that has been there longest is hung up on.
 - An address that cannot be had is an error before anything starts.
 - It answers while Postgres and Kafka are away, and says so.
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
-"""How long a client may keep us waiting for its next bytes, or for taking ours."""
+"""Limit of the wait for a client to send its next bytes, or to take ours."""
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _PATHS = "/metrics\n/livez\n/readyz\n/progress?seconds=60\n"
@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class Subject(Readings, Health, Protocol):
-    """Whose numbers and health are served."""
+    """Source of the numbers and the health that are served."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -149,7 +149,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def hang_up(self, most: int) -> None:
-        """Hang up on those who have been there longest, until `most` are left."""
+        """Hang up on the clients that have been there longest, until `most` are left."""
         with self._clients_lock:
             while len(self._clients) > most:
                 oldest = next(iter(self._clients))

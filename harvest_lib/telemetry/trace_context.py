@@ -1,6 +1,6 @@
 """The W3C trace context of records, where the process uses OpenTelemetry.
 
-OpenTelemetry is never imported for it: whoever has a current span or a tracer provider has imported it.
+OpenTelemetry is never imported for it: a process that has a current span or a tracer provider has imported it.
 """
 
 import re
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext, Tracer
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-"""The headers of a record that say in which span it was written."""
+"""The headers of a record that name the span it was written in."""
 TRACEPARENT_CHARS = 55
 """Of version 00, the only one there is."""
 _SAMPLED = "13579bdf"
-"""What the flags end with where the lowest one is set."""
+"""Last digits of flags of which the lowest one is set."""
 _PARTS = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SCOPE = "harvest_lib"
 """The name of our tracer and our meter."""
 
 
 def is_imported(module: str) -> bool:
-    """Tell whether the process has imported a module of OpenTelemetry."""
+    """Return True if the process has imported a module of OpenTelemetry."""
     return sys.modules.get(f"opentelemetry.{module}") is not None
 
 
@@ -57,7 +57,7 @@ def configured_tracer() -> "Tracer | None":
 
 
 def is_sampled(value: str) -> bool:
-    """Tell whether the value of a header may be a `traceparent`, of a span that is recorded."""
+    """Return True if the value of a header may be a `traceparent`, of a span that is recorded."""
     return len(value) == TRACEPARENT_CHARS and value.isascii() and value[-1] in _SAMPLED
 
 

@@ -1,4 +1,4 @@
-"""Faults on real processes, and a verdict on what came of them.
+"""Faults on real processes, and a verdict on their outcome.
 
     writers ─► Postgres ─► links ─► harvesters ─► links ─► Kafka ─► readers
        │                              │                               │

@@ -1,4 +1,4 @@
-"""What promises are judged by once a run is over, beside what the checker finds in its history."""
+"""Checks of promises once a run is over, beside the checker's findings in its history."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from harvest_lib.audit.history.events import Poll, Term
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
-    """What came of a fault. `at` is when it began, by the boot clock, and `leader` the process that led then; `terms`
+    """Outcome of a fault. `at` is when it began, by the boot clock, and `leader` the process that led then; `terms`
     are all of the run, by time; `copies` are the duplicates that were found."""
 
     at: float
@@ -29,7 +29,7 @@ class Aftermath:
 
 
 Check = Callable[[Aftermath], str | None]
-"""Returns what was not kept, None if all was."""
+"""Returns the broken promise, None if it was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def led_within(seconds: float) -> Check:
 
 
 def nothing_repeats(after: Aftermath) -> str | None:
-    """Make sure that nothing of what the leader had sent was sent again by another."""
+    """Make sure that no record that the leader had sent was sent again by another."""
     leader_ids = after.leader_ids
     for copy in after.copies:
         first, again = (event.records[0].leader_id for event in copy.events if isinstance(event, Poll))

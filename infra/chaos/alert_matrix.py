@@ -1,4 +1,4 @@
-"""Which alerts a fault fires, found out by a run: a Prometheus scrapes a pool that is used, and a fault is injected.
+"""Alerts that each fault fires, found out by a run: a Prometheus scrapes a pool that is used, and a fault is injected.
 
 Rules say minutes, so the run has a copy of them in which all times are divided by one factor, and so are the intervals
 of Prometheus and the session timeout of the pool. Each fault has a Prometheus of its own, which has seen nothing
@@ -27,12 +27,12 @@ FACTOR = 10.0
 SESSION_SECONDS = 3.0
 """A tenth of the default would be less than a loaded machine keeps to."""
 OTHER_FACTORS = dict.fromkeys(("HarvestNoLeader", "HarvestDown"), 10 / SESSION_SECONDS)
-"""What waits for a failover, or for processes to start, is divided by as much as the session timeout (10 s)."""
+"""Alerts that wait for a failover, or for processes to start, are divided by as much as the session timeout (10 s)."""
 _INTERVAL_SECONDS = 15.0 / FACTOR
 """Prometheus' own default is a minute; the probes and examples here say 15 s."""
 ALLOWED_SECONDS = 10.0
 """An alert is this late at most, and lasts this much longer at most: two intervals, the session timeout, a second until
-the database is asked again, and what a loaded machine takes. None of these but the intervals is divided."""
+the database is asked again, and the delays of a loaded machine. None of these but the intervals is divided."""
 _EARLY_SECONDS = 2 * _INTERVAL_SECONDS
 """A backlog may have an age before the fault."""
 _READY_SECONDS = 60.0
@@ -44,7 +44,7 @@ _THREADS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiredAlert:
     """An alert that a fault has fired: with its labels and the value that it had then, so long after the fault was
-    injected, until so long after it was undone and what it left was caught up with."""
+    injected, until so long after it was undone and the pool had caught up."""
 
     alert: str
     labels: Mapping[str, str]
@@ -55,7 +55,7 @@ class FiredAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What a fault has fired, how long injecting it took, how long it lasted, and what still fired at the end."""
+    """Alerts that a fault has fired, the time to inject it, its duration, and alerts that still fired at the end."""
 
     case: Case
     injecting_seconds: float
@@ -93,7 +93,7 @@ def scaled_rules_of_run(factor: float = FACTOR) -> tuple[Mapping[str, object], M
 def run(
     cases: Sequence[Case], *, brokers: int, folder: Path, parts: Path, say: Callable[[str], None]
 ) -> Iterator[Episode]:
-    """Inject the faults of the cases, one after the other, and yield what came of each. The folder is empty.
+    """Inject the faults of the cases, one after the other, and yield the episode of each. The folder is empty.
 
     Raises StackError when the system does not come up, or does not come back after a fault.
     """
@@ -161,7 +161,7 @@ def _episode(case: Case, load: UnderLoad, folder: Path) -> Episode:
                 ended_seconds=max(0.0, each.until + _INTERVAL_SECONDS - recovered),
             )
             for each in prometheus.fired()
-            if each.until >= began  # what the wait for a pool that is well has seen is not of the fault
+            if each.until >= began  # alerts during the wait for a healthy pool are not of the fault
         ]
     return Episode(case=case, injecting_seconds=injected - began, lasted_seconds=lasted, fired=fired, left=left)
 
@@ -185,7 +185,7 @@ def _left(prometheus: Prometheus, window_seconds: float) -> list[str]:
 
 
 def _value(prometheus: Prometheus, rule: ScaledRule, firing: Firing) -> float | None:
-    """Return what a rule's expression was when its alert began to fire."""
+    """Return the value of a rule's expression when its alert began to fire."""
     for labels, value in prometheus.query(rule.expression, at=firing.since):
         if labels.items() <= firing.labels.items():
             return value

@@ -23,7 +23,7 @@ BROKERS = 3
 
 
 def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, command: str, minutes: float) -> str:
-    """Return the table of what each fault has fired, with what it comes from. Times are those of the run."""
+    """Return the table of alerts by fault, with its origin. Times are those of the run."""
     _, rules = scaled_rules_of_run()
     wrong = [sentence for each in episodes for sentence in each.wrong(rules)]
     lines = [

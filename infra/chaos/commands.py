@@ -1,4 +1,4 @@
-"""What an operator does."""
+"""Commands of an operator."""
 
 import subprocess
 import sys

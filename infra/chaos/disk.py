@@ -12,13 +12,13 @@ from infra.chaos.namespaces import run
 from infra.waiting import until
 
 _ROOM_BYTES = 4 * 1024**3
-"""A limit, which no run comes near; memory is taken by what is in it."""
+"""A limit, which no run comes near; memory is taken by its content."""
 _TRY_SECONDS = 10.0
 _TICK_SECONDS = 0.01
 
 
 class Disk:
-    """What is below a folder from now on, in memory."""
+    """A folder whose content is in memory from now on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class Disk:
         )
 
     def is_full(self) -> bool:
-        """Tell whether a write fails for want of room."""
+        """Return True if a write fails for want of room."""
         probe = self._folder / ".probe"
         try:
             probe.write_bytes(bytes(1))
@@ -54,7 +54,7 @@ class Disk:
         self._limit(_ROOM_BYTES)
 
     def _limit(self, size_bytes: int) -> bool:
-        """Set the limit, and tell whether that was accepted: it is not below what is used by now."""
+        """Set the limit, and return True if that was accepted: it is not below the bytes used by now."""
         try:
             _mount("-o", f"remount,size={size_bytes}", str(self._folder))
         except subprocess.CalledProcessError:

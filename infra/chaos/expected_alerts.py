@@ -1,7 +1,7 @@
-"""Which alerts each fault should fire, and no other. Times here are those of the rules, before they are divided.
+"""Alerts that each fault should fire, and no other. Times here are those of the rules, before they are divided.
 
-A fault of one process, link or broker of several fires nothing, however long it lasts: the others go on. A fault of
-what all need fires what the rules say, once it has lasted for as long as they say. A leader that Kafka has elected goes
+A fault of one process, link or broker of several fires nothing, however long it lasts: the others go on. A fault of a
+shared part fires the alerts of the rules, once it has lasted as long as they say. A leader that Kafka has elected goes
 on leading while it alone is cut off from Postgres: it is heard by Kafka, so somebody is called who ends it.
 """
 
@@ -29,7 +29,7 @@ MODES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A fault that lasts for so long, and the alerts that it should fire. Where a fault draws what it does, the seed
+    """A fault that lasts for so long, and the alerts that it should fire. Where a fault draws its action, the seed
     decides that, and `variant` names it."""
 
     fault: str

@@ -1,4 +1,4 @@
-"""The reader that follows the topic all along, and what it will have to have read."""
+"""The reader that follows the topic all along, and the events that it has to read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ with Links() as links:
     link.cut()                      # connections end, new ones at once
     link.hold(Direction.TO_SERVER)  # half open: connections stay, nothing passes in that direction
     link.delay(0.1)                 # seconds, in each direction
-    link.heal()                     # all of it undone; what was held comes, in order
+    link.heal()                     # all of it undone; held bytes come, in order
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _NEITHER = Direction(0)
 
 
 class Link:
-    """One stretch. Made by `Links.add`; may be told what to do from any thread."""
+    """One stretch. Made by `Links.add`; its methods may be called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
@@ -51,12 +51,12 @@ class Link:
     def forward_to(
         self, host: str, port: int, *, inside: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """Lead what connects from now on to this address; `inside` has a thread in the network that it is in."""
+        """Lead new connections to this address; `inside` has a thread in the network that it is in."""
         self._target, self._inside = (host, port), inside
 
     @property
     def connections(self) -> int:
-        """How many go through it."""
+        """Connections through it."""
         return len(self._writers) // 2
 
     def cut(self) -> None:
@@ -142,8 +142,8 @@ class Links:
         self._servers: list[asyncio.Server] = []
 
     def add(self, host: str = "127.0.0.1") -> Link:
-        """Return a new link, which listens in the network of the calling thread. It leads nowhere until it is told
-        where to."""
+        """Return a new link, which listens in the network of the calling thread. It leads nowhere before
+        `forward_to`."""
         link = Link(self._loop, host)
         listening = asyncio.run_coroutine_threadsafe(link._listen(), self._loop)  # noqa: SLF001 - made here
         self._servers.append(listening.result(_STOP_SECONDS))

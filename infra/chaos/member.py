@@ -27,12 +27,12 @@ class Member:
         self._link()
         self.harvester: Harvester | None = None
         self.history = Path()
-        """What its last process wrote down."""
+        """The history of its last process."""
         self._config = folder / f"{name}.yaml"
         self._folder = folder
         self._started = 0
         self.port = 0
-        """Where they serve them, 0 where they do not."""
+        """The port of the metrics of its harvesters, 0 where they have none."""
 
     def move(self, path: NetworkPath) -> None:
         """Have its harvesters at the end of a network path, and its links where they are reached from there."""
@@ -54,7 +54,7 @@ class Member:
 
     @property
     def is_started(self) -> bool:
-        """Whether its process has found all it needs."""
+        """True if its process has found all it needs."""
         if self.harvester is not None:
             self.harvester.look()
         return self.harvester is not None and self.harvester.started
@@ -74,7 +74,7 @@ class Member:
         return harvester.lead if harvester.process.pid is not None else None
 
     def start(self, config: str, hand_over: str) -> None:
-        """Start a new process in this place. `hand_over` is what `HARVEST_IMPL` says to it."""
+        """Start a new process in this place. `hand_over` is its value of `HARVEST_IMPL`."""
         self._started += 1
         self._config.write_text(config)
         self._config.chmod(0o600)
@@ -92,6 +92,6 @@ class Member:
             self.harvester.start()
 
     def heal(self) -> None:
-        """Undo what was done to its links."""
+        """Undo all faults of its links."""
         for link in (self.postgres, *self.kafka):
             link.heal()

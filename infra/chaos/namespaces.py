@@ -1,4 +1,4 @@
-"""Namespaces of the kernel, made by the calling thread: what happens in them concerns nobody else on the machine.
+"""Namespaces of the kernel, made by the calling thread: events in them concern nobody else on the machine.
 
 A namespace lasts as long as somebody is in it or holds it open, so nothing is left of any, however we end. Processes
 are in those of the thread that starts them. Takes root, on Linux.
@@ -20,12 +20,12 @@ _HOW = "run it as root on Linux, in a container with the capability SYS_ADMIN"
 
 
 def mounts_lacking() -> str | None:
-    """Say what is lacking for file systems of our own, None when nothing is."""
+    """Return the reason why there can be no file systems of our own, None if there can."""
     return _lacking_of(_NEW_MOUNTS, "mount", "mount")
 
 
 def networks_lacking() -> str | None:
-    """Say what is lacking for networks of our own, None when nothing is."""
+    """Return the reason why there can be no networks of our own, None if there can."""
     return _lacking_of(_NEW_NETWORK, "ip", "iproute2")
 
 
@@ -51,7 +51,7 @@ def _lacking_of(kind: int, program: str, package: str) -> str | None:
 
 @contextmanager
 def own_mounts() -> Iterator[None]:
-    """Have the calling thread, and what it starts meanwhile, see mounts of its own."""
+    """Have the calling thread, and processes it starts meanwhile, see mounts of its own."""
     with _apart(_NEW_MOUNTS, "mnt"):
         run("mount", "--make-rprivate", "/")
         yield
@@ -66,7 +66,7 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Have the calling thread in there, and what it starts; sockets stay where they were made."""
+        """Have the calling thread in there, and processes it starts; sockets stay where they were made."""
         before = os.open(_current("net"), os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(self._held, _NEW_NETWORK)
@@ -105,7 +105,7 @@ def _apart(kind: int, name: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with suppress(OSError):  # threads that outlive it may keep us in there, which is not what is wrong
+            with suppress(OSError):  # threads that outlive it may keep us in there, which is not the error
                 _back(before, kind, folder)
             raise
         _back(before, kind, folder)
@@ -134,12 +134,12 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def has_program(name: str) -> bool:
-    """Tell whether there is a program of that name, for root."""
+    """Return True if there is a program of that name, for root."""
     return shutil.which(name, path=_path()) is not None
 
 
 def run(*command: str) -> str:
-    """Run a program of root's, and return what it says. Raises CalledProcessError."""
+    """Run a program of root's, and return its output. Raises CalledProcessError."""
     done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "PATH": _path()})
     return done.stdout
 

@@ -1,6 +1,6 @@
 """A network path between a harvester and its servers: two network namespaces, and a pair of devices between them.
 
-The harvester is at the far end and has no other network. What listens for it is made at the near end, as sockets belong
+The harvester is at the far end and has no other network. Listeners for it are made at the near end, as sockets belong
 to the network they were made in. Packets are lost by addressing them to nobody: the kernel sends them, and who gets
 them drops them; each direction can be cut alone. Neither end is connected to the machine's own network. The kernel
 removes both when no process holds them, however the run ends.
@@ -38,11 +38,11 @@ class NetworkPath:
             _send(network, other, _HARDWARE[other])
 
     def at_servers(self) -> AbstractContextManager[None]:
-        """Have the calling thread at the near end, for what listens."""
+        """Have the calling thread at the near end, for listeners."""
         return self._near.inside()
 
     def at_harvester(self) -> AbstractContextManager[None]:
-        """Have the calling thread at the far end, for what it starts."""
+        """Have the calling thread at the far end, for processes it starts."""
         return self._far.inside()
 
     def lose(self, direction: Direction = Direction.BOTH) -> None:

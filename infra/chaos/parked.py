@@ -1,4 +1,4 @@
-"""What an operator does about records that harvesters cannot send."""
+"""Actions of an operator on records that harvesters cannot send."""
 
 from typing import Any
 

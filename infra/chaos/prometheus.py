@@ -1,6 +1,6 @@
 """A Prometheus of a run's own: it scrapes the harvesters, evaluates rules, and tells which alerts there were and when.
 
-It begins with no data, so what happened before it was started is not in any range that a rule looks at.
+It begins with no data, so events before its start are not in any range that a rule looks at.
 """
 
 import signal
@@ -26,7 +26,7 @@ _KEPT = "1d"
 
 
 def prometheus_lacking() -> str | None:
-    """Say what is lacking for a Prometheus, None when nothing is."""
+    """Return the reason why there is no Prometheus, None if there is one."""
     try:
         find_prometheus()
     except StackError as error:
@@ -85,7 +85,7 @@ class Prometheus:
         return [(each["metric"], float(each["value"][1])) for each in self._ask("query", asked)["result"]]
 
     def fired(self) -> list[Firing]:
-        """Return all alerts that have fired, by when they did: what each evaluation said, so that none is missed. One
+        """Return all alerts that have fired, by their start, as each evaluation found, so that none is missed. One
         that ended and fired again is there twice."""
         found = []
         for each in self._ask("query", {"query": f"{_FIRING}[{_KEPT}]"})["result"]:

@@ -1,4 +1,4 @@
-"""Readers that note what they get: one that follows the topic all along, and one that reads all of it at the end."""
+"""Readers that note their records: one that follows the topic all along, and one that reads all of it at the end."""
 
 import json
 import threading
@@ -50,7 +50,7 @@ class Reader:
         self.seen: set[str] = set()
         """The events that were read."""
         self.has_read = False
-        """Whether anything was, of the topic that it follows now."""
+        """True if anything was read of the topic that it follows now."""
 
     def __enter__(self) -> Self:
         self.begin()
@@ -81,7 +81,7 @@ class Reader:
             consumer.close()
 
     def read_all(self) -> None:
-        """Read what there is now, in place of following; raises KafkaException when the servers do not answer."""
+        """Read all that there is now, in place of following; raises KafkaException when the servers do not answer."""
         consumer = self._assigned()
         try:
             places = [TopicPartition(self._topic, number) for number in range(self._partitions)]

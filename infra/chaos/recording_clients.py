@@ -1,4 +1,4 @@
-"""`harvest run` that records what it does: `python -m infra.chaos.recording_clients HISTORY run -f …`.
+"""`harvest run` that records its operations: `python -m infra.chaos.recording_clients HISTORY run -f …`.
 
 It wraps the parts of a harvester where they are constructed; the product does not depend on it. It costs a report for
 each record, which batches do without, and a line for each event.
@@ -80,7 +80,7 @@ class Recorder:
         self.tell(Produce, "invoke", leader_id=leader_id, id=outbox_id, event=event)
 
     def landed(self, sent: tuple[str, int], place: Place, reason: str | None) -> None:
-        """Record what became of a record, by its leader id and outbox id."""
+        """Record the outcome of a send, by its leader id and outbox id."""
         topic, partition, offset = place
         said = {"leader_id": sent[0], "id": sent[1], "topic": topic, "partition": partition}
         if reason is None and offset is not None:
@@ -262,7 +262,7 @@ class RecordedStore:
 
 
 class RecordedBatches:
-    """A guarantee: what was committed in a transaction has stored its checkpoint."""
+    """A guarantee whose commits in a transaction are recorded as writes of the checkpoint."""
 
     def __init__(self, recorder: Recorder, guarantee: Any, shard: int) -> None:
         self._recorder, self._guarantee = recorder, guarantee

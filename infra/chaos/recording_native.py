@@ -1,4 +1,4 @@
-"""Records what is handed over natively: the records that no producer in Python sees, and what became of each.
+"""Recorder of native hand-over: the records that no producer in Python sees, and the outcome of each.
 
 The producer is the client's own and the library in C hands over: neither is replaced. Rows are read beside it, before
 they go. Acknowledgements are heard by a second interceptor, in Python, which is added where the library adds its own.
@@ -23,11 +23,11 @@ from harvest_lib.native import MALFORMED, NativeRows, NativeSender, error_of, li
 from harvest_lib.record import ID, VALUE
 
 Outbound = Callable[[str, int, str], None]
-"""Told of a record before it is handed over: leader id, outbox id, event."""
+"""Called with a record before it is handed over: leader id, outbox id, event."""
 Place = tuple[str | None, int | None, int | None]
 """Topic, partition and offset of a record, as far as they are known."""
 Landed = Callable[[tuple[str, int], Place, str | None], None]
-"""Told what became of it: its leader id and outbox id, where it is, and the reason why it is nowhere."""
+"""Called with its outcome: its leader id and outbox id, its place, and the reason why it has none."""
 
 _ADDS_INTERCEPTOR = "rd_kafka_interceptor_add_on_acknowledgement"
 _NAME = b"chaos"
@@ -64,7 +64,7 @@ def count_handed_over(histories: Path) -> int:
 
 
 class NativeRecorder:
-    """Records what native senders of this process do from now on, of producers that `provider` makes."""
+    """Records sends of this process's native senders from now on, of producers that `provider` makes."""
 
     def __init__(
         self, history: Path, provider: object, outbound: Outbound, landed: Landed, is_off: Callable[[], bool]
@@ -94,7 +94,7 @@ class NativeRecorder:
 
     def made(self, make: Callable[[], Any]) -> Any:
         """Return the producer that `make` makes. One that we listen to purges without the interpreter's lock, which the
-        client keeps meanwhile: librdkafka waits for its threads to have told us."""
+        client keeps meanwhile: librdkafka waits until its threads have notified us."""
         self._made.producer = None
         producer = make()
         if (handle := self._made.producer) is not None:

@@ -1,4 +1,4 @@
-"""What came of runs: as JSON, for a terminal, and as the table of faults in the documentation."""
+"""Results of runs: as JSON, for a terminal, and as the table of faults in the documentation."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,13 +28,13 @@ def duplicates(outcome: Outcome) -> int:
 
 
 def unexplained(outcome: Outcome) -> int:
-    """Count what the promise does not allow, and promises of faults that were not kept."""
+    """Count findings that the promise does not allow, and promises of faults that were not kept."""
     return sum(outcome.verdict.unexplained.values()) + len(outcome.broken)
 
 
 def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return of each run in which nothing was at stake what was missing: faults, commits, deliveries, or records that
-    were handed over as it says."""
+    """Return a sentence for each run with nothing at stake: no faults, no commits, no deliveries, or no records that
+    were handed over as planned."""
     wanted: Mapping[str, Callable[[Outcome], object]] = {
         "no fault was injected": lambda each: each.injected,
         "no record was committed": lambda each: each.committed,
@@ -74,7 +74,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def markdown(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
-    """Return the same for the documentation, with what it comes from."""
+    """Return the same for the documentation, with its origin."""
     sums = document(outcomes, left_out)
     modes = ", ".join(dict.fromkeys(f"`{each.plan.mode.source}` + `{each.plan.mode.delivery}`" for each in outcomes))
     under_fire = {

@@ -1,6 +1,6 @@
-"""Whom harvesters come to Postgres as: a role with what `harvest grants` prints, and nothing more.
+"""Role of the harvesters in Postgres, with the grants that `harvest grants` prints, and nothing more.
 
-It may read where a timeline forked as well, as an operator lets it who wants to do nothing after a failover.
+It may also read where a timeline forked, as an operator allows who wants no work after a failover.
 """
 
 import secrets
@@ -42,7 +42,7 @@ class Role:
         return make_conninfo(dsn, user=NAME, password=self._password)
 
     def grant(self) -> None:
-        """Give it what it needs."""
+        """Give it the rights that it needs."""
         self._run(self._grants.script().encode())
 
     def revoke(self) -> None:

@@ -31,7 +31,7 @@ DUPLICATES: tuple[Anomaly, ...] = ("duplicate-adjacent", "duplicate-separated", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
-    """What to do. `rate` is in records per second."""
+    """Plan of a run. `rate` is in records per second."""
 
     seed: int
     seconds: float
@@ -55,7 +55,7 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run. `history` is the folder with its events; under fire it was for `fire_seconds`. Records that
+    """Outcome of a run. `history` is the folder with its events; under fire it was for `fire_seconds`. Records that
     were handed over natively are counted each time."""
 
     plan: ChaosPlan
@@ -71,8 +71,8 @@ class Outcome:
 
 
 def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
-    """Do it, in a folder that is empty; the history stays there. `schedule` has the faults; `say` is told of each step,
-    in a line.
+    """Do it, in a folder that is empty; the history stays there. `schedule` has the faults; `say` gets a line for
+    each step.
 
     Raises StackError when the system does not come up, or its servers do not come back after a fault.
     """
@@ -115,7 +115,7 @@ def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Cal
 
 
 def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
-    """Check the history in a folder against what the mode promises; return also how many records were committed, and
+    """Check the history in a folder against the mode's promise; return also how many records were committed, and
     neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
     promise = Promise(
         delivery="transactional" if mode.exactly_once else "at_least_once",
@@ -150,7 +150,7 @@ def not_kept(injected: Sequence[InjectedFault], terms: Sequence[Term], verdict: 
 
 
 def _broken(what: str, wait: Callable[[], None]) -> list[Broken]:
-    """Wait for what was promised; return what was not kept."""
+    """Wait for a promise; return it if it was not kept."""
     try:
         wait()
     except StackError as error:
@@ -212,10 +212,10 @@ class UnderFire:
 
 
 def _drained(answered: set[str], seen: set[str]) -> None:
-    """Wait until everything whose commit was answered has been read; what never comes is for the checker to say."""
+    """Wait until everything whose commit was answered has been read; missing records are for the checker to report."""
     deadline = time.monotonic() + _DRAIN_SECONDS
     missing = answered - seen
     while missing and time.monotonic() < deadline:
         time.sleep(_TICK_SECONDS)
         missing = missing - seen
-    time.sleep(_QUIET_SECONDS[0])  # what may come a second time
+    time.sleep(_QUIET_SECONDS[0])  # copies may come

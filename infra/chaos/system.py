@@ -46,7 +46,7 @@ HandOver = Literal["native", "python"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How the outbox is read, how Kafka gets it, and which implementation does it."""
+    """Source of the outbox, delivery to Kafka, and implementation of the hand-over."""
 
     source: Source = "snapshot"
     delivery: Delivery = "transactional"
@@ -54,12 +54,12 @@ class Mode:
 
     @property
     def exactly_once(self) -> bool:
-        """Tell whether readers of what is committed are promised no repeats."""
+        """True if readers of committed records are promised no repeats."""
         return self.delivery in {"transactional", "sequenced"}
 
     @property
     def goes_natively(self) -> bool:
-        """Tell whether records are handed over natively. Where each is followed by itself, Python does it: under the
+        """True if records are handed over natively. Where each is followed by itself, Python does it: under the
         barrier, and where `mark` has lanes."""
         has_lanes = self.source == "mark" and not self.exactly_once
         return self.hand_over == "native" and self.delivery != "barrier" and not has_lanes
@@ -93,15 +93,15 @@ class System:
                 member.listen(ports[member.name])
         self.postgres = PostgresServer(folder)
         self.role = Role(_OUTBOX, _grants_for(mode), lambda: self.dsn)
-        """Whom harvesters come as."""
+        """The harvesters' role."""
         self.servers = [self.postgres]
         """All that there have been, standbys too."""
         self.happened: list[FailoverLoss | RecreatedTopic | Park] = []
-        """What a fault made of records, until it is written down."""
+        """Effects of faults on records, until they are written down."""
         self.following: Following
-        """Who reads all along, once somebody does."""
+        """The reader that follows all along, once there is one."""
         self.topic_made_at = 0.0
-        """When the topic was made that there is, by the boot clock: nobody can have written to it before."""
+        """Creation time of the current topic, by the boot clock: nobody can have written to it before."""
         self.make_room: Callable[[Path], object] = lambda _folder: None
         """Called with the folder of a server that is added, before anything is in it."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
@@ -117,7 +117,7 @@ class System:
 
     @property
     def dsn(self) -> str:
-        """Where writers write: past all links."""
+        """Connection string of writers: past all links."""
         return self.postgres.dsn
 
     @property
@@ -192,7 +192,7 @@ class System:
         self.require_all_up()
 
     def _is_started(self, member: Member) -> bool:
-        """Tell whether it has started. Raises StackError if it never will, or another one."""
+        """Return True if it has started. Raises StackError if it, or another one, has ended by itself."""
         if member.is_started:
             return True
         self.require_all_up()
@@ -248,14 +248,14 @@ class System:
             ParkedRecords(_OUTBOX).create(connection)
         else:
             NativeTable(outbox=_OUTBOX).create(connection)
-        connection.execute("ALTER TABLE outbox ALTER COLUMN kafka_value TYPE text")  # for what is too large for Kafka
+        connection.execute("ALTER TABLE outbox ALTER COLUMN kafka_value TYPE text")  # for values too large for Kafka
         self.role.make()
 
     @property
     def _topic_config(self) -> dict[str, str]:
         if self.mode.exactly_once:
             return {}
-        # What a frozen leader's client sends as it thaws only the broker can refuse.
+        # Only the broker can refuse records that a frozen leader's client sends as it thaws.
         return {"message.timestamp.before.max.ms": str(int((self._session_seconds - 1) * 1000))}
 
     def operator_config(self) -> Path:
@@ -317,8 +317,8 @@ def running(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[System]:
-    """Have the system up, its first leader leading, and nothing of it left at the end. What prepares it is entered
-    before it starts, each once."""
+    """Have the system up, its first leader leading, and nothing of it left at the end. Contexts in `prepare` are
+    entered before it starts, each once."""
     with Links() as links, ExitStack() as prepared:
         system = System(folder, parts, links, mode, brokers, session_seconds=session_seconds, listens=listens)
         for each in dict.fromkeys(prepare):

@@ -1,4 +1,4 @@
-"""A system that is used: writers write all along, and a reader follows what comes of it."""
+"""A system under load: writers write all along, and a reader follows the topic."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +24,9 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderLoad:
-    """A system whose writers add to `answered`, the events whose commit was answered, and whose follower adds to what
-    it has seen. `write` begins a transaction that the history follows, `read` makes a further reader by its name, and
-    `faults` is the history of what is done to the system."""
+    """A system whose writers add to `answered`, the events whose commit was answered, and whose follower adds to the
+    events it has seen. `write` begins a transaction that the history follows, `read` makes a reader by its name, and
+    `faults` is the history of the faults."""
 
     system: System
     writers: Writers
@@ -37,7 +37,7 @@ class UnderLoad:
     faults: HistoryWriter
 
     def note_what_happened(self) -> None:
-        """Write down what a fault made of records; those that it lost are not waited for any more."""
+        """Write down the effects of a fault on records; those that it lost are not waited for any more."""
         for event in self.system.happened:
             self.faults.append(event)
             if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":

@@ -47,7 +47,7 @@ _CONNECT_SECONDS = 5
 
 
 def make_tables(dsn: str, keys: int) -> None:
-    """Create what the writers need beside the outbox."""
+    """Create the tables that the writers need beside the outbox."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_TABLE.format(keys=keys, slow=SLOW_KEYS).encode())
 
@@ -103,7 +103,7 @@ class Writing:
         """Say how it ended."""
         if not self._is_told:
             self.begin_end()
-        if how == "ok":  # first: what is told as answered at a time is known to be by then
+        if how == "ok":  # first: a write noted as answered at a time is in the set by then
             self._answered.update(record.event for record in self._records)
         self._tell(how)
 
@@ -114,7 +114,7 @@ class Writing:
 
 
 class Writers:
-    """Threads that write at a rate together until they are told to stop; a context manager."""
+    """Threads that write at a rate together until they are stopped; a context manager."""
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ def _implementations(impl: Impl) -> list[str]:
 
 
 def _require_all(names: list[str], brokers: int, *, require_all: bool) -> None:
-    """Refuse what was asked for by name and cannot be; with `require_all`, any fault that would be left out."""
+    """Refuse faults that were named and cannot be injected; with `require_all`, any fault that would be left out."""
     missing = _part("infra.chaos.faults").missing(brokers)
     if asked := {name: missing[name] for name in names if name in missing}:
         said = "; ".join(f"{name}: {sentence}" for name, sentence in asked.items())

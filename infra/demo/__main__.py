@@ -29,7 +29,7 @@ from infra.interruption import Interrupted, interrupt_on_signals, show_error
 
 
 def main() -> int:
-    """Run the demo, show what came of it, and return the exit code."""
+    """Run the demo, show its result, and return the exit code."""
     interrupt_on_signals()
     state, console = default_state(), Console(highlight=False)
     report: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def _third_act(state: Path, progress: Progress, report: dict[str, Any]) -> None:
 
 
 def _show(console: Console, report: Mapping[str, Any], state: Path) -> None:
-    """Show what there is of the result, and where it was written."""
+    """Show the result as far as there is one, and its files."""
     if not report:
         return
     console.print(summary(report))

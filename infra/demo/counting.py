@@ -1,4 +1,4 @@
-"""How many records a topic holds, asked several times a second: one request to the brokers each time."""
+"""Number of records in a topic, asked several times a second: one request to the brokers each time."""
 
 import time
 

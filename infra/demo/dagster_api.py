@@ -1,4 +1,4 @@
-"""What a demo asks of Dagster, by its GraphQL: start a job, how runs ended, what checks say, what was never made."""
+"""Requests of a demo to Dagster, by its GraphQL: start a job, ends of runs, results of checks, assets never made."""
 
 import json
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ _ASSETS = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a check last said. `verdict`: `passed`, `WARN`, `ERROR`, its status if it came to none, or `never`."""
+    """Last result of a check. `verdict`: `passed`, `WARN`, `ERROR`, its status if it came to none, or `never`."""
 
     verdict: str
     description: str = ""
 
 
 class DagsterApi:
-    """Talks to one webserver, which has one code location. Raises StackError for what it refuses."""
+    """Talks to one webserver, which has one code location. Raises StackError for a refused request."""
 
     def __init__(self, url: str) -> None:
         """Prepare; nothing is sent yet."""
@@ -101,7 +101,7 @@ class DagsterApi:
         )
 
     def checks(self) -> dict[tuple[str, str], Verdict]:
-        """Return what each check last said, by the path of its asset and its name."""
+        """Return the last result of each check, by the path of its asset and its name."""
         return {
             (_path(node), check["name"]): _verdict(check["executionForLatestMaterialization"])
             for node in self.ask(_ASSETS)["assetNodes"]

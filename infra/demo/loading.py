@@ -15,7 +15,7 @@ from harvest_lib.local_stack.state import make_folder
 from infra.demo.place import Place
 
 FLIGHTS = 336_776
-"""Rows of the real data set: for progress and for choosing the moments; what was committed is asked of Postgres."""
+"""Rows of the real data set: for progress and for choosing the moments; the number committed is asked of Postgres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Loading:
 
     def look(self) -> list[Month]:
         """Return the months committed since the last look. Raises StackError when the job has failed."""
-        ended = self._process.pid is None  # asked first: what it said before it ended is then in the log
+        ended = self._process.pid is None  # asked first: its last lines are then in the log
         new = []
         for line in self._lines.new():
             if "summary" in line:

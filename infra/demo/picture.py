@@ -1,4 +1,4 @@
-"""The picture of a demo: who led, what waited in the outbox, what reached Kafka, and the kills, over time.
+"""The picture of a demo: leaders, backlog of the outbox, records in Kafka, and the kills, over time.
 
 As SVG it takes its ink from the page around it, so that it is readable on light and dark; as PNG it is on white.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from harvest_lib.local_stack.state import default_state
 from infra.demo.report import ACTS
 
-# Its font cache belongs to us, not into the home of whoever runs the demo.
+# Its font cache belongs to us, not into the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
 
 from matplotlib import rc_context
@@ -42,7 +42,7 @@ _STYLE: Any = {
 _MARGIN_SECONDS = 1.0
 _LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
 _WIDE = 0.16
-"""Of what is shown, so much a term has to last for a label of full size."""
+"""Share of the time shown that a term has to last for a label of full size."""
 _TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 

@@ -1,4 +1,4 @@
-"""Where a demo takes place: a database, a topic and a leader group, on the local stack or on the user's servers.
+"""Place of a demo: a database, a topic and a leader group, on the local stack or on the user's servers.
 
 On our own stack everything is new with each run. On servers that the user named, the demo has a database and topics
 of its own, under names nobody else has, and takes them away again.
@@ -53,7 +53,7 @@ class Place:
         return make_conninfo("", **parameters)
 
     def password(self) -> str:
-        """Return what the DSN for a command line lacks."""
+        """Return the password, which the DSN for a command line lacks."""
         return str(conninfo_to_dict(self.dsn).get("password", ""))
 
     def reaper_yaml(self, **more: object) -> str:
@@ -125,5 +125,5 @@ def _remove_topics(place: Place) -> None:
         *admin.delete_consumer_groups([place.group], request_timeout=_REMOVE_SECONDS).values(),
     ]
     for answer in answers:
-        with suppress(KafkaException):  # what was never made need not be removed
+        with suppress(KafkaException):  # topics and groups never made need not be removed
             answer.result(_REMOVE_SECONDS)

@@ -62,7 +62,7 @@ class Pool:
 
     @property
     def all_started(self) -> bool:
-        """Tell whether every living harvester has come up."""
+        """True if every living harvester has come up."""
         return all(harvester.started for harvester in self._living)
 
     def end(self) -> float:

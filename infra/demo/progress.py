@@ -1,7 +1,7 @@
-"""What one sees while a demo runs, and the table at its end.
+"""Display of a demo while it runs, and the table at its end.
 
-At a terminal a few live lines; elsewhere a plain line every few seconds. What happens (a month, a term, a kill) is
-told either way.
+At a terminal a few live lines; elsewhere a plain line every few seconds. Events (a month, a term, a kill) are
+shown either way.
 """
 
 import time
@@ -20,7 +20,7 @@ from infra.demo.loading import FLIGHTS
 from infra.demo.report import ACTS, KILLS
 
 DAY = "2013-01-01"
-"""What Dagster's part loads."""
+"""The day that Dagster's part loads."""
 
 _PLAIN_SECONDS = 3.0
 
@@ -146,7 +146,7 @@ class Line:
         return f"{number:.1f} {self.unit}" if self.unit else f"{number:,}"
 
     def is_good(self, act: Mapping[str, Any]) -> bool | None:
-        """Tell whether the number is what was promised; None where nothing was."""
+        """Return True if the number is as promised; None where nothing was."""
         number = self.of(act)
         if self.must_be_zero or (self.key == "duplicates" and act["exactly_once"]):
             return not number
@@ -207,7 +207,7 @@ def explained(act: Mapping[str, Any]) -> list[str]:
 
 
 def verdicts(dagster: Mapping[str, Any]) -> Table:
-    """Return the table of what Dagster shows: every check with what it says."""
+    """Return the table of Dagster's results: every check with its verdict."""
     table = Table(show_header=False, title=f"{DAY} in Dagster")
     table.add_column(no_wrap=True)
     table.add_column()

@@ -1,4 +1,4 @@
-"""The third act: a day of flights in Dagster, with a run that harvests, and every check of what came of it.
+"""The third act: a day of flights in Dagster, with a run that harvests, and every check of the result.
 
 stack ─► Dagster ─► its supervisor starts the run that harvests
                  ─► flights_load: Spark writes a day ─► it is delivered ─► flights_audit ─► checks
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What Dagster shows in the end. `checks` by `asset:check`."""
+    """Results in Dagster at the end. `checks` by `asset:check`."""
 
     url: str
     checks: Mapping[str, Verdict]
@@ -38,7 +38,7 @@ class Proof:
 
     @property
     def ok(self) -> bool:
-        """Tell whether every asset was made, every check passes and the daemon runs."""
+        """True if every asset was made, every check passes, no job failed and the daemon runs."""
         passed = all(each.verdict == "passed" for each in self.checks.values())
         return bool(self.checks) and passed and not self.never_made and not self.failed and self.daemon_runs
 
@@ -88,7 +88,7 @@ def _runs(dagster: DagsterApi) -> bool:
 
 
 def _run(dagster: DagsterApi, job: str, tags: Mapping[str, str], folder: Path) -> tuple[str, ...]:
-    """Run a job to its end; return what there is to say if it did not succeed, as a check that fails may cause."""
+    """Run a job to its end; return a sentence if it did not succeed, as a check that fails may cause."""
     mine = dagster.launch(job, tags)
     _wait(lambda: dagster.runs(job).get(mine) in ENDED, _JOB_SECONDS, f"{job} does not end", folder)
     status = dagster.runs(job)[mine]

@@ -1,4 +1,4 @@
-"""What a demo showed: from what was seen while it ran and from the audits to the numbers of `report.json`.
+"""Report of a demo: from the samples while it ran and from the audits to the numbers of `report.json`.
 
 Pure: no I/O, no clock. All times that come in are Unix time in seconds (the audit's: milliseconds); all that go out
 are seconds since the act began.
@@ -50,7 +50,7 @@ class Seen:
     leads: Sequence[Lead]
     months: Sequence[Month]
     exactly_once: bool = False
-    """Whether no duplicate is allowed."""
+    """True if no duplicate is allowed."""
 
 
 ACTS = ("at_least_once", "exactly_once")
@@ -63,7 +63,7 @@ def whole(at_least_once: Mapping[str, Any], exactly_once: Mapping[str, Any], **m
 
 
 def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
-    """Return what there is to say of an act."""
+    """Return the report of an act."""
     failovers = [_failover(kill, seen, audit) for kill in seen.kills]
     times = [failover["seconds"] for failover in failovers if failover["seconds"] is not None]
     complete = len(times) == len(failovers) == KILLS
@@ -147,7 +147,7 @@ def _term(leader: LeaderStatistics, seen: Seen) -> dict[str, Any]:
 def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
     """Return backlog and throughput over time, the latter over the last second or so.
 
-    What a term sent again counts in Kafka but takes nothing off the backlog.
+    Records that a term sent again count in Kafka but take nothing off the backlog.
     """
     firsts: dict[UUID, float] = {leader.leader: leader.first_ms / 1000 for leader in audit.leaders}
     repeats = [(firsts[each.new_leader], each.count) for each in audit.explanations if each.new_leader in firsts]

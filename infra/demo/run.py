@@ -52,7 +52,7 @@ _STALL_SECONDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """What is harvested, how, and in which folder its logs are."""
+    """One act: its place, configuration and writing, and the folder of its logs."""
 
     place: Place
     config: str
@@ -96,7 +96,7 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
         exact = _acted(
             Act(
                 place=beside,
-                config=beside.reaper_yaml(limits={}),  # what anybody gets who sets nothing
+                config=beside.reaper_yaml(limits={}),  # the defaults
                 writing=Copying(beside),
                 folder=make_folder(folder / "exactly-once"),
                 exactly_once=True,
@@ -141,7 +141,7 @@ def _acted(act: Act, progress: Progress) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Work:
-    """The term that leads, and what was in Kafka when it was first seen: it works once there is more."""
+    """The term that leads, and the records in Kafka when it was first seen: it works once there is more."""
 
     leader: object = None
     in_kafka: int = 0

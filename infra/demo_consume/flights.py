@@ -25,21 +25,21 @@ class Flights:
 
     def __init__(self, place: Place, *, per_second: int) -> None:
         self.by_key: Counter[str] = Counter()
-        """What was committed, by key."""
+        """Committed flights, by key."""
         self._error: BaseException | None = None
         self._place, self._pause = place, _BATCH / per_second
         self._unthrottled, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="flights", daemon=True)
 
     def committed(self) -> int:
-        """Return how many were committed. Raises what kept the others from it."""
+        """Return the number committed. Raises the error that stopped the others."""
         if self._error is not None:
             raise self._error
         return self.by_key.total()
 
     @property
     def done(self) -> bool:
-        """Tell whether nothing more comes."""
+        """True if nothing more comes."""
         return not self._thread.is_alive()
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class Flights:
                     self._unthrottled.wait(self._pause)
                     if self._ending.is_set():
                         return
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the flights raises it
+        except BaseException as error:  # noqa: BLE001 - the caller that waits for the flights raises it
             self._error = error
 
 

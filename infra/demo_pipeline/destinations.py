@@ -1,4 +1,4 @@
-"""What came of it: each destination as rows by id, row for row beside the source, and how often messages came."""
+"""Results of a run: each destination as rows by id, row for row beside the source, and how often messages came."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _READ_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """What a destination holds: its rows by id, and how often each offset of the commit log came, if it can tell."""
+    """Content of a destination: its rows by id, and how often each offset of the commit log came, if it can tell."""
 
     rows: Mapping[int, Row]
     times: Mapping[int, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def in_parquet(folder: Path) -> Arrived:
 
 
 def differences(source: Mapping[int, Row], arrived: Arrived, changed: Callable[[Row], Row] = dict) -> list[str]:
-    """Say each row that is missing, too many, or other than what the transforms make of the source's."""
+    """Say each row that is missing, too many, or other than the transformed one of the source."""
     found = [f"{key} is missing" for key in source.keys() - arrived.rows.keys()]
     found += [f"{key} is not in the source" for key in arrived.rows.keys() - source.keys()]
     for key in source.keys() & arrived.rows.keys():

@@ -1,4 +1,4 @@
-"""The pipeline as a process that is killed, started again, and told to stop."""
+"""The pipeline as a process that is killed, started again, and asked to stop."""
 
 import os
 import random
@@ -23,7 +23,7 @@ _TICK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """What a kill left: by writer, the offset that it resumes at; and the log's end. Those between may come twice."""
+    """State after a kill: by writer, the offset that it resumes at; and the log's end. Those between may come twice."""
 
     resumes_at: dict[str, int]
     end: int

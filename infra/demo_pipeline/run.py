@@ -45,7 +45,7 @@ _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM fli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """How large a run is. `copy_kills` of the kills come while the table is copied."""
+    """Size of a run. `copy_kills` of the kills come while the table is copied."""
 
     rows: int = 30_000
     changes: int = 5_000
@@ -145,7 +145,7 @@ def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, 
 
 
 def _is_copied(folder: Path) -> bool:
-    """Tell whether the newest message of the flights says that their copy is complete."""
+    """Return True if the newest message of the flights says that their copy is complete."""
     newest = _newest(folder)
     return newest is not None and newest.mode is not Mode.COPY
 

@@ -1,4 +1,4 @@
-"""The table that the pipeline reads: flights of 2013, and what changes in it while the pipeline runs."""
+"""The table that the pipeline reads: flights of 2013, and its changes while the pipeline runs."""
 
 import csv
 import io
@@ -60,7 +60,7 @@ class Changes:
 
     def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:
         self.made = 0
-        """How many were committed."""
+        """Number of committed changes."""
         self._error: BaseException | None = None
         self._dsn, self._rows, self._total, self._per_second = dsn, rows, total, per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
@@ -70,7 +70,7 @@ class Changes:
 
     @property
     def done(self) -> bool:
-        """Tell whether all have been made. Raises what kept the others from it."""
+        """True if all have been made. Raises the error that stopped the others."""
         if self._error is not None:
             raise self._error
         return self.made == self._total
@@ -108,7 +108,7 @@ class Changes:
                         connection.execute("UPDATE flights SET dest = 'never' WHERE id = %s", (ids[0],))
                     self.made += size
                     self._ending.wait(size / self._per_second)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the changes raises it
+        except BaseException as error:  # noqa: BLE001 - the caller that waits for the changes raises it
             self._error = error
 
     def _change(self, connection: psycopg.Connection[Any], ids: list[int], next_id: int) -> int:

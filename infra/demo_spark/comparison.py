@@ -1,4 +1,4 @@
-"""What came of it: the orders in each place beside those that were written to files, each with what it says."""
+"""Results of a run: the orders in each place beside those that were written to files, each with its content."""
 
 import json
 from collections import Counter
@@ -55,7 +55,7 @@ def in_topic(place: Place) -> list[Order]:
 
 
 def totals(place: Place) -> dict[str, tuple[int, int]]:
-    """Read what the consumer has made: orders and cents of each customer."""
+    """Read the totals of the consumer: orders and cents of each customer."""
     with connect(place.dsn) as connection:
         rows = connection.execute("SELECT customer, orders, cents FROM order_totals").fetchall()
     return {str(customer): (int(str(orders)), int(str(cents))) for customer, orders, cents in rows}

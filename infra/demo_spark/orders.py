@@ -1,4 +1,4 @@
-"""The orders: files of JSON that come one after the other, and what the transform must make of them."""
+"""The orders: files of JSON that come one after the other, and the result that the transform must give."""
 
 import json
 import random
@@ -25,7 +25,7 @@ class Orders:
 
     def __init__(self, folder: Path, *, per_second: int, seed: int) -> None:
         self.written: list[Order] = []
-        """What is in the files by now, transformed: worked out here, without Spark."""
+        """Orders in the files by now, transformed: worked out here, without Spark."""
         self._error: BaseException | None = None
         self._folder, self._pause = folder, _FILE_ROWS / per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
@@ -33,7 +33,7 @@ class Orders:
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
     def count(self) -> int:
-        """Return how many orders are in files. Raises what kept the others from it."""
+        """Return how many orders are in files. Raises the error that stopped the others."""
         if self._error is not None:
             raise self._error
         return len(self.written)
@@ -52,7 +52,7 @@ class Orders:
             while not self._ending.is_set():
                 self._write_file()
                 self._ending.wait(self._pause)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the count raises it
+        except BaseException as error:  # noqa: BLE001 - the caller of `count` raises it
             self._error = error
 
     def _write_file(self) -> None:

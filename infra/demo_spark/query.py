@@ -43,7 +43,7 @@ class StreamQuery:
         """`state` has the Java. Files come into `files`."""
         self.files, self._checkpoint = make_folder(folder / "files"), folder / "checkpoint"
         self.restarts = 0
-        """How often it was started again after it had ended by an error that a fault explains."""
+        """Number of restarts after it had ended by an error that a fault explains."""
         self._program, self._place, self._folder, self._state = program, place, folder, state
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._excused = False
@@ -88,7 +88,7 @@ class StreamQuery:
 
     @property
     def in_batch(self) -> bool:
-        """Tell whether a micro-batch has begun and is not committed in the checkpoint."""
+        """True if a micro-batch has begun and is not committed in the checkpoint."""
         return _newest(self._checkpoint / "offsets") > _newest(self._checkpoint / "commits")
 
     def kill_driver(self, promoted: Callable[[], int] | None = None) -> None:
@@ -160,7 +160,7 @@ class StreamQuery:
         return found
 
     def _lost_a_worker(self, told: int) -> bool:
-        """Tell whether Spark has said so since its log had so many bytes."""
+        """Return True if Spark has logged a lost worker since its log had so many bytes."""
         with self._process.log.open("rb") as log:
             log.seek(told)
             return _LOST_WORKER in log.read()

@@ -58,14 +58,14 @@ WHERE EXISTS (SELECT FROM sessions WHERE query LIKE 'COPY %')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """How long a run is: each joint is killed once in a round. The programs may be others, to see the demo fail."""
+    """Length of a run: each joint is killed once in a round. The programs may be others, to see the demo fail."""
 
     rounds: int = 2
     most_seconds: float = math.inf
     """A further round begins only if it would end by then, should it take as long as the last one."""
     per_second: int = 1_000
     short_sessions: bool = True
-    """Whether the broker allows consumers sessions of 2 s."""
+    """True if the broker allows consumers sessions of 2 s."""
     seed: int = 2013
     program: Path = PROGRAM
     consumer: str = "harvest_lib.examples.order_totals"
@@ -95,7 +95,7 @@ def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> dict[
 
 
 class _Demo:
-    """The processes, and what was done to them."""
+    """The processes, and the faults done to them."""
 
     def __init__(self, folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> None:
         self._place, self._progress = place, progress
@@ -129,7 +129,7 @@ class _Demo:
         self.consumers.stop()
 
     def kill_each_joint(self, number: int) -> None:
-        """Kill one joint after the other. Every other driver is killed where Spark must repeat what is written."""
+        """Kill one joint after the other. Every other driver is killed where Spark must repeat a write."""
         if number % 2:
             self._kill("driver", "the driver, after it promoted a micro-batch", self._kill_promoted)
         else:

@@ -1,1 +1,1 @@
-"""What Prometheus and Grafana are told: rules for alerts with their tests, and a dashboard."""
+"""Configuration of Prometheus and Grafana: rules for alerts with their tests, and a dashboard."""

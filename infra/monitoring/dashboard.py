@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 FILE = Path(__file__).with_name("dashboard.json")
-"""What Grafana imports."""
+"""The file that Grafana imports."""
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 _JOB = '{job=~"$job"}'
@@ -29,19 +29,19 @@ _HEIGHT, _HEIGHT_OF_A_NUMBER = 7, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One panel. `queries` are PromQL by what they are called; `unit` is Grafana's name for it."""
+    """One panel. `queries` are PromQL by name; `unit` is Grafana's name for it."""
 
     title: str
     about: str
     queries: dict[str, str]
     unit: str = "short"
     red_at: float | None = None
-    """From where on it is red, for one number: shown instead of a course over time."""
+    """Threshold above which it is red, for one number: shown instead of a course over time."""
     width: int = 8
 
 
 def _quantiles(histogram: str) -> dict[str, str]:
-    """Return the queries of a histogram's median and of what 1 % is above."""
+    """Return the queries of a histogram's median and 99th percentile."""
     rate = f"sum by (le) (rate({histogram}_bucket{_JOB}{_EACH}))"
     return {"median": f"histogram_quantile(0.5, {rate})", "99 %": f"histogram_quantile(0.99, {rate})"}
 

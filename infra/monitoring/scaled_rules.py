@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 _SETS = {"and", "or", "unless"}
 _LESS = {"<", "<="}
 _PER_SECOND = {"rate", "irate", "deriv"}
-"""What these return is not of the unit of what they are given."""
+"""Functions whose result has another unit than their argument."""
 _OF_SECONDS = re.compile(r"\w+_seconds")
 
 
@@ -63,7 +63,7 @@ class ScaledRule:
 def scaled(
     rules: Mapping[str, Any], factor: float, others: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, Any], list[ScaledRule]]:
-    """Return a copy of a file of rules with all times divided, and what each alert in it says of time. `others` has the
+    """Return a copy of a file of rules with all times divided, and the times of each alert in it. `others` has the
     factors of alerts that are not divided by `factor`."""
     found: list[ScaledRule] = []
     groups = []
@@ -92,7 +92,7 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
     """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back,
     both as they are then. Raises UnscalableRule.
 
-    What is true until a time has passed (`time() - gauge < 60`) looks back. What is left until a time that comes
+    A condition until a time has passed (`time() - gauge < 60`) looks back. One on the time left until a time that comes
     (`gauge - time() < 60`) is true as soon as the gauge says so, and no longer.
     """
     tokens = list(tokens_of(expression))
@@ -123,7 +123,7 @@ def tokens_of(expression: str) -> Iterator[Token]:
 
 
 def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
-    """Tell whether the number at a place is a time. Raises UnscalableRule if that is not clear."""
+    """Return True if the number at a place is a time. Raises UnscalableRule if that is not clear."""
     before = [each for each in tokens[:place] if each.kind != "space"]
     number = tokens[place].text
     if not before or before[-1].kind != "comparison":
@@ -140,7 +140,7 @@ def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
 
 
 def _operand(before: Sequence[Token]) -> Iterator[Token]:
-    """Yield what stands left of a comparison, backwards, as far as the comparison reaches."""
+    """Yield the tokens left of a comparison, backwards, as far as the comparison reaches."""
     depth = 0
     for token in reversed(before):
         depth += {")": 1, "(": -1}.get(token.text, 0)
@@ -150,7 +150,7 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
 
 
 def _is_called(backwards: Sequence[Token], word: str) -> bool:
-    """Tell whether a word is the name of a function: what follows it opens a parenthesis."""
+    """Return True if a word is the name of a function: a parenthesis follows it."""
     return any(
         each.text == word and place > 0 and backwards[place - 1].text == "(" for place, each in enumerate(backwards)
     )

@@ -1,11 +1,11 @@
-"""The audit by Spark: of what was committed, what is in Kafka? For logs that one process cannot compare.
+"""The audit by Spark: compares committed records with Kafka. For logs that one process cannot compare.
 
 run          an audit from end to end
 kafka_side   the records in Kafka
-committed    what was committed, and what of it waits
+committed    the committed records, and those that wait
 comparison   aggregates by record, windows by key
-stages       what Spark does, one after the other
-state        what an audit leaves for the next
+stages       the steps of Spark, one after the other
+state        the state of an audit for the next
 results      the tables in the schema `harvest_audit`
 """
 

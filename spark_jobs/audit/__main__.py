@@ -65,7 +65,7 @@ def _arguments() -> Parser:
 
 
 def place_of(options: argparse.Namespace, *, for_producer: bool = False) -> dict[str, Any]:
-    """Return where Postgres and Kafka are, and what is audited there: from options, YAML, environment."""
+    """Return Postgres, Kafka, and the outbox to audit there: from options, YAML, environment."""
     path = options.config or (Path(os.environ[_CONFIG]) if os.environ.get(_CONFIG) else None)
     harvest = load(path).harvest if path is not None else None
     dsn = options.dsn or (harvest.data_source.conninfo() if harvest else os.environ.get(_DSN))

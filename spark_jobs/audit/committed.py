@@ -1,8 +1,8 @@
-"""The side of Postgres: what was committed, as of one snapshot, and what of it the harvester has still to deliver.
+"""The side of Postgres: committed records, as of one snapshot, and those that the harvester has still to deliver.
 
-Where rows stay in the outbox (a native table that is read, not marked) the outbox itself says what was committed, and
-the subscription's row how far it was delivered. Where they are purged on delivery, the business rows of the batches
-that the ledger lists were committed, and what is still in the outbox, or parked beside it, waits.
+Where rows stay in the outbox (a native table that is read, not marked) the outbox itself has the committed records, and
+the subscription's row says how far they were delivered. Where they are purged on delivery, the business rows of the
+batches that the ledger lists were committed, and rows still in the outbox, or parked beside it, wait.
 
 All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
 tasks read, how often and when, is as it was.
@@ -40,7 +40,7 @@ _FETCH_ROWS = 5_000
 _BLOCK_IDS = 4_096
 
 Committed = Literal["auto", "outbox", "ledger"]
-"""What says what was committed; `auto` is found out."""
+"""Source of the committed records; `auto` is found out."""
 
 _OUTER: Mapping[str, sql.Composable] = {
     name: sql.Identifier("o", name) for name in ("id", "transaction_id", "kafka_topic", "kafka_key")
@@ -49,9 +49,9 @@ _OUTER: Mapping[str, sql.Composable] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Business:
-    """Where the business rows are whose records are audited: their table, its ledger beside it, their ids.
+    """The business rows whose records are audited: their table, its ledger beside it, their ids.
 
-    `id_column` has what the header `id_header` of a row's record has; it must be an integer.
+    `id_column` has the value of the header `id_header` of a row's record; it must be an integer.
     """
 
     table: str = "flights"
@@ -71,7 +71,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """What waits in an outbox that is purged; `since` is when the oldest was made, in microseconds of Unix time."""
+    """Backlog of an outbox that is purged; `since` is the creation time of the oldest, in microseconds of Unix time."""
 
     records: int
     since: int | None
@@ -79,10 +79,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What an audit of Postgres is to read, as of the snapshot; `at` is its time by the server's clock, Unix time.
+    """Reads of an audit in Postgres, as of the snapshot; `at` is its time by the server's clock, Unix time.
 
     `floor` is the lowest outbox id that is still there, if any were dropped. `waiting` is None where the comparison
-    itself tells what waits. `policies_apply` where policies of row-level security are in force, and show all rows.
+    itself counts the backlog. `policies_apply` where policies of row-level security are in force, and show all rows.
     """
 
     snapshot: str
@@ -98,9 +98,9 @@ class Taken:
     target: JdbcTarget = field(repr=False)
 
     def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
-        """Return what was committed: record, since, state, is_new.
+        """Return the committed records: record, since, state, is_new.
 
-        `still_open` has the records of earlier audits that had not come: what has become of them is read again.
+        `still_open` has the records of earlier audits that had not come: their state is read again.
         """
         rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))  # noqa: FBT003
         if self.states is None:
@@ -108,7 +108,7 @@ class Taken:
                 return rows
             known = self._among(spark, self.everything, still_open, ranges)
             return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
-        # Nearly all of what was committed is purged: the few that are not are the side that is sent around.
+        # Nearly all committed records are purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         return rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
 
@@ -144,7 +144,7 @@ class Taken:
 def known_from(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, committed: Committed
 ) -> tuple[Committed, Sequence[SubscriptionShard]]:
-    """Tell what says what was committed, outbox or ledger, and where the shards of the outbox's subscription stand.
+    """Return the source of committed records, outbox or ledger, and the shards of the outbox's subscription.
 
     A native table is taken for one that is read, unless its subscription marks. Raises OutboxTableError, or
     CheckpointError if there are subscriptions, but not this one.
@@ -211,7 +211,7 @@ def taken_from_ledger(
     topics: Sequence[str],
     target: JdbcTarget,
 ) -> Taken:
-    """Take the business rows of the ledger's batches, and what still waits in the outbox or is parked."""
+    """Take the business rows of the ledger's batches, and rows that still wait in the outbox or are parked."""
     table, ledger = OutboxTable.parse(business.table), OutboxTable(name_parts(business.table, "_batches"))
     _check_business(connection, table, ledger, business.id_column)
     id_column = sql.Identifier("b", business.id_column)
@@ -266,7 +266,7 @@ def _check_business(
 
 
 def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
-    """Tell whether policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
+    """Return True if policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
     are hidden."""
     with _hiding_named():
         return check_all_rows(connection, [each.identifier for each in tables])
@@ -274,7 +274,7 @@ def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -
 
 @contextmanager
 def _hiding_named() -> Iterator[None]:
-    """Say what hidden rows mean to the audit."""
+    """Explain in the error why hidden rows refuse the audit."""
     try:
         yield
     except DatabaseAccessDenied as error:

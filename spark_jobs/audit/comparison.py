@@ -1,20 +1,20 @@
-"""Compare what was committed with what is in Kafka: by record, and by key.
+"""Compare committed records with those in Kafka: by record, and by key.
 
-    copies in Kafka ─┬─► by record: a hash aggregate with what was committed ─► lost, unknown, waiting, delays
+    copies in Kafka ─┬─► by record: a hash aggregate with committed records ─► lost, unknown, waiting, delays
                      │        └─► records of which there are several copies: a window over these alone
                      └─► by key's sequence: sorted by offset ─► steps back, copies that are adjacent
-                              └─► by key, as it is sorted already, with the keys of what is lost ─► keys with gaps
+                              └─► by key, as it is sorted already, with the keys of lost records ─► keys with gaps
 
 One shuffle each, of narrow rows. Nothing is collected but the numbers; aggregates and sorts spill to disk, so that
 memory is bounded whatever the size. A key of which there are billions of records is sorted by one task.
 
-A *record* is what is compared: an outbox id, or what a header of the record's own says. Its *sequence* is that of its
+A *record* is the unit compared: an outbox id, or the value of a header of its own. Its *sequence* is that of its
 key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is one of a topic's of which a
 record is lost, out of order or unknown. Knows neither Kafka nor Postgres.
 
 A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, `is_settled`
-(false for what may have come after the snapshot of Postgres), and `is_judged` (false also for what was dropped from the
-outbox since). A frame `committed` has record, since, state, and `is_new`: false for what an earlier audit counted.
+(false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for those dropped from
+the outbox since). A frame `committed` has record, since, state, and `is_new`: false if an earlier audit counted it.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 MUST_COME, PARKED, WAITS = 0, 1, 2
-"""What is known of a committed record: its harvester has passed it, could not send it, or has not passed it yet."""
+"""States of a committed record: its harvester has passed it, could not send it, or has not passed it yet."""
 
 ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
-"""What a second copy of a record is. A copy that another term sent is the third, wherever it is."""
+"""Kinds of a second copy of a record. A copy that another term sent is the third, wherever it is."""
 
 LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown"
 """The kinds of findings."""
@@ -46,7 +46,7 @@ _ACCURACY = 10_000
 
 
 def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Return a row for each record that was committed or came, with what is to be said of it.
+    """Return a row for each record that was committed or came, with its findings.
 
     `earlier` has the copies that an earlier audit read of records that came again.
     """
@@ -77,7 +77,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         (known & is_missing & (F.col("state") == WAITS)).alias("is_waiting"),
         (~known & (F.col("judged") > 0) & (F.col("before") == 0)).alias("is_unknown"),
         ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
-        # What only the copies beyond the snapshot have, the next audit reads again, and wants to know.
+        # Records without a settled copy: the next audit reads their copies again, and needs to know them.
         (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
         F.when(
             known & (F.col("copies") > 0) & (F.col("before") == 0), _milliseconds("at") - _milliseconds("since")
@@ -96,7 +96,7 @@ def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None 
             earlier.select(*COPY, F.lit(True).alias("is_settled"), F.lit(0).alias("turn"))  # noqa: FBT003
         )
     copies = copies.join(repeated.select("record"), "record", "left_semi")
-    # What the next audit reads again comes last, so that it changes nothing of the others.
+    # Copies that the next audit reads again come last, so that they change nothing of the others.
     order = (F.when(F.col("is_settled"), F.col("turn")).otherwise(2), "topic", "partition", "key", "offset")
     in_log = Window.partitionBy("record").orderBy(*order)
     in_sequence = Window.partitionBy("record", "topic", "partition", "key").orderBy("offset")
@@ -121,9 +121,9 @@ def by_sequence(
     unknown: DataFrame | None = None,
     lost: DataFrame | None = None,
 ) -> DataFrame:
-    """Return a row for each copy, with what is to be said of it and of those before it of its key.
+    """Return a row for each copy, with findings on it and on those before it of its key.
 
-    `repeated` is what `repeats` returns, None without such records. `ends` are those of an earlier audit. `unknown` has
+    `repeated` is the result of `repeats`, None if there is none. `ends` are those of an earlier audit. `unknown` has
     the records that nobody committed, `lost` topic and key of each lost record; None without any.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
@@ -144,8 +144,8 @@ def by_sequence(
     if lost is not None:
         is_lost = F.lit(True).alias("is_lost")  # noqa: FBT003
         rows = rows.unionByName(lost.select("topic", "key", is_lost), allowMissingColumns=True)
-    # By a hash first: it is what a sort compares before it looks at whole rows. What is shuffled and sorted by key
-    # need not be for its sequences.
+    # By a hash first: a sort compares it before it looks at whole rows. Rows shuffled and sorted by key need not be
+    # again for its sequences.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
     so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -179,7 +179,7 @@ def by_sequence(
         *(name for name in judged.columns if name not in {"hashed", "is_lost", "is_unknown", "has_gap"}),
         (F.row_number().over(of_key) == 1).alias("is_key"),
         F.max(_any_of("is_lost", "has_gap") | is_wrong).over(whole).alias("is_key_wrong"),
-        # What the next audit has to know: it reads again what is not settled, and what is lost it looks for again.
+        # For the next audit: it reads unsettled copies again, and looks for lost records again.
         F.max(_any_of("has_gap") | (is_wrong & _any_of("is_settled"))).over(whole).alias("has_gap"),
     )
 
@@ -199,7 +199,7 @@ _REPEATED = {
 
 
 def ends_of(stepped: DataFrame) -> DataFrame:
-    """Return the ends of sequences, as the next audit wants them, of what `by_sequence` returned."""
+    """Return the ends of sequences, as the next audit wants them, from the result of `by_sequence`."""
     return stepped.where("is_end").select(
         "topic", "partition", "key", "offset", "record", F.col("highest").alias("outbox_id"), "has_gap"
     )
@@ -225,11 +225,11 @@ def record_numbers() -> list[Column]:
 
 
 COPY_NUMBERS = ("ours", "duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch", "reordered")
-"""What `copy_numbers` counts; as `settled_…` only what no later audit reads again."""
+"""Counts of `copy_numbers`; as `settled_…` only of copies that no later audit reads again."""
 
 
 KEY_NUMBERS = ("keys", "keys_with_gaps")
-"""What `copy_numbers` counts of keys: of all audits so far, as each has the ends of all sequences."""
+"""Counts of keys by `copy_numbers`: of all audits so far, as each has the ends of all sequences."""
 
 
 def copy_numbers() -> list[Column]:
@@ -277,7 +277,7 @@ def findings(told: DataFrame, stepped: DataFrame, observed: DataFrame, *, most: 
     for kind, rows in kinds:
         named = {name: F.col(name) if name in rows.columns else F.lit(None) for name in _TYPES}
         typed = rows.select(*(column.cast(_TYPES[name]).alias(name) for name, column in named.items()))
-        # What is lost may come yet, so no later audit takes it over.
+        # Lost records may come yet, so no later audit takes them over.
         is_settled = F.coalesce("is_settled", F.lit(kind == UNKNOWN)).alias("is_settled")
         these = typed.select(
             F.lit(kind).alias("kind"),

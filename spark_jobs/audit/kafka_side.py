@@ -1,4 +1,4 @@
-"""The side of Kafka: where its logs begin and end, and its records with what their headers say.
+"""The side of Kafka: begin and end of its logs, and its records with the content of their headers.
 
 A record is ours if it has a `harvest` header (see `harvest_lib.record.header`); everything else is foreign and is only
 counted. Headers are read by SQL functions: no Python runs for a record.
@@ -35,14 +35,14 @@ _STAMP = (
 )
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
-"""What the column `stamp` says."""
+"""Fields of the column `stamp`."""
 _OWN_ID = "CAST(try_element_at(filter(headers, h -> h.key = {name}), -1).value AS string)"
 _LEGAL_ID = r"^[\x20-\x7e]{1,200}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Where a partition's records are: from `low` on, below `high`. Both are offsets."""
+    """Range of a partition's records: from `low` on, below `high`. Both are offsets."""
 
     low: int
     high: int
@@ -88,8 +88,8 @@ class Topics:
         return {place: Log(low=log.low, high=max(log.high, ends[place])) for place, log in logs.items()}
 
     def raw(self, spark: SparkSession, logs: Logs, *, parts: int = 1) -> DataFrame:
-        """Return what Kafka's source returns of the logs, committed records of any kind, and `stamp`: the header
-        `harvest`, null in what is not ours. `parts` is how many partitions the frame has at least.
+        """Return the rows of Kafka's source for the logs, committed records of any kind, and `stamp`: the header
+        `harvest`, null in foreign records. `parts` is the least number of partitions of the frame.
 
         Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
@@ -119,7 +119,7 @@ class Topics:
             raise
 
     def ids(self) -> Mapping[str, str]:
-        """Return the id that Kafka gave each topic, another one after it was recreated; empty where it is not told."""
+        """Return the id that Kafka gave each topic, another one after it was recreated; empty where it is unknown."""
         with AdminClient(client_settings(self._settings)) as admin:
             found = {}
             for name in self.names:
@@ -162,7 +162,7 @@ class Topics:
             outbox_id.alias("outbox_id"),
             F.expr(LEADER).alias("leader"),
             *("topic", "partition", "offset"),
-            # What has no key has no sequence.
+            # A record without a key has no sequence.
             F.coalesce("key", record.cast("string").cast("binary")).alias("key"),
             F.col("timestamp").alias("at"),
             *IDS,
@@ -211,7 +211,7 @@ _ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sas
 
 
 def java_settings(settings: Mapping[str, object]) -> dict[str, str]:
-    """Say to Kafka's Java client, by the names of Spark's options, what librdkafka is told about security.
+    """Return librdkafka's security settings for Kafka's Java client, by the names of Spark's options.
 
     Settings of other things are left out. Raises ConfigError for one of security that is not understood here.
     """
@@ -244,7 +244,7 @@ def _jaas(text: str) -> str:
 
 
 def translated(error: Exception, settings: Mapping[str, object]) -> KafkaError | None:
-    """Return what a failure of Spark means if it was Kafka's, else None."""
+    """Return the error behind a failure of Spark if it was Kafka's, else None."""
     text = str(error)
     if "failOnDataLoss" in text or "OffsetOutOfRange" in text:
         return KafkaError(

@@ -1,6 +1,6 @@
 """All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
 
-What Spark reads has the columns record, since and state, and `part`, which it is read in parts by. Topic and key are
+Rows for Spark have the columns record, since and state, and `part`, by which they are read in parts. Topic and key are
 read of few rows: Postgres makes nothing of them for the others.
 """
 
@@ -15,7 +15,7 @@ EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::fl
 
 
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
-    """Return what begins a session of Spark's, which is in a transaction already because it fetches in portions.
+    """Return the statements that begin a session of Spark, in a transaction already because it fetches in portions.
 
     Unless policies apply and were found to show all rows, a statement that one would filter is an error.
     """
@@ -26,7 +26,7 @@ def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
 
 BOUNDS: LiteralString = "SELECT coalesce(min({column}), 0)::bigint, coalesce(max({column}), 0)::bigint FROM {table}"
 
-# What came since a snapshot is found by the index on (transaction_id, id).
+# Rows since a snapshot are found by the index on (transaction_id, id).
 SINCE: LiteralString = (
     "o.transaction_id >= pg_snapshot_xmin({before}::pg_snapshot) "
     "AND NOT pg_visible_in_snapshot(o.transaction_id, {before}::pg_snapshot)"

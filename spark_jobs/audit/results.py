@@ -21,7 +21,7 @@ from spark_jobs.sink.database import JdbcTarget
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Create the schema and its tables where missing, and clear away what runs have left that died days ago."""
+    """Create the schema and its tables where missing, and remove the rest of runs that died days ago."""
     with translated(), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         connection.execute(queries.CREATE_TABLES)
@@ -30,7 +30,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 
 def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
-    """Write what was found into the staging table, under the run. Raises what Spark raises."""
+    """Write the findings into the staging table, under the run. Raises Spark's errors."""
     rows = found.drop("is_settled").withColumn("run", F.lit(run))
     rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
 
@@ -38,7 +38,7 @@ def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
 def promote(
     connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
 ) -> None:
-    """Replace the rows of the audit's id by what the run has staged, the summary and what was audited, in one
+    """Replace the rows of the audit's id by the run's staged rows, the summary and the audit's subject, in one
     transaction."""
     about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
     values = {**asdict(summary), **about, "at": summary.at.timestamp(), "run": run}
@@ -54,6 +54,6 @@ def promote(
 
 
 def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
-    """Remove what a run has staged and nobody promotes. Never raises: it may follow another error."""
+    """Remove rows that a run has staged and nobody promotes. Never raises: it may follow another error."""
     with suppress(psycopg.Error):
         connection.execute(queries.CLEAR_STAGING, {"run": run})

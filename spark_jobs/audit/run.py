@@ -2,8 +2,8 @@
 
     the logs' ends ─► a snapshot of Postgres ─► the logs' ends now ─► Spark compares ─► one transaction of results
 
-What the snapshot does not have, though it was in Kafka before, was never committed. What the snapshot says was
-delivered is in Kafka now, or is lost. What came between the two is neither.
+A record that was in Kafka before the snapshot, and is not in it, was never committed. A record that the snapshot counts
+as delivered is in Kafka now, or is lost. Records that came between the two are neither.
 """
 
 import tempfile
@@ -55,16 +55,16 @@ def audit(
     state: Path | None = None,
     full: bool = False,
 ) -> AuditSummary:
-    """Compare the topics with what was committed; write the result tables; return their summary.
+    """Compare the topics with the committed records; write the result tables; return their summary.
 
-    `kafka` are librdkafka's settings, `bootstrap.servers` among them. Of `subscription` is what is said of lost records
-    and backlog, where rows stay in the outbox; `business` says where committed rows are found when they do not;
+    `kafka` are librdkafka's settings, `bootstrap.servers` among them. Lost records and backlog are those
+    of `subscription`, where rows stay in the outbox; `business` names the committed rows where they do not;
     `committed` decides which it is. A second audit of the same `audit_id` (a UUID of its own by default) replaces the
     first. `jars` are those of Spark's Kafka source and of the JDBC driver, commas between; by default
     HARVEST_SPARK_JARS names them.
 
-    With `state`, a folder, only what came since the last audit of that folder is read, and the numbers are those of all
-    audits since the first; `full` forgets what the folder holds, and begins anew.
+    With `state`, a folder, only records since the last audit of that folder are read, and the numbers are those of all
+    audits since the first; `full` forgets the content of the folder, and begins again.
 
     Cheap checks come first: nothing starts Spark before Kafka, the topics, Postgres and its tables are known to be
     there. Raises ConfigError, TopicMissing or another KafkaError, OutboxTableError, CheckpointError or another
@@ -159,7 +159,7 @@ def _require_server(connection: psycopg.Connection[Any], past: Past) -> None:
 
 
 def _since(logs: Logs, past: Past | None) -> Logs:
-    """Return what of the logs no earlier audit has read."""
+    """Return the parts of the logs that no earlier audit has read."""
     found = {}
     for (topic, partition), log in logs.items():
         low = past.mark.ends.get(topic, {}).get(str(partition), log.low) if past is not None else log.low

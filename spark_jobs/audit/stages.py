@@ -1,10 +1,10 @@
-"""What Spark does in an audit, stage after stage; what one leaves for the next is a Parquet file on disk.
+"""Stages of an audit in Spark; each leaves its result for the next as a Parquet file on disk.
 
     Kafka ─► copies ─► (sequenced: those that are committed) ─► by record, with Postgres ─► told
                                                              └► by key's sequence ────────► stepped ─► found
 
-Kafka is read once. Of an audit that goes on from an earlier one the same stages get what that one left: the copies of
-records that come again, the ends of the sequences, and what was pending.
+Kafka is read once. In an audit that goes on from an earlier one the same stages get its state: the copies of
+records that come again, the ends of the sequences, and pending messages.
 """
 
 import shutil
@@ -34,7 +34,7 @@ TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What the stages found: numbers of all that was audited so far, the findings, and what the next audit adds to."""
+    """Results of the stages: numbers of all audits so far, the findings, and numbers for the next audit to add to."""
 
     numbers: Mapping[str, Any]
     found: DataFrame | None
@@ -42,7 +42,7 @@ class Compared:
 
 
 class Stages:
-    """The stages of one audit. `work` is for what it needs itself, `left` for what it leaves to the next audit."""
+    """The stages of one audit. `work` is for files of its own, `left` for those that it leaves to the next audit."""
 
     def __init__(
         self, spark: SparkSession, source: Topics, *, work: Path, left: Path | None, past: Past | None
@@ -51,7 +51,7 @@ class Stages:
         self._work, self._left = work, left
 
     def compare(self, logs: Logs, before: Logs, taken: Taken, *, most: int) -> Compared:
-        """Read and compare all. `logs` is what is to be read, `before` where logs ended before the snapshot."""
+        """Read and compare all. `logs` are the ranges to read, `before` the logs as of before the snapshot."""
         size = sum(log.high - log.low for log in logs.values())
         self._configure(size)
         seen = self._copies(logs, before, taken)
@@ -104,7 +104,7 @@ class Stages:
             "spark.sql.shuffle.partitions": min(
                 _MOST_SHUFFLE_PARTS, max(self._spark.sparkContext.defaultParallelism, parts)
             ),
-            # It replaces what turned out to be empty, and with it forgets what was observed there.
+            # It replaces parts that turned out to be empty, and with them forgets their observations.
             "spark.sql.adaptive.optimizer.excludedRules": _FORGETS,
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -1,10 +1,10 @@
-"""What an audit leaves for the next, so that it reads only what came since: a folder of Parquet files and a manifest.
+"""State of an audit for the next, which reads only records since then: a folder of Parquet files and a manifest.
 
     manifest.json      whose state it is, where the audit ended, its numbers, and the SHA-256 of each file
     <n>/copies         of audit n: each copy that it read in Kafka; of all audits
     <n>/ends           of the last audit: the end of each key's sequence
-    <n>/open           of the last audit: what was committed and had not come
-    <n>/pending        of the last audit: what a topic of `delivery: sequenced` had pending
+    <n>/open           of the last audit: committed records that had not come
+    <n>/pending        of the last audit: pending messages of a topic of `delivery: sequenced`
     <n>/found          of the last audit: duplicates, steps back and unknown records so far
 
 Promises
@@ -42,8 +42,8 @@ class AuditStateError(HarvestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whose:
-    """What a state is of. `outbox` is the identity of its table, `reads` what is read of it: subscription and filters.
-    `topics` has Kafka's own id of each topic; an empty one was not told."""
+    """Subject of a state. `outbox` is the identity of its table, `reads` the reads of it: subscription and filters.
+    `topics` has Kafka's own id of each topic; an empty one is unknown."""
 
     outbox: str
     reads: str
@@ -52,7 +52,7 @@ class Whose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where an audit ended: the offsets below which all was read, by topic and partition, the snapshot of Postgres,
+    """End of an audit: the offsets below which all was read, by topic and partition, the snapshot of Postgres,
     and the server's place in its log."""
 
     ends: Mapping[str, Mapping[str, int]]
@@ -62,7 +62,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What earlier audits left: `numbers` of all they have read, and the generations that hold it."""
+    """State of earlier audits: `numbers` of all they have read, and the generations that hold it."""
 
     mark: Mark
     numbers: Mapping[str, int]
@@ -96,11 +96,11 @@ class AuditState:
 
     @property
     def new(self) -> Path:
-        """The folder for what this audit leaves."""
+        """The folder for the state of this audit."""
         return self._folder / str(self._generation)
 
     def save(self, mark: Mark, numbers: Mapping[str, int]) -> None:
-        """Let what this audit has left be the state, and delete what nobody needs any more."""
+        """Make the files of this audit the state, and delete those that nobody needs any more."""
         generations = [*self._kept, self._generation]
         body = {
             "whose": asdict(self._whose),
@@ -201,7 +201,7 @@ def damaged(evidence: str) -> AuditStateError:
 
 
 def moved(what: str, evidence: str) -> AuditStateError:
-    """Return the error of servers that no longer have what the state says was read."""
+    """Return the error of servers that no longer have the records that the state counts as read."""
     return AuditStateError(what, evidence=evidence, next_step=_START_ANEW)
 
 

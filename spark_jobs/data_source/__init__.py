@@ -34,19 +34,19 @@ class OutboxDataSource(DataSource):
         return read_schema(self.options)
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
-        """Return what `spark.read` reads a snapshot of the outbox with."""
+        """Return the reader of `spark.read`, which reads a snapshot of the outbox."""
         from spark_jobs.data_source.reader import OutboxReader  # noqa: PLC0415 - as above
 
         return OutboxReader(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
-        """Return what `spark.readStream` follows the outbox with."""
+        """Return the reader of `spark.readStream`, which follows the outbox."""
         from spark_jobs.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
 
         return OutboxStreamReader(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":  # noqa: FBT001 - Spark's signature
-        """Return what `df.write` stages and promotes one batch with."""
+        """Return the writer of `df.write`, which stages and promotes one batch."""
         from spark_jobs.data_source.writer import OutboxWriter  # noqa: PLC0415 - who reads needs none of it
 
         return OutboxWriter(self.options, schema, overwrite=overwrite)
@@ -56,7 +56,7 @@ class OutboxDataSource(DataSource):
         schema: "StructType",
         overwrite: bool,  # noqa: FBT001 - Spark's signature
     ) -> "DataSourceStreamWriter":
-        """Return what `df.writeStream` stages and promotes a micro-batch with."""
+        """Return the writer of `df.writeStream`, which stages and promotes a micro-batch."""
         from spark_jobs.data_source.writer import OutboxStreamWriter  # noqa: PLC0415 - as above
 
         return OutboxStreamWriter(self.options, schema, overwrite=overwrite)

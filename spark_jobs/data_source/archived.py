@@ -1,6 +1,6 @@
 """The archive of an outbox for Spark: the records of segments that were dropped, from the files they were archived in.
 
-Together with what is still in the outbox they are all records since the archive began, each once: a segment that is
+Together with the rows still in the outbox they are all records since the archive began, each once: a segment that is
 attached is read from Postgres, every other from the archive, and ids that neither has are a failure.
 """
 
@@ -58,7 +58,7 @@ def plan_archived(
 
 
 def read_archived(part: ArchivedPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield what the snapshot saw of a file, by id. Raises ArchiveError unless it is as it was written."""
+    """Yield the rows of a file that the snapshot saw, by id. Raises ArchiveError unless it is as it was written."""
     files, arrow = ArchiveFiles(part.url), to_arrow_schema(schema)
     snapshot = Snapshot.parse(part.snapshot)
     unseen = pa.array(snapshot.in_progress, pa.int64())

@@ -1,10 +1,10 @@
-"""What the harvester delivered to topics, as a frame: committed records, each once, with their ids in the outbox.
+"""Records that the harvester delivered to topics, as a frame: committed, each once, with their ids in the outbox.
 
     Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► ours ─► one copy of each
 
 Promises
 - Of an aborted transaction of Kafka's there is nothing, nor of one that is open.
-- Of a topic of `delivery: sequenced` there is what `harvest_lib.consume.Sequencer` would return: a record whose sender
+- A topic of `delivery: sequenced` gives the records of `harvest_lib.consume.Sequencer`: a record whose sender
   has not acknowledged it (pending, or rolled back) is not there.
 - A record of the outbox comes once from a topic, whatever was sent again: its first copy in the log.
 - The end of the logs is found out when the frame is made, and stays: a frame that is used twice is the same.
@@ -30,8 +30,8 @@ def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str,
 
     `kafka` are librdkafka's settings, `bootstrap.servers` at least. The columns are `outbox_id`, `leader` (the id of
     the term that sent the copy), `topic`, `partition`, `offset`, `timestamp`, `key` (text), `value` (bytes) and
-    `headers` (names and bytes, without the harvester's own). What other producers wrote, and what was sent without the
-    header `harvest`, is left out.
+    `headers` (names and bytes, without the harvester's own). Records of other producers, and records without the
+    header `harvest`, are left out.
 
     Raises ConfigError, TopicMissing, KafkaUnavailable or KafkaAccessDenied.
     """

@@ -1,4 +1,4 @@
-"""The rows of an outbox for Spark: what a snapshot sees of ranges of ids, and whether all of it is still there.
+"""The rows of an outbox for Spark: those that a snapshot sees in ranges of ids, with a check that all are still there.
 
 Rows are read by `SnapshotSource`, page by page: no transaction stays open, so nothing of Postgres waits for Spark.
 Which rows those are is decided by snapshots as text, which each task gets. After a task has read its rows it looks
@@ -84,13 +84,13 @@ class Attached:
 
 
 def value_type(options: ReadOptions) -> ValueType:
-    """Tell whether values are text or bytes. Raises OutboxTableError or DatabaseError."""
+    """Return the type of values, text or bytes. Raises OutboxTableError or DatabaseError."""
     with connect(options.conninfo) as connection:
         return _table(options).value_type(connection)
 
 
 def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
-    """Tell whether rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
+    """Return True if rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
     table = _table(options)
     if table.check_columns(connection) != "native":
         return False
@@ -142,7 +142,7 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
 
 
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
-    """Return the parts of what is committed now, or of what the option `snapshot` saw: one for each segment and shard,
+    """Return the parts of the rows committed now, or seen by the option `snapshot`: one for each segment and shard,
     or a single one without segments; and those of the archive, if one is named."""
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
@@ -191,7 +191,7 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
 
 
 class Ahead:
-    """Looks how far a micro-batch may go, without reading what is in the records."""
+    """Looks how far a micro-batch may go, without reading the contents of records."""
 
     def __init__(self, options: ReadOptions) -> None:
         empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}
@@ -237,7 +237,7 @@ class Ahead:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what a refusal of a position means to a query of Spark's, instead of what it means to a subscription."""
+    """Explain a refused position in terms of a query of Spark's, instead of a subscription."""
     try:
         yield
     except (CheckpointError, ServerRegressed) as error:

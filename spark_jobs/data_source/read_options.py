@@ -48,7 +48,7 @@ def _schema(value: DataType) -> StructType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What is read, and how."""
+    """Options of a read."""
 
     dsn: str = field(repr=False)
     """libpq conninfo or URL without a password. Default: the environment variable `HARVEST_DSN` of the driver."""
@@ -57,11 +57,11 @@ class ReadOptions:
     outbox: str = "outbox"
     """`table` or `schema.table`."""
     shards: int = 1
-    """Into how many parts by key: of a segment in a batch, of a micro-batch in a stream."""
+    """Number of parts by key: of a segment in a batch, of a micro-batch in a stream."""
     archive: str | None = None
     """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
     snapshot: str | None = None
-    """What is read is what this snapshot saw, `xmin:xmax:in,progress@system`. Default: one taken when planning."""
+    """The snapshot whose rows are read, `xmin:xmax:in,progress@system`. Default: one taken when planning."""
     max_records: int | None = None
     """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
     starting: Literal["beginning", "now"] = "beginning"
@@ -104,14 +104,14 @@ class ReadOptions:
 
     @property
     def conninfo(self) -> str:
-        """What driver and tasks connect with."""
-        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - whoever connects has loaded it
+        """Connection string of driver and tasks."""
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - callers that connect have loaded it
 
         return make_conninfo(self.dsn, password=self.password) if self.password else self.dsn
 
 
 def read_schema(options: Mapping[str, str]) -> StructType:
-    """Return the schema of what is read: values are binary where the outbox has bytes, else strings.
+    """Return the schema of a read: values are binary where the outbox has bytes, else strings.
 
     Raises ConfigError, OutboxTableError or DatabaseError.
     """

@@ -3,8 +3,8 @@
 Promises
 - All partitions see the same rows: those that one snapshot of Postgres saw. There is a partition for each segment and
   shard. An outbox whose rows are deleted on delivery has one partition, read by one statement.
-- With the option `snapshot`, they are what that snapshot saw, in each plan.
-- With the option `archive`, what was dropped before is read from the archive. Ids that neither has are a failure.
+- With the option `snapshot`, they are the rows that it saw, in each plan.
+- With the option `archive`, rows dropped before are read from the archive. Ids that neither has are a failure.
 - A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
 - Nothing is locked and no transaction stays open between the plan and the tasks.
 
@@ -35,7 +35,7 @@ class OutboxReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Take the snapshot, and return what each task reads of it."""
+        """Take the snapshot, and return the part of it for each task."""
         from spark_jobs.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
 
         return outbox_rows.plan_batch(self.options)

@@ -1,7 +1,7 @@
-"""Which messages of `delivery: sequenced` are committed, as `harvest_lib.consume.Sequencer` finds out, by SQL.
+"""Committed messages of `delivery: sequenced`, found by SQL as `harvest_lib.consume.Sequencer` finds them.
 
     with_ids ─► producer, clock and flag of each message ─► decided ─► is it committed, and by which message?
-                                                               └─► carried: what the next reader goes on from
+                                                               └─► carried: the start of the next reader
 
 No Python runs for a message; windows by producer spill to disk.
 """
@@ -13,7 +13,7 @@ from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Flag
 
 IDS = ("producer", "clock", "flag")
-"""What `with_ids` adds."""
+"""Columns that `with_ids` adds."""
 
 _ZERO_CLOCK = "0" * 16
 _MESSAGE_ID = f"try_element_at(filter(headers, h -> h.key = '{message_id.HEADER_NAME}'), 1).value"
@@ -50,8 +50,8 @@ def is_acknowledgement() -> Column:
 
 def decided(messages: DataFrame) -> DataFrame:
     """Add `is_committed`, `settled_at` (the offset of the message that has decided it, null while it is pending), and
-    what `carried` wants. Topic, partition, offset and IDS are needed."""
-    # What is not sequenced needs no neighbours, so it is not brought to one place.
+    the columns that `carried` wants. Topic, partition, offset and IDS are needed."""
+    # Messages that are not sequenced need no neighbours, so they are not moved to one place.
     told = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
     log, place = ("topic", "partition", "producer", "spread"), "offset"
@@ -74,7 +74,7 @@ def decided(messages: DataFrame) -> DataFrame:
     told = told.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
     pending = Window.partitionBy(*log, "settled").orderBy(place)
     newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
-    # One message settles what was pending before it. Over all of the frame: from each row on, it would be looked for
+    # One message settles those pending before it. Over all of the frame: from each row on, it would be looked for
     # again for each row.
     settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"), "offset"))
     end = F.max(settling).over(Window.partitionBy(*log, "settled"))
@@ -92,10 +92,10 @@ def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column
 
 
 def carried(told: DataFrame, begins: Column) -> DataFrame:
-    """Return what the next reader puts before what it reads, of what `decided` returned. It begins at offset `begins`.
+    """Return the rows of `decided` that the next reader puts before its own. It begins at offset `begins`.
 
-    That is what is pending there, and for each producer the messages that leave a reader where this one is: its last
-    acknowledgement, and what it has committed since. These have offsets below 0, and are nobody's records.
+    Those are the pending messages, and for each producer the messages that leave a reader where this one is: its last
+    acknowledgement, and its commits since. These have offsets below 0, and are nobody's records.
     """
     names = [name for name in told.columns if name not in _DECIDED]
     told = told.where(F.col("clock").isNotNull() & (F.col("offset") < begins))

@@ -8,7 +8,7 @@ Promises
 - A micro-batch that is repeated from the checkpoint has the same rows.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
   micro-batch they are in one partition, ascending by id.
-- What is returned was on disk in Postgres before, and a server that may lack it is refused (ServerRegressed).
+- Returned rows were on disk in Postgres before, and a server that may lack them is refused (ServerRegressed).
 - A segment that is dropped before it was read is a failure (PositionLost), never a gap.
 
 Spark 4.1 has no admission control for data sources in Python, but it tells a source where its query is. With
@@ -44,7 +44,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self.options = ReadOptions.parse(options, streaming=True)
         self.schema = schema
         self._at: dict[str, Any] | None = None  # where Spark has come to, once it has said so
-        self._first: dict[str, Any] | None = None  # what `startingOffsets` now is
+        self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
         self._ahead: Ahead | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -74,7 +74,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return self._at
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what each task reads between two offsets: a partition for each shard, none for nothing."""
+        """Return the parts between two offsets: a partition for each shard, none for nothing."""
         self._at = end
         # A first micro-batch that starts now is empty, also when it is repeated, and now is later than it was.
         windows = () if start in (end, self._first) else windows_between(start, end)
@@ -112,7 +112,7 @@ class OutboxStreamReader(DataSourceStreamReader):
 
         if self._ahead is None:
             self._ahead = outbox_rows.Ahead(self.options)
-        found = self._ahead.attached()  # before the snapshot is taken: that sees all of what was closed
+        found = self._ahead.attached()  # before the snapshot is taken: that sees all closed segments
         closed = found.floor if at.get("initial") else at["closed"]
         found.require(closed)
         end = self._ahead.after({name: at[name] for name in _POSITION if name in at}, self.options.max_records)

@@ -1,12 +1,12 @@
-"""What a task reads: windows between snapshots of Postgres. Pure, and light: each executor loads it.
+"""Windows between snapshots of Postgres, which tasks read. Pure, and light: each executor loads it.
 
 An offset of a stream is a position of `SnapshotSource`, with what is needed to tell whether segments are missing:
 
     prev            all that this snapshot saw was read
-    cur, after      of what `cur` saw and `prev` did not, all up to the id `after` was read: within a window
+    cur, after      of the rows that `cur` saw and `prev` did not, all up to the id `after` were read: within a window
     floor           the lowest id that had a segment when the newest snapshot was taken
     closed          the id below which nothing is inserted any more: `prev` saw all of it
-    closes          what `closed` becomes at the end of the window
+    closes          the value of `closed` at the end of the window
     server          where the server was
     initial         true for the beginning: nothing was read
 """
@@ -29,7 +29,7 @@ Offset = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What `cur` saw and `prev` did not, with ids from `first` to `last`."""
+    """Rows that `cur` saw and `prev` did not, with ids from `first` to `last`."""
 
     prev: str
     cur: str
@@ -90,7 +90,7 @@ def required_from(start: Offset, end: Offset) -> int:
 
 
 def windows_between(start: Offset, end: Offset) -> tuple[Window, ...]:
-    """Return what lies between two offsets. Raises CheckpointError if `end` is before `start`."""
+    """Return the windows between two offsets. Raises CheckpointError if `end` is before `start`."""
     from harvest_lib.source.pg_snapshot import Snapshot  # noqa: PLC0415 - its package loads psycopg
 
     server = end["server"]

@@ -1,6 +1,6 @@
 """The options of `df.write.format("outbox")` and `df.writeStream.format("outbox")`.
 
-Spark does not tell upper and lower case of an option's name apart. What has names of its own (headers) is therefore
+Spark does not tell upper and lower case of an option's name apart. Names that need it (headers) are therefore
 written in an option's value.
 """
 
@@ -40,7 +40,7 @@ OPTIONS: Mapping[str, str] = {
     "allowEmpty": "a batch: true if a frame without rows is no error",
     "dryRun": "true: check all, show the plan, write nothing",
 }
-"""Every option of writing, with what it means."""
+"""Every option of writing, with its meaning."""
 
 _OF_SPARK = ("checkpointlocation", "queryname")
 _OF_A_COMMAND = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
@@ -91,12 +91,12 @@ class WriteOptions:
         )
 
     def conninfo(self) -> str:
-        """Return what the driver connects with."""
+        """Return the connection string of the driver."""
         return make_conninfo(self.dsn, password=self.password) if self.password else self.dsn
 
 
 def conninfo_of(connection: psycopg.Connection, dsn: str) -> str:
-    """Return what tasks connect with: what the driver found in its environment and its password file is written out."""
+    """Return the connection string of tasks, with the driver's environment and password file written out."""
     info = connection.info
     found = {"host": info.host, "port": info.port, "dbname": info.dbname, "user": info.user}
     parts: dict[str, Any] = found | {"password": info.password or None} | dsn_parts(dsn)

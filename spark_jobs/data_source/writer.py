@@ -1,8 +1,8 @@
-"""The writers of the data source: a task stages its partition, and the driver promotes what the tasks' messages name.
+"""The writers of the data source: a task stages its partition, and the driver promotes the attempts in their messages.
 
 1. planning, in a Python worker of the driver: options and tables are checked, the run gets its id
 2. `write`, in a task: rows are appended to the staging table in one transaction, which the message names
-3. `commit`, in another worker of the driver: `promote` writes exactly what the messages name, as the batch
+3. `commit`, in another worker of the driver: `promote` writes exactly the attempts in the messages, as the batch
 
 Only `commit` learns the number of a micro-batch. A micro-batch that Spark repeats is staged again under another run,
 and then found in the ledger. Every step has a connection of its own.
@@ -40,7 +40,7 @@ except ImportError:  # Spark 4.0 has one class for Arrow, which it takes for str
 _PAUSE_SECONDS = 0.5
 _PLAN_SECONDS = 5
 _COMMIT_SECONDS = 30
-"""How long the driver connects again after a lost connection. Planning or promoting twice is harmless."""
+"""Seconds for which the driver reconnects after a lost connection. Planning or promoting twice is harmless."""
 
 
 _Done = TypeVar("_Done")
@@ -54,7 +54,7 @@ class StagedPartition(WriterCommitMessage):
 
 
 class _Writer:
-    """What both writers have in common. It is pickled: from the driver to the tasks, and of a batch to `commit`."""
+    """Common part of both writers. It is pickled: from the driver to the tasks, and of a batch to `commit`."""
 
     def __init__(
         self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool, streaming: bool
@@ -112,7 +112,7 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what the tasks have staged, as far as they said; the next promotion of the name removes the rest."""
+        """Remove the rows staged by tasks, as far as they said; the next promotion of the name removes the rest."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
@@ -155,7 +155,7 @@ class OutboxWriter(_Writer, DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what was staged."""
+        """Remove the staged rows."""
         self._forget(messages)
 
 
@@ -177,7 +177,7 @@ class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._promote(messages, f"{self.options.name}:{batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - as above
-        """Remove what was staged."""
+        """Remove the staged rows."""
         self._forget(messages)
 
 

@@ -1,7 +1,7 @@
-"""What the loads of the flights have in common, however they cut them into batches.
+"""Common parts of the loads of the flights, however they cut them into batches.
 
-`flights_to_outbox` loads a month per batch, `flights_by_day` a day. Of both: the options, what a flight becomes, the
-tables, and how a run is told.
+`flights_to_outbox` loads a month per batch, `flights_by_day` a day. Of both: the options, the record of a flight, the
+tables, and the report of a run.
 """
 
 import argparse
@@ -34,7 +34,7 @@ INTERRUPTED = "run it again to load the rest, nothing will be written twice"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a load is asked for, but for its batches."""
+    """Options of a load, but for its batches."""
 
     dsn: str = field(repr=False)
     source: Path | None
@@ -56,7 +56,7 @@ class Flights:
 
     rows: DataFrame
     file: Path
-    """What `rows` are read from: `source`, unpacked."""
+    """The file that `rows` are read from: `source`, unpacked."""
     source: Path
     connection: psycopg.Connection
     target: JdbcTarget
@@ -69,7 +69,7 @@ class Flights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run has done. Rates are rows per second of staging and of promotion alone."""
+    """Result of a run. Rates are rows per second of staging and of promotion alone."""
 
     batches: int
     rows: int
@@ -103,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def flight_records(topic: str) -> Records:
-    """Declare what a flight becomes. Raises ConfigError if Kafka could not have the topic."""
+    """Declare the record of a flight. Raises ConfigError if Kafka could not have the topic."""
     return Records(
         topic=topic,
         key=AIRCRAFT,
@@ -125,7 +125,7 @@ def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Rec
 
 @contextmanager
 def opened(job: Job) -> Iterator[Flights]:
-    """Open what a job reads and writes, for as long as the block lasts.
+    """Open the source and the targets of a job, for as long as the block lasts.
 
     Cheap checks come first: nothing starts Spark before the file's header, the database and the outbox table are known
     to be right. Raises ConfigError, SourceError, OutboxTableError or DatabaseError.
@@ -151,7 +151,7 @@ def opened(job: Job) -> Iterator[Flights]:
 
 
 def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str]) -> Summary:
-    """Tell each report as soon as it comes, and return what they add up to."""
+    """Tell each report as soon as it comes, and return their sum."""
     began = time.monotonic()
     known = []
     for report in reports:

@@ -67,14 +67,14 @@ SCHEMA = spark_types.StructType(
         spark_types.StructField(AIRCRAFT, spark_types.StringType()),
     ]
 )
-"""What `read_flights` returns, for those who ask before Spark is started."""
+"""Schema of `read_flights`, for callers before Spark is started."""
 
 HEADER = [_NAMES_IN_FILE.get(name, name) for name in FLIGHT_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One month of flights, known by what is in it: `content_hash` does not depend on the order of rows."""
+    """One month of flights, known by its content: `content_hash` does not depend on the order of rows."""
 
     year: int
     month: int
@@ -137,7 +137,7 @@ def _unzip(source: Path, destination: Path) -> Path:
 
 
 def read_flights(spark: SparkSession, file: Path) -> DataFrame:
-    """Read what `unpack` has returned; nothing is parsed before the first use, and then once."""
+    """Read the file that `unpack` has returned; nothing is parsed before the first use, and then once."""
     rows = spark.read.csv(_as_pattern(file), schema=_schema(), header=True, mode="FAILFAST", nullValue="NA")
     aircraft = F.coalesce("tail_number", F.concat("carrier", "flight"))
     return rows.withColumn(AIRCRAFT, aircraft).persist()

@@ -1,4 +1,4 @@
-"""What the rows of the pipeline must be: flights, outbox rows, and the summary of an audit.
+"""Contracts of the pipeline's rows: flights, outbox rows, and the summary of an audit.
 
 Each contract is written once, as data, and becomes two pandera models of one meaning: one for pandas, one for Spark.
 
@@ -58,7 +58,7 @@ class Failure:
 
 
 class ContractBroken(HarvestError):
-    """Rows are not what their contract says: correct what wrote them, or the contract."""
+    """Rows break their contract: correct the job that wrote them, or the contract."""
 
     exit_code = 9
 
@@ -73,7 +73,7 @@ class ContractBroken(HarvestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column: what it holds, whether it may be null or absent, and its limits, both included.
+    """One column: its kind, whether it may be null or absent, and its limits, both included.
 
     `least` and `most` are a number's, or a text's in characters.
     """
@@ -136,7 +136,7 @@ class Contract:
         """Return the frame if it is as the contract says; raise ContractBroken with every check that fails.
 
         A frame without rows shows nothing and fails, unless `allow_empty`. A pandas frame is returned in the types
-        declared. On a Spark frame each check is a job: cache what is dear.
+        declared. On a Spark frame each check is a job: cache a costly one.
         """
         missing = [name for name, column in self.columns.items() if column.required and name not in frame.columns]
         if missing:  # pandera's word for it has a row in it
@@ -163,7 +163,7 @@ class Contract:
         ]
         if wrong:  # its checks cannot be asked of another type
             raise ContractBroken(self.name, tuple(wrong))
-        # pandera.pyspark collects what is wrong, and raises nothing.
+        # pandera.pyspark collects failures, and raises nothing.
         found = self.spark_model.validate(frame).pandera.errors
         listed = [each for kinds in found.values() for failures in kinds.values() for each in failures]
         if listed:
@@ -177,8 +177,8 @@ class Contract:
     def as_declared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a pandas frame in the types declared, where nothing of its content changes by that.
 
-        pandas has many types for one content: integers with a null among them are floats, text is `object`. What is
-        not of the kind declared stays as it is, for the model to find.
+        pandas has many types for one content: integers with a null among them are floats, text is `object`. Values
+        not of the kind declared stay as they are, for the model to find.
         """
         result = frame.convert_dtypes()
         for name, column in self.columns.items():
@@ -199,7 +199,7 @@ class Contract:
         return result
 
     def _failures(self, errors: list[SchemaError]) -> tuple[Failure, ...]:
-        """Return what failed first: types, then columns, then whole rows; what fails after it fails because of it."""
+        """Return the first failures: of types, else of columns, else of whole rows; later ones follow from them."""
         types, columns, rows = [], [], []
         for error in errors:
             check = getattr(error.check, "error", None) or getattr(error.check, "name", None) or str(error.check)

@@ -1,11 +1,11 @@
-"""What an audit must show, as an expectation suite of Great Expectations, with Data Docs for people.
+"""Expectation suite of Great Expectations for the result of an audit, with Data Docs to read.
 
     checked = expect_audit(read_audit(dsn, "nightly"), docs=Path("site"))
     checked.ok, checked.failed, checked.index
 
 A suite, a validation and a checkpoint in a context that ends with the call: nothing is configured on disk, nothing is
-sent to anybody, and the pages under `docs` are all that stays. Give them a folder of their own: what an earlier call
-has built there is replaced. The pages load their style, and the signs beside each line, from public servers when they
+sent to anybody, and the pages under `docs` are all that stays. Give them a folder of their own: an earlier call's
+pages are replaced. The pages load their style, and the signs beside each line, from public servers when they
 are opened; without them they are plain, but the numbers are there.
 
 Importing Great Expectations takes ten seconds: it happens with the first call.
@@ -36,7 +36,7 @@ _LATEST = "SELECT * FROM harvest_audit.summary ORDER BY at DESC LIMIT 1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What may be seen without alarm; None is not checked. Copies by another term are no alarm by default: delivery
+    """Highest values without alarm; None is not checked. Copies by another term are no alarm by default: delivery
     at least once makes them when a leader dies. Delivery exactly once makes none."""
 
     duplicates_cross_epoch: int | None = None
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An expectation that is not met: the column, what was expected of it, and what was seen."""
+    """An expectation that is not met: the column, the expectation, and the value seen."""
 
     column: str
     expectation: str
@@ -59,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What became of the expectations, and where the pages about them begin."""
+    """Result of the expectations, and the first of the pages about them."""
 
     expectations: int
     failed: Sequence[Failed]

@@ -1,4 +1,4 @@
-"""Fill a new subscription's topics with what was delivered before: archive and outbox, once each, in per-key order."""
+"""Fill a new subscription's topics with records delivered before: archive and outbox, once each, in per-key order."""
 
 from spark_jobs.replay.filling import ReplayReport, replay
 

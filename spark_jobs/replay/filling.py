@@ -1,14 +1,14 @@
-"""Fills a new subscription with what was delivered before it, by Spark; its harvester goes on where this ends.
+"""Fills a new subscription with records delivered before it, by Spark; its harvester goes on where this ends.
 
     note that it is being filled ─► add the subscription: its snapshot ─► archive and outbox, up to that snapshot
         ─► parts by key, each by id, into the topics ─► note that it is filled ─► `harvest run` with that subscription
 
 Promises
-- The subscription's topics have each record once, for readers of what is committed: what its snapshot saw comes from
-  here, everything else from its harvester, which does not begin before this has ended.
+- The subscription's topics have each record once, for readers of committed records: those that its snapshot saw come
+  from here, all others from its harvester, which does not begin before this has ended.
 - A key's records are in the order of their ids, then as they are committed.
 - A replay that ended early goes on where it was when it is run again.
-- Retention keeps what is still to be read, and what was dropped before has to be in the archive.
+- Retention keeps rows that are still to be read, and rows dropped before have to be in the archive.
 """
 
 import json
@@ -44,14 +44,14 @@ from spark_jobs.replay.progress import watched
 _HOLD = "UPDATE {table} SET holds = %(holds)s WHERE subscription = %(name)s"
 _LOWEST_ID = -(2**63)
 _PROGRESS_LASTS = timedelta(days=6)
-"""Kafka forgets offsets of a group that nobody is a member of, after seven days unless it is told otherwise."""
+"""Kafka forgets offsets of a group without members, after seven days unless it is configured otherwise."""
 _ANSWER_SECONDS = 30.0
 _COLUMNS = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay did: how many records its topics have of it now, and whether it had ended before."""
+    """Result of a replay: the number of records it has delivered, 0 if it had been `already_filled` before."""
 
     subscription: str
     records: int
@@ -62,14 +62,14 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a replay takes place. `dsn` may have a password; `kafka` are a producer's settings."""
+    """Place of a replay. `dsn` may have a password; `kafka` are a producer's settings."""
 
     dsn: str = field(repr=False)
     kafka: Mapping[str, object] = field(repr=False)
     outbox: str = "outbox"
     archive: str | None = None
     without_dropped: bool = False
-    """Whether what was dropped may be missing."""
+    """True if dropped records may be missing."""
 
 
 def replay(
@@ -83,8 +83,8 @@ def replay(
 ) -> ReplayReport:
     """Fill a subscription's topics: `topics` are those that records go to, by those that they name.
 
-    Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` is told what is to be filled
-    before Spark begins, and `progress` each second which share is done, about. Run again, it goes on where it was.
+    Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` gets the replay before
+    Spark begins, and `progress` each second the share that is done, about. Run again, it goes on where it was.
 
     Raises ConfigError, CheckpointError, TopicMissing, ArchiveError, RecordError, or another HarvestError.
     """
@@ -115,7 +115,7 @@ def replay(
     return ReplayReport(subscription=subscription, records=records, parts=found.parts, seconds=seconds)
 
 
-# -- what is noted in Postgres
+# -- notes in Postgres
 
 
 def _begun(
@@ -125,7 +125,7 @@ def _begun(
     subscription: str,
     topics: Mapping[str, str],
 ) -> Replay:
-    """Return what is noted of the replay; begin it if nothing is."""
+    """Return the replay as noted; begin it if it is not."""
     placed = outbox.placed(connection)
     replays = Replays(placed)
     subscriptions = Subscriptions(connection, placed, Selection(table=placed.identifier))
@@ -155,7 +155,7 @@ def _begun(
             next_step=f"`harvest subscriptions remove {subscription}`, empty its topics, and begin again",
         )
     if found.snapshot is None:
-        with exclusively(connection, placed):  # nothing is dropped before retention knows what is to be kept
+        with exclusively(connection, placed):  # nothing is dropped before retention knows the rows to keep
             if not subscriptions.shards(subscription):
                 subscriptions.add(subscription, start="now", topics=sorted(topics))
             _hold(connection, placed, subscription, _LOWEST_ID)
@@ -202,7 +202,7 @@ def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription
         connection.execute(statement, {"name": subscription, "holds": holds})
 
 
-# -- what is in Kafka
+# -- topics in Kafka
 
 
 def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
@@ -252,7 +252,7 @@ def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
     return fitting[0]
 
 
-# -- what Spark does
+# -- work of Spark
 
 
 def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettings) -> list[Any]:
@@ -264,7 +264,7 @@ def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettin
 
 
 def _rows(spark: SparkSession, place: Place, found: Replay) -> DataFrame:
-    """Return what the snapshot saw of the topics, by parts, each by id."""
+    """Return the topics' rows that the snapshot saw, by parts, each by id."""
     spark.dataSource.register(OutboxDataSource)
     given = {name: str(value) for name, value in conninfo_to_dict(place.dsn).items()}
     secret = {"password": given.pop("password")} if "password" in given else {}

@@ -3,9 +3,9 @@
     fence (init_transactions) ─► progress: the last id that was committed ─► records by id ─► commit, with progress
 
 Promises
-- Of a part's records each is in Kafka once, for readers of what is committed, however often the part is tried: the
-  progress is an offset that is committed in the transaction of the records, and it is read after whoever wrote this
-  part before was fenced.
+- Of a part's records each is in Kafka once, for readers of committed records, however often the part is tried: the
+  progress is an offset that is committed in the transaction of the records, and it is read after the earlier
+  writer of this part was fenced.
 - A key's records are all of one part, so they are in Kafka in the order of their ids.
 """
 
@@ -47,7 +47,7 @@ _FENCED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """What all parts of a replay have in common. `group` names the progress and, with the part, its transactions;
+    """Common settings of all parts of a replay. `group` names the progress and, with the part, its transactions;
     `progress_topic` has a partition for each part."""
 
     kafka: Mapping[str, object]
@@ -133,7 +133,7 @@ class _Writer:
             self.commit()
 
     def commit(self) -> None:
-        """Commit what is open, with the progress."""
+        """Commit the open transaction, with the progress."""
         if self._open_since is None:
             return
         self._serve(partial(self._producer.flush, _TIMEOUT_SECONDS))
@@ -144,7 +144,7 @@ class _Writer:
         self._open_since, self._open_records = None, 0
 
     def close(self) -> None:
-        """Let go of both clients; what is open is aborted."""
+        """Let go of both clients; an open transaction is aborted."""
         self._consumer.close()
         self._producer.purge()
         self._producer.close()
@@ -183,7 +183,7 @@ class _Writer:
             call()
         except RAISED as error:
             with suppress(*RAISED):
-                self._producer.poll(0)  # the reports say more than what the client may raise instead
+                self._producer.poll(0)  # the reports say more than an error that the client may raise instead
             self._raise_failure()
             raise KafkaException(raised(error)) from error
 
@@ -200,7 +200,7 @@ class _Writer:
 
 
 def _progress_reader(settings: PartSettings) -> Consumer:
-    # What is committed by transactions that are not decided yet is waited for, as it says here.
+    # Offsets in transactions that are not decided yet are waited for, by this isolation level.
     own = {"group.id": settings.group, "enable.auto.commit": False, "isolation.level": "read_committed"}
     return Consumer(client_settings(settings.kafka, **own))
 

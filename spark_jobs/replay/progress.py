@@ -1,4 +1,4 @@
-"""How far a replay is, told while it goes on: what its parts have committed, of the ids that there are."""
+"""Progress of a running replay: the ids that its parts have committed, as a share of all."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callab
         places = [TopicPartition(settings.progress_topic, number) for number in range(parts)]
         try:
             while not ended.wait(_LOOK_SECONDS):
-                with suppress(KafkaException):  # it is told again
+                with suppress(KafkaException):  # the next look repeats it
                     found = consumer.committed(places, _ANSWER_SECONDS)
                     done = sum(min(max(each.offset, 0), highest_id) for each in found)
                     tell(done / (parts * max(1, highest_id)))

@@ -1,7 +1,7 @@
 """A batch from end to end, and what other runs of the same batch see.
 
 A run holds the batch's session lock from its first look at the ledger to the commit of its promotion, both on one
-connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So whoever holds it
+connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So its holder
 may remove all the staging rows it finds, waits for nobody who is dead, and of two runs at once one promotes and the
 other finds the batch promoted. `promote` looks into the ledger once more, under the outbox's lock, for callers without
 the batch's.
@@ -36,7 +36,7 @@ _NUL_SENTENCE = 'encoding "UTF8": 0x00'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What became of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty one."""
+    """Result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty one."""
 
     batch: str
     rows: int
@@ -66,7 +66,7 @@ def load_batch(
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.
 
-    `connection` is this call's alone while it runs. `content` is what the frame holds, if that is known already; then
+    `connection` is this call's alone while it runs. `content` is that of the frame, if it is known already; then
     the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
     PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
     died during the commit.

@@ -1,4 +1,4 @@
-"""What a frame holds, as count and hash: by that a batch is known again."""
+"""Content of a frame, as count and hash: by that a batch is known again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def column(name: str) -> Column:
 
 
 def row_hash(names: Sequence[str]) -> Column:
-    """Hash the columns of a row. Nulls are told apart by place: xxhash64 itself skips them."""
+    """Hash the columns of a row. Nulls are distinguished by place: xxhash64 itself skips them."""
     return F.xxhash64(*map(column, names), *[column(name).isNull() for name in names])
 
 

@@ -1,4 +1,4 @@
-"""What a task of the data source does: append Arrow batches to the staging table by COPY, in one transaction.
+"""Work of a task of the data source: append Arrow batches to the staging table by COPY, in one transaction.
 
 That transaction is the task's attempt, and the task's message names it. A task that fails, is repeated or runs twice
 leaves rows under attempts that no message names.
@@ -26,7 +26,7 @@ _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedAttempt:
-    """What a task has staged. `attempt` is empty for a partition without rows."""
+    """Rows that a task has staged. `attempt` is empty for a partition without rows."""
 
     run: str
     partition: int

@@ -1,4 +1,4 @@
-"""Postgres as the jobs see it: connections, table names, and what its refusals are called."""
+"""Postgres as the jobs see it: connections, table names, and errors for its refusals."""
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -114,7 +114,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JdbcTarget:
-    """Where Spark writes: a URL without secrets, the quoted table, its oid, and the connection's properties."""
+    """Target of Spark's writes: a URL without secrets, the quoted table, its oid, and the connection's properties."""
 
     url: str
     table: str
@@ -123,7 +123,7 @@ class JdbcTarget:
 
 
 def dsn_parts(dsn: str) -> dict[str, str | int | None]:
-    """Return what a DSN says. Raises ConfigError for one that cannot be read."""
+    """Return the parameters of a DSN. Raises ConfigError for one that cannot be read."""
     with suppress(psycopg.Error):
         parts = conninfo_to_dict(dsn)
         if "@" not in str(parts.get("host")):
@@ -161,7 +161,7 @@ def connect(dsn: str) -> psycopg.Connection:
 
 
 def takes_options(connection: psycopg.Connection) -> bool:
-    """Tell whether a session like this one can be given settings as it begins: a pooler refuses or ignores them."""
+    """Return True if a session like this one can be given settings as it begins: a pooler refuses or ignores them."""
     info = connection.info
     probed = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
     try:
@@ -173,7 +173,7 @@ def takes_options(connection: psycopg.Connection) -> bool:
 
 @contextmanager
 def postgres_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg's errors into the harvester's, saying what was being done."""
+    """Turn psycopg's errors into the harvester's, which name the operation."""
     try:
         yield
     except psycopg.Error as error:
@@ -214,7 +214,7 @@ def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[Ta
 
 
 def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
-    """Say to Spark's JDBC writer what libpq made of the DSN, its environment and its password file."""
+    """Return the target for Spark's JDBC writer, as libpq read the DSN, its environment and its password file."""
     info = connection.info
     if info.host.startswith("/"):
         raise ConfigError(
@@ -250,7 +250,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
 
 
 def security_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what libpq's parameters say of security, as pgjdbc takes it. Raises ConfigError for what it cannot."""
+    """Return libpq's security parameters as pgjdbc takes them. Raises ConfigError for one that it cannot take."""
     if strange := sorted(given.keys() & _NOT_IN_JAVA):
         raise ConfigError(
             f"Spark's JDBC driver has no {', '.join(strange)}, which this DSN asks for",
@@ -264,7 +264,7 @@ def security_of(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _algorithm_of(key: Path) -> dict[str, str]:
-    """Return what pgjdbc has to be told of a key; nothing of one that it reads by itself, in DER or PKCS#12."""
+    """Return pgjdbc's property for a key; none for one that it reads by itself, in DER or PKCS#12."""
     try:
         text = key.read_bytes()
     except OSError as error:

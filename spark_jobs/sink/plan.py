@@ -1,4 +1,4 @@
-"""From a declaration, a frame's columns and the tables that are there: what will be written where, checked beforehand.
+"""Plan of a write, checked beforehand: from a declaration, a frame's columns and the tables that are there.
 
 Nothing here starts a Spark job. Whatever can be known to fail is refused before the first row is read: a column that
 is missing or has no place, a type the table does not take, an outbox that is not one, a staging table of another make.
@@ -33,7 +33,7 @@ _OUTBOX_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritePlan:
-    """What is written where. `business` is empty without a business table."""
+    """Columns of a write and their targets. `business` is empty without a business table."""
 
     tables: Tables
     records: Records
@@ -227,7 +227,7 @@ def _check_types(connection: psycopg.Connection, plan: WritePlan) -> None:
 
 
 def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
-    """Tell whether the staging table is there as the frame needs it; one of another frame is removed if empty."""
+    """Return True if the staging table is there as the frame needs it; one of another frame is removed if empty."""
     found = {each.name: each.type for each in columns_of(connection, plan.tables.staging)}
     if not found:
         return False
@@ -254,7 +254,7 @@ def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
 
 
 def _is_idle(connection: psycopg.Connection, tables: Tables) -> bool:
-    """Tell whether nobody stages anything; the table is then ours until the transaction ends."""
+    """Return True if nobody stages anything; the table is then ours until the transaction ends."""
     sweep_staging(connection, tables=tables)
     try:
         with connection.transaction():

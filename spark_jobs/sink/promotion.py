@@ -2,13 +2,13 @@
 
 The steps, which `promote` repeats:
 
-1. end what the run's tasks have left open: a copy that lost the race may be about to commit. Where the tasks' messages
+1. end sessions left by the run's tasks: a copy that lost the race may be about to commit. Where the tasks' messages
    name the attempts, such a copy is none of them
 2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
 3. read the ledger: a batch that is there already is left alone, or refused if it has other data. One that this run has
    entered itself, and did not learn of because the connection was lost, is not compared: its rows are gone
-4. choose one attempt per partition, the one that was named or the earliest, each whole; where it is known what Spark
-   computed, compare count and hash with it
+4. choose one attempt per partition, the one that was named or the earliest, each whole; where Spark's
+   content is known, compare count and hash with it
 5. insert business rows and outbox rows in the declared order; compare the counts again
 6. remove the batch's staging rows, of this run and of dead ones
 7. enter the batch into the ledger; commit
@@ -101,9 +101,9 @@ def choose_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
 def promote(
     connection: psycopg.Connection, batch: str, content: Content | None, *, staged: Staged, plan: "WritePlan"
 ) -> tuple[LedgerEntry, bool] | None:
-    """Promote what was staged as the batch; return its ledger row and whether this call has written it.
+    """Promote the staged rows as the batch; return its ledger row and whether this call has written it.
 
-    `content` is what Spark computed, if that is known. Returns None, and writes nothing, if nothing was staged and
+    `content` is Spark's own, if it is known. Returns None, and writes nothing, if nothing was staged and
     nothing is known. Raises BatchConflict, RecordError, PromotionRefused (nothing is written) or another DatabaseError.
     """
     tables = plan.tables
@@ -162,7 +162,7 @@ def _insert(
     connection: psycopg.Connection, batch: str, *, run: str, plan: "WritePlan", chosen: list[Attempt]
 ) -> tuple[int, int | None]:
     try:
-        with connection.transaction():  # a savepoint: what is wrong with the rows can still be asked
+        with connection.transaction():  # a savepoint: faults of the rows can still be queried
             done = connection.execute(promotion(plan, batch=batch, run=run, attempts=chosen))
     except (psycopg.errors.StringDataRightTruncation, psycopg.errors.NotNullViolation) as error:
         found = connection.execute(faults(plan, run=run, attempts=chosen)).fetchone()

@@ -10,8 +10,8 @@ from typing import LiteralString
 
 from psycopg import sql
 
-# Unlogged: a crash empties it, and the batch is staged again. What is the same in all rows of a batch is a setting of
-# the tasks' sessions where these can have one: sent with each row it would be a good part of what is sent.
+# Unlogged: a crash empties it, and the batch is staged again. Values that all rows of a batch share are settings of
+# the tasks' sessions where these can have some: sent with each row they would be a good part of the data.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
@@ -61,9 +61,9 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdroppe
 ORDER BY a.attnum
 """
 
-# All but what Postgres would convert by itself and lose nothing (a number too large for the narrower column is an
-# error), and text for types that have no other spelling: json, uuid, enumerations, addresses. A domain is what it is
-# made of.
+# All but types that Postgres converts by itself without loss (a number too large for the narrower column is an
+# error), and text for types that have no other spelling: json, uuid, enumerations, addresses. A domain counts as its
+# base type.
 MISFITS = """
 WITH pair AS (
     SELECT name, given, wanted, g.oid AS g, coalesce(nullif(w.typbasetype, 0), w.oid) AS w, w.typcategory AS category
@@ -111,7 +111,7 @@ SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = %(writer)s
 """
 
-# What nobody will promote any more: `{dead}` is one of these.
+# Rows that nobody will promote any more: `{dead}` is one of these.
 DEAD_OF_BATCH: LiteralString = "batch = %(batch)s"
 DEAD_OF_RUN: LiteralString = "batch = %(batch)s AND run <= %(run)s OR run < %(oldest)s"
 
@@ -184,5 +184,5 @@ CREATE TABLE IF NOT EXISTS {business} (
 
 
 def as_sql(text: str) -> sql.SQL:
-    """Take what Postgres itself spells (a type, a default) as a piece of a statement."""
+    """Take text that Postgres itself spells (a type, a default) as a piece of a statement."""
     return sql.SQL(text)

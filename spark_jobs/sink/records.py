@@ -1,4 +1,4 @@
-"""What a row of a frame becomes in the outbox: the declaration, and what can be told of it without asking anybody."""
+"""Declaration of the record that a row of a frame becomes in the outbox, and checks that need no server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +31,8 @@ class Records:
 
     `key`: a column; of several the texts are joined by a colon. Rows without a key are refused. `value`: a column,
     taken as text (null is a tombstone); several, or None for all of the frame's: a JSON object of them, with nulls.
-    `order_by`: columns of the frame by which records get their ids; what they leave open, or all if there are none,
-    stays as it is in the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
+    `order_by`: columns of the frame by which records get their ids; ties, or all rows if there are none,
+    stay in the order of the frame. Raises ConfigError for a topic Kafka could not have, and for no key.
     """
 
     topic: str

@@ -159,7 +159,7 @@ def _time_text(kind: spark.DataType, values: Column) -> Column:
 
 
 def next_step_of(error: Exception) -> str:
-    """Return what to do about it: Spark's message for a driver that is missing names only its class."""
+    """Return the next step: Spark's message for a driver that is missing names only its class."""
     if "ClassNotFoundException: org.postgresql.Driver" in str(error):
         return "start Spark with spark.jars.packages=org.postgresql:postgresql:42.7.11: nothing was promoted"
     return "correct what the message names and run the batch again: nothing of it was promoted"
@@ -170,7 +170,7 @@ def _option(value: str) -> str:
 
 
 def sentence_of(error: Exception) -> str:
-    """Return what the server said, else what Spark calls the error: its other words may be those of a row."""
+    """Return the server's message, else Spark's name of the error: its other words may be those of a row."""
     message = str(error)
     if (said := _SERVER_SENTENCE.search(message)) is not None:
         return said.group()

@@ -13,12 +13,12 @@ from spark_jobs.sink import queries
 from spark_jobs.sink.database import Tables, place_of, postgres_errors
 
 _KEPT_MILLISECONDS = 7 * 24 * 60 * 60 * 1_000
-"""How long rows of a run of the data source are kept that nobody promotes and no later run replaces."""
+"""Milliseconds that rows of a run of the data source are kept if nobody promotes and no later run replaces them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """What a run has staged under a batch's id, or under a stream's name while the batch has no id yet.
+    """Rows that a run has staged under a batch's id, or under a stream's name while the batch has no id yet.
 
     `named` are the attempts that the tasks' messages name, and their rows, by partition; then the run is one of
     `new_run`. None: nobody named any, and the caller holds the batch's lock.
@@ -37,7 +37,7 @@ class Staged:
 
 
 def new_run(connection: psycopg.Connection) -> str:
-    """Return the id of a run: a UUID that rises with Postgres's clock (version 7), so that later runs are told."""
+    """Return the id of a run: a UUID that rises with Postgres's clock (version 7), so that later runs sort last."""
     with postgres_errors("asking for the time"):
         row = connection.execute(queries.NOW_MILLISECONDS).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
@@ -59,7 +59,7 @@ def end_writers(connection: psycopg.Connection, batch: str, *, tables: Tables) -
 
 
 def clear_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> int:
-    """Delete what was staged of the batch; return how many rows. The caller holds the batch's lock, or promotes it."""
+    """Delete the staged rows of the batch; return their number. The caller holds the batch's lock, or promotes it."""
     dead, values = staged.dead()
     with postgres_errors("clearing the staging table"):
         return connection.execute(tables.fill(sql.SQL(queries.CLEAR_STAGING), dead=dead), values).rowcount
@@ -86,7 +86,7 @@ def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Ta
 
 
 def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
-    """Delete what dead runs have left of any batch: one whose lock is free is being staged by nobody."""
+    """Delete rows that dead runs have left of any batch: one whose lock is free is being staged by nobody."""
     swept = 0
     ledger = tables.ledger.as_string(None)
     with postgres_errors("sweeping the staging table"):

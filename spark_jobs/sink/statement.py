@@ -1,11 +1,11 @@
 """The promotion as one statement: the rows chosen, in the declared order, into the business table and the outbox.
 
-    chosen     the attempts' rows in order; what Postgres fills by itself and the record shows is filled here
+    chosen     the attempts' rows in order; columns that Postgres fills by itself and the record shows are filled here
     written    chosen, into the business table, if there is one
     recorded   chosen, into the outbox, in the same order: ids follow it
 
-Without a business table it only inserts, and the server's count is that of the records: to count what a statement
-within a statement returns is an eighth of the work.
+Without a business table it only inserts, and the server's count is that of the records: to count the rows that a
+statement within a statement returns is an eighth of the work.
 
 It is made of identifiers and literals and takes no values, so that a percent sign in a column's name is only that.
 """
@@ -173,7 +173,7 @@ def _texts(parts: Sequence[sql.Composable]) -> sql.Composable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one attempt of one partition left in the staging table."""
+    """Rows that one attempt of one partition left in the staging table."""
 
     partition: int
     attempt: str

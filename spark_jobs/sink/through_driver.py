@@ -54,7 +54,7 @@ _OUTBOX_TYPES = {
 }
 _CHUNK = "data binary, rows bigint, hash_sum decimal(38,0), keyless bigint, longest_key bigint, longest_value bigint"
 _PARTS = 8
-"""Into how many parts records with an order are divided: the driver writes one while Spark computes the next."""
+"""Number of parts that records with an order are divided into: the driver writes one while Spark computes the next."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BEGIN, _END = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0), struct.pack(">h", -1)
 _TEXT_OID, _FIELDS, _NULL = 25, 5, -1
@@ -63,7 +63,7 @@ _BYTES = pa.large_binary()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """What a task has to know: the topic, headers as names and texts (None where the row has it), limits to measure."""
+    """Parameters of a task: the topic, headers as names and texts (None where the row has it), limits to measure."""
 
     topic: str
     headers: tuple[tuple[str, str | None], ...]
@@ -71,7 +71,7 @@ class _Shape:
 
 
 def check(plan: WritePlan) -> None:
-    """Raise ConfigError for what only the way by JDBC can write."""
+    """Raise ConfigError for a plan that only the way by JDBC can write."""
     if plan.tables.business is not None:
         raise _only_jdbc("a business table", "--table")
     for name, types in _OUTBOX_TYPES.items():
@@ -151,7 +151,7 @@ def _computed(chunks: DataFrame, batch: str) -> Iterator[Any]:
         ) from error
 
 
-# -- what Spark does
+# -- work of Spark
 
 
 def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:

@@ -1,7 +1,7 @@
-"""What somebody who may insert into an outbox, and no more, can try: transactions made by Hypothesis.
+"""Attacks open to a role that may insert into an outbox, and no more: transactions made by Hypothesis.
 
-An attack is what one session does within one transaction, or beside any. What it does not mean to commit carries
-ROLLED_BACK at the beginning of its value, so that each copy of it in Kafka is found.
+An attack is what one session does within one transaction, or beside any. A value that it does not mean to commit
+begins with ROLLED_BACK, so that each copy of it in Kafka is found.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Who attacks, and who goes on writing beside: sessions of Postgres, each of a role that may insert and no more."""
+"""Sessions of Postgres that attack, and those that go on writing beside, each of a role that may insert and no more."""
 
 import random
 import threading
@@ -24,7 +24,7 @@ _FORBIDDEN = sql.SQL(
 
 
 class Adversary:
-    """Threads that attack, one session each, until they are told to stop. `done` and `refused` count what they did."""
+    """Threads that attack, one session each, until they are stopped. `done` and `refused` count their attacks."""
 
     def __init__(self, dsn, listed, drawn, *, threads=3, number=0, pause_seconds=0.02):
         self._dsn, self._drawn, self._pause_seconds = dsn, drawn, pause_seconds
@@ -54,7 +54,7 @@ class Adversary:
 
     @property
     def has_tried_all(self):
-        """Tell whether each of those that are listed was tried."""
+        """Return True if each of the listed attacks was tried."""
         return not self._listed
 
     def _run(self, draw):

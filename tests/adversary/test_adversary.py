@@ -40,9 +40,9 @@ DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 WAYS = [f"{source} {delivery}" for source in ("mark", "snapshot", "transaction_id") for delivery in DELIVERIES]
 QUICK = ["mark barrier", "snapshot pipelined", "transaction_id transactional"]
 CHECKED = ["mark transactional", "snapshot sequenced"]
-"""Where the table has the constraints of `harvest init`, by which Postgres refuses what Kafka can never take."""
+"""Runs with the constraints of `harvest init`, by which Postgres refuses what Kafka can never take."""
 ALLOWED = ["mark sequenced", "snapshot transactional"]
-"""Where writers are held to their topics by `--allow`, and the adversary tries those of the honest writer too."""
+"""Runs with writers held to their topics by `--allow`; the adversary tries those of the honest writer too."""
 
 QUICK_SECONDS = 6.0
 LONG_SECONDS = float(os.environ.get("ADVERSARY_SECONDS") or 600 / (len(WAYS) + len(ALLOWED)))
@@ -51,7 +51,7 @@ WITHOUT = frozenset(filter(None, os.environ.get("ADVERSARY_WITHOUT", "").split("
 ARRIVES_SECONDS = 60.0
 """So long after its commit, at most, a record is in Kafka: on a busy machine, behind all that the adversary wrote."""
 MOST_BYTES = 400 << 20
-"""What the process may have in memory at its peak. It has some 80 MB to begin with."""
+"""Peak memory that the process may use. It has some 80 MB to begin with."""
 
 SEGMENT_SIZE = 2_000
 """Small enough for the adversary to leave them all behind, by records and by ids that it draws."""
@@ -143,7 +143,7 @@ class Reader:
 
 
 class Tail:
-    """What a topic gets from now on. All of it, much of which is large, is read once, at the end."""
+    """Records that a topic gets from now on. All of it, much of which is large, is read once, at the end."""
 
     def __init__(self, bootstrap_servers, topic):
         settings = {"bootstrap.servers": bootstrap_servers, "group.id": "tail", "enable.auto.commit": False}
@@ -162,13 +162,13 @@ class Tail:
         self._consumer.close()
 
     def has_brought(self, key):
-        """Tell whether a record of the key is among what came since this was last asked."""
+        """Return True if a record of the key came since the last call."""
         return any(each.key() == key.encode() for each in self._consumer.consume(1000, timeout=0.1) if not each.error())
 
 
 @dataclass
 class Field:
-    """Where it all happens: an outbox, its topics, and who may do what."""
+    """The setting of a run: an outbox, its topics, and the rights of each role."""
 
     dsn: str
     servers: str
@@ -179,8 +179,8 @@ class Field:
     folder: object
     allow: bool = False
     checks: bool = False
-    """Whether the table is native, whatever the source, and has constraints: as `harvest init` makes it. Without them
-    it is as `--no-checks` has it, and where it is marked as `--goharvest` has it."""
+    """True if the table is native, whatever the source, and has constraints, as `harvest init` makes it. Otherwise it
+    is as `--no-checks` has it; for the mark source, as `--goharvest` has it."""
 
     def __post_init__(self):
         self.honest_topics = tuple(self.make_topic(partitions=2) for _ in range(2))
@@ -274,7 +274,7 @@ class Field:
                     adversary.attack(parting(self.targets))
                     eventually(lambda: tail.has_brought(PARTING), "the last word arrives", seconds=ARRIVES_SECONDS)
                 self._check_process(member)
-                # What was left behind for those who come after: in Postgres, and in the pool's own topics.
+                # Left behind for those who come after: in Postgres, and in the pool's own topics.
                 assert member.end(30) == 0
                 heir = Member(self.config, self.folder / "heir.log")
                 try:

@@ -25,7 +25,7 @@ FROM generate_series(1, %(records)s) g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Where the measurements take place."""
+    """The Postgres database and the Kafka topic that a benchmark uses."""
 
     dsn: str
     bootstrap_servers: str
@@ -44,7 +44,7 @@ class Servers:
         return yaml.safe_dump({"harvest": harvest})
 
     def fill(self, records: int, *, keys: int = KEYS) -> None:
-        """Make the outbox anew with so many records of so many keys; 0 stands for one."""
+        """Create the outbox again with so many records of so many keys; 0 stands for one."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(_DROP)
             OutboxTable.parse("outbox").create(connection)
@@ -54,7 +54,7 @@ class Servers:
             connection.execute("CHECKPOINT")  # which the first one measured would otherwise pay for
 
     def make_native(self) -> None:
-        """Make the outbox anew, empty, with the columns that the snapshot source needs."""
+        """Create the outbox again, empty, with the columns that the snapshot source needs."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(_DROP)
             NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
@@ -79,7 +79,7 @@ class Servers:
             connection.execute("CHECKPOINT")
 
     def forget(self) -> None:
-        """Let every subscription begin anew."""
+        """Let every subscription start again from the beginning."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute("TRUNCATE outbox_subscriptions")
 

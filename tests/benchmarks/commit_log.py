@@ -1,8 +1,8 @@
 """The commit log: how fast batches of 200-byte messages are appended, and how long a log of 2 GB takes to be opened.
 
 Appending is compared with a bare buffered writer of the same bytes, which never syncs: it has them packed, and writes
-each with one call. The log numbers and packs them, checksums them, and syncs every second. What is appended is in the
-hands of the system when `append` returns, what is written is when its buffer is flushed.
+each with one call. The log numbers and packs them, checksums them, and syncs every second. An appended batch is in the
+hands of the system when `append` returns, a written one when its buffer is flushed.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ _KEYS = [b"public.flights", b"public.planes", b"public.airlines"]
 _APPENDED_PER_SECOND = 200_000.0
 _OPENED_BYTES = 2 * 10**9
 _TAIL_BATCHES = 200
-"""What a second of the rate agreed on leaves unsynced where a process is killed."""
+"""Batches that a killed process leaves unsynced: one second of the rate agreed on."""
 _FOLD = 40
 _NEVER = 1e9
 

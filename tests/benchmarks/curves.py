@@ -1,4 +1,4 @@
-"""How the drain's rate, and how long the last record waits, grow with the backlog and with the number of shards; drawn.
+"""Growth of the drain's rate, and of the last record's wait, with the backlog and the number of shards; drawn.
 
 The wait is that of the newest record of a backlog: from the commit that makes all of it visible until it is passed.
 """

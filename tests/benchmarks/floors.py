@@ -41,7 +41,7 @@ def round_trip(servers: Servers) -> float:
 
 
 def round_trip_and_purge(servers: Servers) -> float:
-    """Return the seconds that one record takes to be acknowledged and then deleted for good, one after the other."""
+    """Return the seconds that one record takes to be acknowledged and then permanently deleted, one after the other."""
     servers.fill(_ROUND_TRIPS)
     producer = _lone_producer(servers)
     with psycopg.connect(servers.dsn, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""How long the checker takes for a long history, as `harvest audit history` reads and checks it."""
+"""Time that the checker takes for a long history, as `harvest audit history` reads and checks it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a leader with nothing to do costs, with the default limits."""
+"""Cost of an idle leader with the default limits."""
 
 import os
 import subprocess

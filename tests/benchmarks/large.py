@@ -1,4 +1,4 @@
-"""What takes a large backlog or several processes: memory, shards."""
+"""Benchmarks that take a large backlog or several processes: memory, shards."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _SETTLED_SECONDS = 3.0
 _MEGABYTE = 1_000_000
 
 _ALLOWED_MEGABYTES = 150
-"""Beside three times the largest record: what docs/operations.md says."""
+"""Beside three times the largest record, as docs/operations.md says."""
 _LARGE_RECORDS, _LARGE_BYTES = 400, 900_000
 _ENGINES = [
     ("mark", "barrier"),

@@ -1,4 +1,4 @@
-"""What reading and producing cost at least: loops in C (`floors.c`), over the very libraries that the clients have."""
+"""The least cost of reading and producing: loops in C (`floors.c`), over the very libraries that the clients have."""
 
 import ctypes
 import importlib
@@ -36,7 +36,7 @@ def slower(servers: Servers, records: int) -> float:
 
 
 def both(servers: Servers, records: int) -> float:
-    """Return records per second of the two loops at once: what is left for each where they share the processors."""
+    """Return records per second of the two loops at once: the rate of each where they share the processors."""
     with ThreadPoolExecutor(max_workers=2) as threads:
         began = time.perf_counter()
         for loop in [threads.submit(each, servers, records) for each in (read, produce)]:

@@ -2,8 +2,8 @@
 
 From a writer's first bulk, with which it connects, until it has taken all; the slower of the two counts. It is compared
 with the slowest of its parts alone, each measured in the same round with the same records: reading, the commit log, and
-the bulks of each writer but the first. A round before all others is not counted. What a start costs, with logs that are
-new, is a line of its own.
+the bulks of each writer but the first. A round before all others is not counted. The cost of a start, with logs that
+are new, is a line of its own.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""How long an outbox has no leader: after a SIGKILL, and after a SIGTERM."""
+"""Time without a leader of an outbox: after a SIGKILL, and after a SIGTERM."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What a benchmark found: one line per scenario, as a table for people and as a list in a file."""
+"""Results of a benchmark: one line per scenario, as a table for readers and as a list in a file."""
 
 import json
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from tests.benchmarks.report import Result, at_least, at_most
 _ONE_KEY_RECORDS = 500
 
 _FAILOVER_SECONDS = 1.0
-"""By the lock in Postgres, where the delivery fences whoever led before: the slowest of the rounds."""
+"""By the lock in Postgres, where the delivery fences the old leader: the slowest of the rounds."""
 
 _STATEMENTS = 4.0
 """Per 1,000 records; marked and purged singly it would be 1,001."""
@@ -37,7 +37,7 @@ _STATEMENTS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much to measure."""
+    """Size of a measurement."""
 
     records: int
     rounds: int
@@ -154,4 +154,4 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
 }
 
 ONLY_WHEN_NAMED = {"approaches", "history"}
-"""What measures no part of the harvester, and so need not be measured each time."""
+"""Scenarios that measure no part of the harvester, and so need not run each time."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
 
 _LARGE, _SMALL = 50, 10
-"""How many times `--records` are audited."""
+"""Multiples of `--records` that are audited."""
 _PLANNED_RECORDS = 100_000_000
 _LONGEST_SECONDS = 300
 _MOST_MEGABYTES = 2_000
@@ -27,10 +27,10 @@ _MOST_MEGABYTES = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a run costs by its number of records: CPU time, `fixed_cpu_seconds` and `slope_cpu_seconds` for each
-    million, which hardly depends on what else the machine does; and wall time, `wall_of_cpu` of it.
+    """Cost of a run by its number of records: CPU time, `fixed_cpu_seconds` and `slope_cpu_seconds` for each million,
+    which hardly depends on what else the machine does; and wall time, `wall_of_cpu` of it.
 
-    Memory does not grow with the records, so the most that was measured is what is predicted.
+    Memory does not grow with the records, so the most that was measured is the prediction.
     """
 
     fixed_cpu_seconds: float

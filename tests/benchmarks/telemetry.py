@@ -1,4 +1,4 @@
-"""What numbers, health and traces cost: drains and idling with all of it on, in turn with the same without.
+"""Cost of numbers, health and traces: drains and idling with all of it on, in turn with the same without.
 
 All of it is: `/metrics` served, and scraped every second; metrics that OpenTelemetry collects every second; a tracer.
 """

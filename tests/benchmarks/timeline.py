@@ -19,8 +19,8 @@ from harvest_lib.delivery.transactional import Transactional
 from harvest_lib.source import SnapshotSource
 
 LEGS = ("commit-to-read", "read-to-sent", "sent-to-acknowledged", "acknowledged-to-end", "end-to-reader")
-"""What a record waits for, in turn: to be found, to be handed over, to be in Kafka, for the end of
-its transaction, and to be seen."""
+"""Waits of a record, in turn: to be found, to be handed over, to be in Kafka, for the end of its transaction, and to
+be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Real processes under faults that a fixed seed puts in order; the history of what everybody did is checked.
 
-What `harvest chaos` does, for less long. Each mode has faults that are worst for it. Odd seeds go natively.
+As `harvest chaos`, for less long. Each mode has faults that are worst for it. Odd seeds go natively.
 """
 
 import json
@@ -88,7 +88,7 @@ def test_every_promise_is_kept(mode, seed, faults):
     if faults == MACHINE:
         require(mounts_lacking(), "mount")
         require(networks_lacking(), "ip")
-    folder = _histories(mode, seed)  # what failed is kept
+    folder = _histories(mode, seed)  # a failed run is kept
     command = [sys.executable, "-m", "harvest_lib.cli", "chaos", "--json", "--brokers", "1"]
     command += ["--duration", "35s" if (mode, seed, faults) in RUNS else "100s"]
     impl = "native" if seed % 2 and implementation().library is not None else "python"

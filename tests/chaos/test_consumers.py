@@ -65,7 +65,7 @@ def pool(dsn, bootstrap_servers, tmp_path):
 
 @contextmanager
 def fed(write):
-    """Call `write` again and again on a thread of its own; what is yielded says how often it has been."""
+    """Call `write` again and again on a thread of its own; the yielded value says how often it has been."""
     done, ending = Counter(), threading.Event()
 
     def feed():

@@ -202,8 +202,8 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
     ],
 )
 def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_topic, unique):
-    """What was retried is in the checkpoint until it is forgotten, so nobody sends it twice. Held is what follows of a
-    key in the topic that is missing, before a retry and beside it; the same keys go on in the other topic."""
+    """A retried record is in the checkpoint until it is forgotten, so nobody sends it twice. Later records of a key in
+    the missing topic are held, before a retry and beside it; the same keys go on in the other topic."""
     later, outbox = unique("later"), crashes.outbox
 
     def fill(for_later):

@@ -1,6 +1,6 @@
-"""Failover by the lock in Postgres: at once where the delivery fences whoever led before, after a wait where not.
+"""Failover by the lock in Postgres: at once where the delivery fences the old leader, after a wait where not.
 
-The session timeout is far longer than any failover may take here: whoever waited for it would fail.
+The session timeout is far longer than any failover may take here: a standby that waited for it would fail.
 """
 
 import os
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.full
 
 SESSION_SECONDS = 40
 SOON_SECONDS = SESSION_SECONDS / 4
-"""Whoever waits for a session timeout is not as soon as that, however busy the machine is."""
+"""A standby that waits for a session timeout takes longer, however busy the machine is."""
 FENCED = ("transactional", "sequenced")
 TWICE_AND_OFTEN = [
     *((each, 2) for each in FENCED),
@@ -215,7 +215,7 @@ def test_what_a_frozen_leader_sends_when_it_thaws_is_refused(
 def test_one_that_was_frozen_before_it_began_interrupts_its_successor_for_a_moment(
     pool, outbox, written, bootstrap_servers
 ):
-    """It had raised the epoch, and was about to fence in Kafka whoever led before: thawed, it fences who leads now."""
+    """It had raised the epoch, and was about to fence its predecessor in Kafka: thawed, it fences the new leader."""
     striking = "-m support.striking --step begin --nth 1 --signal SIGSTOP"
     frozen = pool.add([sys.executable, *striking.split()])
     process = psutil.Process(frozen.process.pid)
@@ -279,7 +279,7 @@ def test_without_a_fence_the_next_one_waits(outbox, written, bootstrap_servers, 
     taken, try_lock = [], LockSession.try_lock
 
     def noted(session):
-        """Whoever ends a session hears of it later than who waits for its lock."""
+        """The caller that ends a session hears of it later than the standby that waits for its lock."""
         has_it = try_lock(session)
         taken.extend([boot_seconds()] if has_it else [])
         return has_it
@@ -304,7 +304,7 @@ def test_without_a_fence_the_next_one_waits(outbox, written, bootstrap_servers, 
 def test_a_lock_that_is_freed_over_and_over_has_somebody_deliver_in_the_end(
     outbox, written, bootstrap_servers, group_id, delivery
 ):
-    """Each time before whoever has it has come to its row, or while it begins: several believe that they lead."""
+    """It is freed before its holder has come to its row, or while it begins: several believe that they lead."""
     with Arrivals(bootstrap_servers, outbox.topic) as arrivals:
         members = [member(outbox, bootstrap_servers, group_id, delivery, name) for name in "abc"]
         with members[0], members[1], members[2]:
@@ -383,8 +383,8 @@ def test_a_stranger_that_takes_our_transactional_ids_again_and_again_is_held_off
 def test_of_two_primaries_that_are_alive_one_delivers_and_the_other_ends(
     tmp_path, make_topic, bootstrap_servers, group_id
 ):
-    """Each has the lock of its own server. Kafka decides: who leads at the old one is fenced, and halts at a checkpoint
-    that its server knows nothing of. What only the old server has is delivered by nobody."""
+    """Each has the lock of its own server. Kafka decides: the leader at the old one is fenced, and halts at a
+    checkpoint that its server knows nothing of. Records that only the old server has are delivered by nobody."""
     primary = PostgresServer(tmp_path / "primary", durable=False)
     primary.start()
     standby, members = None, []

@@ -59,7 +59,7 @@ def make_pool(tmp_path, outbox, bootstrap_servers, group_id):
 
 
 class Failures:
-    """What the producers of a pool failed: pairs of leader id and outbox id, by kind."""
+    """Sends that the producers of a pool failed: pairs of leader id and outbox id, by kind."""
 
     def __init__(self, pool):
         self.by_kind = {kind: set() for kind in ("raised", "unsent", "sent", "real")}
@@ -77,7 +77,7 @@ def seen(pool, kind="sent"):
 
 
 def kill_leaders(pool, number, draw):
-    """Kill the leader `number` times, each time soon after a record arrived of which it was told otherwise."""
+    """Kill the leader `number` times, each time soon after a record arrived that was reported to it as failed."""
     for _ in range(number):
         pool.await_started()
         leader = eventually(pool.leader, "somebody leads")
@@ -124,7 +124,7 @@ def check_first_occurrences(records, committed):
 
 
 def check_failures(pool, delivered, *, gone=("raised", "unsent")):
-    """What is `gone` is not in Kafka under that leader id; what failed and was there was sent again, later."""
+    """Check that `gone` records are not in Kafka under that leader id, and those that failed but arrived came again."""
     failures = Failures(pool)
     sent = [(str(record.leader_id), record.outbox_id) for record in delivered]
     assert len(sent) == len(set(sent)), "a record twice under one leader id"

@@ -92,7 +92,7 @@ def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap
         def there():  # a batch whose commit was answered to nobody may have been committed, and is not counted
             return len(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed"))
 
-        # What killed the harvester, if anything did, is raised here.
+        # An error that killed the harvester is raised here.
         eventually(lambda: harvest.await_stopped(0) or there() >= RECORDS, "the backlog is empty")
         assert harvest.state is State.RUNNING
     check_exactly_once(outbox, bootstrap_servers)

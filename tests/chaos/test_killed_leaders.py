@@ -1,6 +1,6 @@
 """A pool of processes whose leaders are killed and frozen at random while writers write: nothing lost, no step back.
 
-Which leader, when and how is drawn from a seed that a failing run prints.
+The leader, the time and the way are drawn from a seed that a failing run prints.
 """
 
 import random

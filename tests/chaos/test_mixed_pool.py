@@ -80,7 +80,7 @@ def await_leader(pool):
 
 
 def harass(pool, *, seconds, seed):
-    """Kill whoever leads, and start one of its kind again, for so long; return how leadership went from kind to kind.
+    """Kill the leader, and start one of its kind again, for so long; return the kills, and the changes of leadership.
 
     Ranks decide: the killed one comes back last, so that kinds alternate, or by turns first, and then takes the lead
     from a living leader of the other kind.
@@ -141,7 +141,7 @@ def check(pool, delivered, committed):
 
 
 def settle(pool, outbox, servers, writers):
-    """Wait for the backlog to empty, and check all that was delivered; return by whom, and the repeats."""
+    """Wait for the backlog to empty, and check the delivered records; return them by harvester, and the repeats."""
     eventually(lambda: outbox.count() == 0, "the backlog is empty", seconds=120)
     delivered = read_topic(servers.bootstrap_servers, outbox.topic)
     repeats = check(pool, delivered, writers.committed())
@@ -169,7 +169,7 @@ def test_leaders_of_both_kinds_are_killed(pool, outbox, servers, seconds, capsys
 def test_ours_is_frozen_and_goharvest_leads_meanwhile(pool, outbox, servers):
     """Thawed, it sends nothing that the broker takes, and nothing is lost.
 
-    Whether goharvest keeps order meanwhile is not asked: a mark that was on its way when we were frozen takes rows that
+    The order of goharvest meanwhile is not checked: a mark that was on its way when we were frozen takes rows that
     goharvest has in flight, and goharvest then sends them again, behind their successors even.
     """
     ours, other = pool.add_ours(501), pool.add_goharvest(502)

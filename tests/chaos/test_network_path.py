@@ -21,7 +21,7 @@ from infra.chaos.network_path import FAR, NEAR, network_paths
 pytestmark = pytest.mark.full
 
 SHORT = 0.3
-LONG = 10  # what was lost is sent again, at intervals that double
+LONG = 10  # lost packets are sent again, at intervals that double
 
 
 @pytest.fixture(autouse=True)

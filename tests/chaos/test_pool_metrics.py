@@ -112,7 +112,7 @@ def test_over_a_failover_nothing_goes_back_and_nothing_is_counted_twice(
     assert watcher.went_back == []
     assert watcher.failures == []
     assert watcher.scrapes > 30
-    # What a process delivered between its last answer and its end is told by nobody: never more than there is.
+    # Records delivered between a process's last answer and its end are counted nowhere: never more than there are.
     assert sum(counted.values()) <= written
     assert counted[last] >= steps
     assert found["harvest_subscription_epoch", ("0", "default")] >= 3

@@ -175,7 +175,7 @@ def test_what_the_log_has_on_disk_needs_no_barrier(postgres, topic, monkeypatch)
 
 @pytest.mark.parametrize("standby_names", ["", "s1"])
 def test_a_standby_that_has_to_confirm_is_waited_for(postgres, topic, standby_names):
-    """What is on this server's disk is not enough then."""
+    """The flush to this server's own disk is not enough then."""
     NativeOutbox(postgres.dsn, topic).close()
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("SET synchronous_commit = local")
@@ -290,7 +290,7 @@ def test_killed_under_writers_that_do_not_wait_for_the_disk(
 
 
 def test_a_connection_that_is_lost_while_the_server_is_compared_says_nothing_of_the_server(dsn, monkeypatch):
-    """Halting would be for good; this passes by itself."""
+    """A halt would be permanent; this passes by itself."""
     monkeypatch.setattr(server_identity, "_HISTORY", "SELECT pg_terminate_backend(pg_backend_pid()), %s")
     with psycopg.connect(dsn, autocommit=True) as connection:
         before = {**server_identity.place(connection).as_json(), "timeline": "000000FF"}

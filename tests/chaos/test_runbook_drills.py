@@ -1,7 +1,7 @@
 """A drill for each alert: it fires in a real Prometheus, the commands of its runbook are run as they are, and it ends.
 
-The times of the rules are divided, by as much as the drill says. What an operator does outside of the runbook (creates
-a topic, has a service restarted) the drill does.
+The times of the rules are divided, by as much as the drill says. The drill does an operator's part outside of the
+runbook (creates a topic, has a service restarted).
 """
 
 import os
@@ -105,7 +105,7 @@ def no_leader_topic(drill):
 
 @contextmanager
 def pool_killed(drill):
-    """All processes are killed. What the runbook has started is ended before they are started again."""
+    """All processes are killed. Processes that the runbook has started are ended before they are started again."""
     with FAULTS["pool-killed"].inject(drill.system, None, None):
         yield
         drill.end()
@@ -219,7 +219,7 @@ DRILLS = [
     Drill(alert="HarvestCheckpointStale", mode=WAITS, inject=idle_in_transaction, step=1),
     Drill(alert="HarvestPossibleDuplicates", mode=REPEATS, inject=cut_off_from_kafka, factor=30.0),
 ]
-"""Drills of one mode are beside each other: they have one pool. What drops parked records comes before their topic."""
+"""Drills of one mode are beside each other: they have one pool. Dropping parked records comes before their topic."""
 
 
 def test_each_alert_is_drilled_or_it_is_said_why_not():

@@ -208,7 +208,7 @@ def versions(row):
 
 
 def watch(zombie, successor):
-    """Thaw a member; yield again and again, for a while, until it leads anew."""
+    """Thaw a member; yield again and again, for a while, until it leads again or its successor does not."""
     zombie.signal(signal.SIGCONT)
     eventually(lambda: said(zombie, "leader_fenced", "leader_revoked"), "it knows that its term is over")
     until = time.monotonic() + WATCHED_SECONDS
@@ -271,8 +271,8 @@ def check_that_it_changes_nothing(pool, outbox, bootstrap_servers, step, nth):
 @pytest.mark.long
 @pytest.mark.parametrize("delivery", ["transactional"])
 def test_one_that_was_frozen_before_it_began_ends_a_term_at_most(pool, outbox, bootstrap_servers):
-    """It had raised the epoch, and was about to fence whoever led before; thawed, it fences its successor. Nothing is
-    lost or repeated by that, and somebody leads again."""
+    """It had raised the epoch, and was about to fence its predecessor; thawed, it fences its successor. Nothing is lost
+    or repeated by that, and somebody leads again."""
     outbox.fill(RECORDS, keys=500)
     zombie = freeze(pool, "begin", 1)
     successor, _ = succeed(pool, outbox, bootstrap_servers)

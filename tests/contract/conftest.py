@@ -1,4 +1,4 @@
-"""What the tests of public formats and of old artefacts share."""
+"""Fixtures shared by the tests of public formats and of old artefacts."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What every source that reads by pages promises, asked of the fake that the loop's tests use and of the real ones."""
+"""The promises of every source that reads by pages, checked on the fake that the loop's tests use and the real ones."""
 
 import uuid
 from concurrent.futures import wait
@@ -165,7 +165,7 @@ def test_where_it_was_opened_is_a_position_too(table, source):
         resumed.close()
 
 
-# -- what was deferred
+# -- deferred records
 
 
 def test_records_that_were_deferred_come_first(table, source):
@@ -220,7 +220,7 @@ def test_a_subscription_starts_at_the_beginning_now_or_at_a_snapshot(table):
 
 
 def test_what_was_open_when_a_subscription_started_comes(table):
-    """Whether it starts now or at a snapshot: it commits afterwards."""
+    """It starts now or at a snapshot; the transaction commits afterwards."""
     late = table.begin()
     written = late.write("k", "late")
     then = table.snapshot()
@@ -234,7 +234,7 @@ def test_what_was_open_when_a_subscription_started_comes(table):
 
 
 def test_a_position_before_the_first_record_is_kept(table):
-    """Where a subscription that starts now stands must not move while nothing comes."""
+    """The position of a subscription that starts now must not move while nothing comes."""
     table.write("k", "before")
     source = table.source(start=None)
     position = through_json(source.open(None))
@@ -333,7 +333,7 @@ def test_an_idle_transaction_delays_nobody_else(table, source):
 
 @pytest.mark.parametrize("table", ["transaction_id"], indirect=True)
 def test_an_idle_transaction_delays_everybody(table, source):
-    """What this source does not give."""
+    """A limit of this source: `snapshot` would read past the idle transaction."""
     idle = table.begin()
     idle_rows = idle.write("idle")
     written = table.write("k")
@@ -413,11 +413,11 @@ def test_a_large_transaction_that_is_late_comes_by_pages(table, source):
         resumed.close()
 
 
-# -- what retention is told
+# -- bounds for retention
 
 
 def test_what_a_position_has_seen_has_been_read(table, source):
-    """Every record visible in it came before; what is deferred is held."""
+    """Every record visible in it came before; deferred ones are held."""
     late = table.begin()
     late.write("late")
     table.write("k", *map(str, range(6)))

@@ -1,4 +1,4 @@
-"""What every source promises, asked of the fake that the loop's tests use and of the real one."""
+"""The promises of every source, checked on the fake that the loop's tests use and on the real one."""
 
 import threading
 import uuid
@@ -150,7 +150,7 @@ def test_a_closed_source_answers_nothing_until_it_is_opened(outbox, leader):
 
 
 def test_a_row_that_commits_late_comes_before_its_successor(outbox, leader):
-    """I4: what has been marked says nothing about lower ids; a mark that began behind the last one would lose this."""
+    """I4: a marked row says nothing about lower ids; a mark that began behind the last one would lose this."""
     outbox.insert(row(6, "b"), row(7, "c"))
     assert ids(leader.fetch(2)) == [6, 7]
     outbox.insert(row(5, "a"), row(9, "a"))

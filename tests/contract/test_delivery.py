@@ -1,5 +1,5 @@
-"""What every delivery promises, asked of the fake that the loop's tests use and of the real ones, with a real broker:
-one lane and eight, with the barrier in mind and pipelined."""
+"""The promises of every delivery, checked on the fake that the loop's tests use and on the real ones, with a real
+broker: one lane and eight, with the barrier in mind and pipelined."""
 
 import uuid
 
@@ -35,7 +35,7 @@ def test_every_row_is_reported_once_and_what_is_acknowledged_is_there(broker):
 
 
 def test_sending_stops_when_it_may_not_go_on(broker):
-    """What was not taken stays with the caller, in order."""
+    """Rows that were not taken stay with the caller, in order."""
     delivery = begun(broker.delivery())
     rows = [broker.row(number) for number in range(1, 500)]
     asked = iter([True, True, False])
@@ -81,7 +81,7 @@ def test_a_row_that_is_refused_fails_alone(broker):
 
 
 def test_nothing_is_sent_to_a_full_lane_that_is_not_sent_later(broker):
-    """What was taken comes out again, in order."""
+    """All rows that were taken come out again, in order."""
     delivery = begun(broker.delivery())
     rows = [broker.row(number, f"k{number % 5}") for number in range(1, 301)]
     assert deliver(delivery, *rows) == []

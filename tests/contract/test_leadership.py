@@ -1,4 +1,4 @@
-"""What every way of electing a leader promises: a fake, Solo, NELI on a real broker, a lock in a real Postgres."""
+"""The promises of every leader election: a fake, Solo, NELI on a real broker, a lock in a real Postgres."""
 
 import threading
 import uuid

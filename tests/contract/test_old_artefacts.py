@@ -1,8 +1,8 @@
-"""What an earlier version has written loads, and is gone on from: checkpoints, parked rows, logs, state files.
+"""Artefacts of an earlier version load, and are gone on from: checkpoints, parked rows, logs, state files.
 
 The files in `golden/` were written by the code itself, before a restructuring, by the functions that are beside each
-test here. They are not to be written anew when the code changes: that is what they are for. A new format gets a file
-of its own, by `RECORD_ARTEFACTS=1 python -m pytest tests/contract/test_old_artefacts.py`, which leaves what is there.
+test here. They are not to be written again when the code changes: that is their purpose. A new format gets a file of
+its own, by `RECORD_ARTEFACTS=1 python -m pytest tests/contract/test_old_artefacts.py`, which leaves what is there.
 """
 
 import base64
@@ -93,7 +93,7 @@ WAYS = [
 def test_a_checkpoint_is_gone_on_from(
     source, delivery, dsn, connection, configured, make_topic, bootstrap_servers, group_id, admin
 ):
-    """What was delivered before is not delivered again, and what came after is."""
+    """Records delivered before are not delivered again, and later ones are."""
     topic = make_topic(1)
     config = harvest_config(dsn, bootstrap_servers, group_id, source=source, delivery=delivery, subscription="lake")
     checkpoint_topic = f"{group_id}.lake.checkpoint"
@@ -368,7 +368,7 @@ def ids(path):
 
 
 def test_a_pipeline_goes_on(place):
-    """Its reader from where it was, each writer from its offset; what is parked is there."""
+    """Its reader from where it was, each writer from its offset; parked messages are there."""
     folder = GOLDEN / "pipeline"
     if RECORD and not folder.exists():
         write_rows(place, range(6))

@@ -1,4 +1,4 @@
-"""What every reader of a pipeline promises, asked of each adaptor that has one."""
+"""The promises of every reader of a pipeline, checked on each adaptor that has one."""
 
 import pytest
 from support.pipeline_ends import FileSource, KafkaSource, OutboxSource, PostgresSource, collect, own_database, readers

@@ -1,4 +1,4 @@
-"""What every writer of a pipeline promises, asked of each adaptor that has one whose rows can be read back."""
+"""The promises of every writer of a pipeline, checked on each adaptor that has one whose rows can be read back."""
 
 import pytest
 from support.pipeline_ends import FileTarget, KafkaTarget, PostgresTarget, own_database

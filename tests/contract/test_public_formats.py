@@ -1,7 +1,7 @@
-"""What others see on the servers keeps its names: tables, checkpoints, headers, topics, groups, JSON of the commands.
+"""Public names on the servers do not change: tables, checkpoints, headers, topics, groups, JSON of the commands.
 
 As `test_public_names.py`, for what shows only once the harvester has run. Everything is checked from outside: the
-catalogue of Postgres, the records in Kafka, what the commands print. `public_formats.json` is the list.
+catalogue of Postgres, the records in Kafka, the output of commands. `public_formats.json` is the list.
 """
 
 import json
@@ -99,7 +99,7 @@ def told_of(message):
     ],
 )
 def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bootstrap_servers, group_id, admin):
-    """What a harvester leaves in Postgres and Kafka, and shows while it runs."""
+    """The traces of a harvester in Postgres and Kafka, and its names there while it runs."""
     topic, names = make_topic(1), {}
 
     def bare(text):

@@ -1,8 +1,8 @@
 """No public name changes by accident: commands, settings, DDL, errors, packages, Dagster and Airflow definitions.
 
-`public_names.json` holds them as they were written down. A restructuring leaves it alone; whoever changes a name on
-purpose writes it anew (the failure says how), and the diff of the list shows what users will notice. What takes servers
-to see (tables, checkpoints, headers, topics) is in `test_public_formats.py`.
+`public_names.json` holds them as they were written down. A restructuring leaves it alone; a change of a name on purpose
+writes it again (the failure says how), and the diff of the list shows what users will notice. Names that take servers
+to see (tables, checkpoints, headers, topics) are in `test_public_formats.py`.
 """
 
 import argparse
@@ -85,11 +85,11 @@ def _no_variables(monkeypatch):
         monkeypatch.delenv(name)
 
 
-# -- how things are told
+# -- text forms of types, defaults and values
 
 
 def kind(annotation: Any) -> str:
-    """Tell what a parameter or a setting takes, without the name of any class of ours."""
+    """Return the type of a parameter or a setting, without the name of any class of ours."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kind(inner[0])
@@ -152,7 +152,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def public(value: Any) -> object:
-    """Tell what users see of something they import."""
+    """Return what users see of something they import."""
     if isinstance(value, type) and issubclass(value, enum.Enum):
         return {"values": {each.name: each.value for each in value}}
     if isinstance(value, type):
@@ -231,7 +231,7 @@ class Seen(BaseException):
 
 
 def module_commands(monkeypatch):
-    """What `python -m …` takes, of each module that the documents run."""
+    """Return the options of `python -m …`, for each module that the documents run."""
 
     def seen(parser, *_):
         raise Seen(parser)
@@ -353,7 +353,7 @@ def variables():
 
 
 def printed(tmp_path):
-    """What is printed for one's own migrations and administrators, without comments and layout."""
+    """Return the statements printed for one's own migrations and administrators, without comments and layout."""
     (tmp_path / "pool.yaml").write_text(
         "leaderGroupID: pool\nsubscription: lake\ndelivery: transactional\nleadership: neli\n"
     )
@@ -390,7 +390,7 @@ def statements(line: str) -> list[str]:
     assert done.exit_code == 0, f"harvest {line}: {done.exception!r} {done.output}"
     kept = "\n".join(each for each in done.stdout.splitlines() if not each.lstrip().startswith(("--", "#")))
     if line.startswith("grants") and not line.endswith("--json"):
-        # What is raised and noticed between them are sentences.
+        # The errors and notices between them are sentences.
         found = re.findall(r"\b(?:GRANT|REVOKE|CREATE POLICY|DROP POLICY|ALTER TABLE) [^;]*;", kept)
         return sorted({" ".join(each.split()) for each in found})
     if line.endswith("--json"):
@@ -399,7 +399,7 @@ def statements(line: str) -> list[str]:
 
 
 def tables():
-    """Every statement of the code that creates a table or an index for good, whatever its variables are called."""
+    """Return every statement of the code that creates a permanent table or an index, whatever its variables' names."""
     sql = [each.read_text(encoding="utf-8") for package in PACKAGES for each in (ROOT / package).rglob("*.sql")]
     found = set()
     for text in (*texts(), *sql):
@@ -413,7 +413,7 @@ def tables():
 
 
 def errors():
-    """Every error of ours by name: what it is a kind of, its exit code, what it carries."""
+    """Every error of ours by name: its bases, its exit code, its attributes."""
     classes = {
         node.name: node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     }
@@ -461,7 +461,7 @@ def packages():
 
 
 def importable():
-    """What the packages' own names lead to, and what users see of it."""
+    """Return the public names of the packages, with what users see of each."""
     told = {}
     for name in PUBLIC_MODULES:
         module = importlib.import_module(name)

@@ -22,7 +22,7 @@ _DAG = "harvest_flights_day"
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Where things are, and who answers for them."""
+    """Addresses of the platform's parts, and clients of their APIs."""
 
     dsn: str
     bootstrap_servers: str

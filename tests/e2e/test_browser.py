@@ -1,4 +1,4 @@
-"""The pages that people look at, in a real browser; what they showed stays in `.harvest/screenshots`.
+"""The pages that operators look at, in a real browser; their screenshots stay in `.harvest/screenshots`.
 
 The browser is a Chromium of the system's, or Playwright's own. Where there is none these tests say so and skip; where
 CI is set that is an error.

@@ -1,7 +1,7 @@
 """From an Airflow DAG to a proof in Dagster, with nothing in place of anything; then it is broken, in five ways.
 
-The tests stand in order: each begins with what the ones before left. What is lost, twice or out of order in Kafka stays
-so; what stood still or had the wrong type is mended.
+The tests stand in order: each begins with what the ones before left. Records lost, repeated or out of order in Kafka
+stay so; a harvester that stood still and a wrong type are fixed.
 """
 
 import time

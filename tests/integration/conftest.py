@@ -1,4 +1,4 @@
-"""What several modules share: for the commands, a configuration file; for the jobs, Spark and what it works on."""
+"""Fixtures of several modules: for the commands, a configuration file; for the jobs, Spark and what it works on."""
 
 import os
 from contextlib import ExitStack

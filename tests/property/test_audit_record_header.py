@@ -1,4 +1,4 @@
-"""The packed header: what is stamped is what is unpacked, and nothing else is."""
+"""The packed header: a stamp is unpacked as it was packed, and nothing else is unpacked."""
 
 import struct
 from uuid import UUID

@@ -31,7 +31,7 @@ usual = settings(max_examples=125, suppress_health_check=_CHECKS, phases=_PHASES
 many = settings(usual, max_examples=2_500)
 
 _COMMANDS = typer.main.get_command(cli.app)
-"""What `app` makes anew for each call, which takes longer than the call."""
+"""The commands, which `app` makes again for each call; that takes longer than the call."""
 _IMPATIENT = partial(topic_partitions, timeout_seconds=0.01)
 """Nobody answers; a refusal that asks whether Kafka does would wait for ten seconds."""
 
@@ -89,7 +89,7 @@ def check_right(document):
 
 
 def check_spoiled(document):
-    """What is certainly wrong is refused, and its field named."""
+    """An invalid value is refused, and its field named."""
     code, text = run(document.text(), document.variables)
     assert code == REFUSED, f"{document} {text}"
     (name,) = document.named

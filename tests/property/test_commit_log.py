@@ -1,5 +1,5 @@
-"""Whatever is appended, acknowledged, compacted, and wherever the process ends or the power goes: what was synced is
-there, what is there was written so, and offsets stand for what they stood for. The model: a list, two dictionaries.
+"""Whatever is appended, acknowledged, compacted, and wherever the process ends or the power goes: synced entries are
+there, all entries there were written so, and offsets stand for the same ones. The model: a list, two dictionaries.
 """
 
 import random
@@ -55,7 +55,7 @@ class Logs(RuleBasedStateMachine):
         self.log = self.offsets = None
         self.reopen()
 
-    # -- what is done
+    # -- actions
 
     @rule(batch=ENTRIES)
     def append(self, batch):
@@ -112,7 +112,7 @@ class Logs(RuleBasedStateMachine):
         self.reopen()
         assert self.log.repaired == ()
 
-    # -- what happens
+    # -- faults
 
     @rule(loses_power=st.booleans(), in_opening=st.none() | CALLS)
     def crash(self, loses_power, in_opening):
@@ -141,7 +141,7 @@ class Logs(RuleBasedStateMachine):
         if self.crashes(calls, getattr(self, what)):
             self.comes_back(loses_power=loses_power, in_opening=in_opening)
 
-    # -- what has to hold
+    # -- invariants
 
     @invariant()
     def is_there(self):

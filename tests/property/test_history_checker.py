@@ -30,7 +30,7 @@ LACKING = {*FAILED_OVER, *NOT_PIPELINED, *IN_CHECKPOINTS}
 SEEDS = st.integers(0, 2**32)
 TROUBLE = st.sampled_from([0.0, 0.1, 0.3, 0.6])
 ANEW = st.sampled_from([0.0, 0.0, 0.1, 0.5])
-"""How often the topic is deleted and recreated; mostly never."""
+"""Probability that the topic is deleted and recreated; mostly never."""
 
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES)

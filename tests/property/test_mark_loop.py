@@ -114,7 +114,7 @@ class Broker(FakeDelivery):
         rows.extendleft(reversed(left))
 
     def _must_wait(self, sending):
-        """Tell whether a suspect is alone with Kafka, or wants to be."""
+        """Return True if a suspect is alone with Kafka, or wants to be."""
         lane = [flying[0] for _, flying in self._in_flight if flying[2] == sending[2]] if self._piped else []
         return bool(lane) and not self._suspects.isdisjoint([*lane, sending[0]])
 
@@ -267,7 +267,7 @@ class Pool(RuleBasedStateMachine):
         self.frozen = []
         self.stragglers = []  # calls that a server may still make for a connection that was cut
 
-    # -- what the fakes ask and tell
+    # -- calls of the fakes
 
     def refusals(self, rows):
         return {each[0]: "bad" for each in rows if each[0] in self.seen_before}
@@ -289,7 +289,7 @@ class Pool(RuleBasedStateMachine):
         assert sent[0] not in {flying[0] for _, flying in broker.flying}
         if self.barrier:
             assert sent[2] not in {flying[2] for _, flying in broker.flying}, "two of a key in flight"
-            # What was stolen while it was refused is not parked; it is refused once more.
+            # A row stolen while it was refused is not parked; it is refused once more.
             order = self._order(sent[2]) if self.stolen else self.committed[sent[2]]
             before = {i for i in order if i < sent[0]}
             if self.parking == "skip":
@@ -409,7 +409,7 @@ class Pool(RuleBasedStateMachine):
         self.stragglers.pop(number % len(self.stragglers))()
         self.stolen = self.process.straggled = True
 
-    # -- other processes, and people
+    # -- other processes, and operators
 
     @rule(limit=st.integers(1, 5), given_back=st.booleans(), purged=st.booleans())
     def steal(self, limit, given_back, purged):
@@ -466,7 +466,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.turns >= TURNS_BETWEEN)
     @rule(arrive=st.integers(0, 9), acknowledged=st.booleans())
     def freeze(self, arrive, acknowledged):
-        """The process stands still, for longer than it may; what had left it arrives, or does not."""
+        """The process stands still, for longer than it may; requests that had left it arrive, or do not."""
         self.process.broker.cut_off(arrive, acknowledged=acknowledged)
         self.process.broker.lands_at_abandon = 0
         self.process.asks.prompt = False
@@ -478,7 +478,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.frozen)
     @rule(number=st.integers(0, 9), turns=st.integers(0, 1), asked=st.booleans())
     def thaw(self, number, turns, asked):
-        """It notices, at the latest before it sends; what it had asked reaches the database now, or never."""
+        """It notices, at the latest before it sends; its calls reach the database now, or never."""
         process = self.frozen.pop(number % len(self.frozen))
         self.stolen = True
         process.term.end(TermEnd.FENCED)
@@ -489,7 +489,7 @@ class Pool(RuleBasedStateMachine):
             process.loop.turn()
         process.loop._end()
 
-    # -- what must hold
+    # -- invariants
 
     def _arrived(self):
         return {record_id for log in self.log.values() for _, record_id in log}

@@ -1,6 +1,6 @@
-"""Outboxes that are moved from server to server, over random histories: what was committed is delivered once.
+"""Outboxes that are moved from server to server, over random histories: committed records are delivered once.
 
-The servers are real, and so are dump and restore; what is delivered is what the sources return. A history has late
+The servers are real, and so are dump and restore; rows that the sources return count as delivered. A history has late
 transactions, records that were deferred, several subscriptions, and writers that are there before the move.
 """
 
@@ -107,7 +107,7 @@ class Moved:
             saved = Checkpoint(generation=last.generation, number=counter, position=position, seen=seen, holds=holds)
             assert checkpoints.save(saved)
             if waiting:
-                break  # whoever goes on begins with them
+                break  # the process that goes on begins with them
         source.close()
         checkpoints.close()
 
@@ -129,7 +129,7 @@ class Moved:
         try:
             moved = moving.run()
         except OutboxTableError as error:
-            assert "--last-id" in error.next_step  # noqa: PT017 - it is what people are told
+            assert "--last-id" in error.next_step  # noqa: PT017 - it is the operator's next step
             self.asked += 1
             moved = moving.run(last_id=self.last_id)
         TALLY["moves"] += moved is not None

@@ -60,7 +60,7 @@ def in_memory(batches, first=0):
 
 
 def entries(batches, first=0):
-    """What is in the log of them."""
+    """Return the entries of the log with these batches."""
     flat = [entry for batch in batches for entry in packed(batch)]
     return [Entry(offset, *entry) for offset, entry in enumerate(flat, first)]
 
@@ -154,7 +154,7 @@ def test_records_of_an_outbox_are_encoded_as_their_data_is(rows, timestamp):
 
 
 def answer(call):
-    """What it returns, or what it is refused with."""
+    """Return the result of a call, or its refusal."""
     try:
         return call()
     except MessageRefused as error:

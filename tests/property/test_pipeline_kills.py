@@ -44,7 +44,7 @@ def judged(folder, writer):
 
 
 def kept_in_time(folder):
-    """What the reader was told is kept had come to every writer. Only the last of it can be judged from files."""
+    """Messages reported to the reader as kept had come to every writer. Only the last can be judged from files."""
     told = [int(line.split()[1]) for line in (folder / "reader").read_text().splitlines()]
     assert told
     assert told[-1] >= max(wanted("all"))

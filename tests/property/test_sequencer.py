@@ -58,7 +58,7 @@ class Partition(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, PUBLISHERS - 1), decided=st.booleans(), more=st.integers(0, 3))
     def crash_and_come_back(self, which, decided, more):
-        """What it published behind its last decision is rolled back, by who comes after."""
+        """Records that it published behind its last decision are rolled back by its successor."""
         publisher = self.publisher(which)
         if decided:
             publisher.decide()
@@ -71,7 +71,7 @@ class Partition(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), last=st.integers(1, 10), acknowledged=st.booleans())
     def repeat_for_the_dead(self, which, last, acknowledged):
-        """What was on its way for one that is long gone arrives; who came after it does so twice."""
+        """Late repeats of a dead publisher arrive; its successor may write the acknowledgement again."""
         if not self.dead:
             return
         publisher = self.dead[which % len(self.dead)]

@@ -43,7 +43,7 @@ def test_a_shard_is_one_of_those_there_are(key, shards):
     ("key", "shards", "shard"), [("", 1000, 149), ("order-1", 2, 0), ("order-1", 1000, 690), ("Bjørn", 1000, 721)]
 )
 def test_the_shard_of_a_key_never_changes(key, shards, shard):
-    """Whoever shipped these numbers has checkpoints that rest on them."""
+    """Checkpoints of shipped versions rest on these numbers."""
     assert shard_of(key, shards) == shard
 
 

@@ -1,4 +1,4 @@
-"""Paging over random histories of transactions and snapshots, against a naive model: what was committed."""
+"""Paging over random histories of transactions and snapshots, against a naive model: the committed rows."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -65,7 +65,7 @@ def test_anything_else_is_refused(text):
 
 
 class Found(list):
-    """What a statement found, read from where it was left."""
+    """Rows that a statement found, read from where it was left."""
 
     pgresult = None  # there is none of libpq's
     _next = 0
@@ -111,7 +111,7 @@ class Answers:
 @settings(max_examples=examples(gate=200, random=1_000))
 @example(owners=[0, 1] * 5, limits=[3], restarts=set())
 def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
-    """Whatever the limit of each page, and if all streams are begun anew after any of them."""
+    """The limit of each page does not matter, nor if all streams are begun again after any of them."""
     rows = [row(number, "k") for number in range(1, len(owners) + 1)]
     of_stream = [[each for each, owner in zip(rows, owners, strict=True) if owner == number] for number in range(4)]
     found, after, number = [], 0, 0
@@ -134,7 +134,7 @@ def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
 @pytest.mark.parametrize("names", [["n"], [["n", "m"]], [[None]], [[["n"]]], [None]])
 @pytest.mark.parametrize("contents", [["c"], [["c"], ["d"]], [[b"c"]], [None]])
 def test_streams_together_bring_headers_of_any_form(names, contents):
-    """The type of their columns allows arrays of arrays: whoever writes them stops nobody."""
+    """The type of their columns allows arrays of arrays: a writer of these stops nobody."""
     odd = [(number, "t", "k", "v", names, contents) for number in (1, 2, 3)]
     streams = [Stream(odd[::2], {}, 0), Stream(odd[1::2], {}, 0)]
     assert merged(streams, Answers(), 10) == odd

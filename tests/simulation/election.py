@@ -1,11 +1,11 @@
-"""Who leads: a lease that is extended while its holder is heard, and a successor once it has not been for long enough.
+"""Elections: a lease that is extended while its holder is heard, and a successor once it has not been for long enough.
 
-The holder's own clock ends its lease before anybody else is elected, and what it had on the wire has arrived by then.
+The holder's own clock ends its lease before anybody else is elected, and its requests on the wire have arrived by then.
 A holder that is frozen learns of it when it thaws: until it looks, it believes to lead. A `split` elects another while
 the first still leads. Each shard has an election of its own.
 
-By the lock in Postgres another has it, and all shards, as soon as the server has lost the session of who led. Whether
-it then waits for that one's leases to end, and what was on the wire to arrive, is the product's own choice.
+By the lock in Postgres another has it, and all shards, as soon as the server has lost the session of the leader. It is
+the product's own choice if it then waits for that one's leases to end, and its requests on the wire to arrive.
 """
 
 from harvest_lib.leadership import Term
@@ -70,8 +70,8 @@ class LockElection:
         self._locked = None  # who has the lock
         self._terms = {}  # shard -> its term, once there are
         self._waits_until = 0.0
-        self._is_free_in_order = False  # because whoever had the lock has left in order
-        self._may_arrive = False  # what who has the lock has sent under a term that is over
+        self._is_free_in_order = False  # because its last holder has left in order
+        self._may_arrive = False  # requests of the holder under a term that is over
         self._tick()
 
     @property
@@ -100,7 +100,7 @@ class LockElection:
             if self._locked is not None:
                 self._lose(in_order=False)
         elif self._locked is None:
-            # Whoever stands back has the lock too.
+            # A member that stands back has the lock too.
             if idle := [each for each in self._world.harvesters if each.is_idle]:
                 self._locked = self._scheduler.dice.choice(idle)
                 self._waits_until = self._scheduler.now + (0.0 if self._is_free_in_order else SESSION_SECONDS)
@@ -167,7 +167,7 @@ def subscription_rows(plan, delivery):
 
 
 def fence_of(plan, delivery):
-    """Return by what a member fences whoever led before."""
+    """Return the means by which a member fences the old leader."""
     return FENCES.get(delivery, "") if plan.source != "mark" else ""
 
 

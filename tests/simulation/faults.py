@@ -1,4 +1,4 @@
-"""What goes wrong: a share of all calls, by the dice, and disasters at times that the plan says."""
+"""Faults: a share of all calls, by the dice, and disasters at times that the plan says."""
 
 from tests.simulation.plan import FAULTY_SECONDS
 from tests.simulation.scheduler import Killed

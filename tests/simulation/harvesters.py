@@ -56,7 +56,7 @@ def _config(source, delivery, shards):
 
 
 class Topics:
-    """What is known of topics: nothing, so that Kafka's own refusals are what counts."""
+    """A stand-in for the knowledge of topics: it knows nothing, so that only Kafka's own refusals count."""
 
     smallest_limit = 1_000_000
 
@@ -105,7 +105,7 @@ class Harvester:
         return any(each.is_stopping for each in self.shards)
 
     def is_ready(self, shard):
-        """Tell whether it may be given a term of a shard."""
+        """Return True if it may be given a term of a shard."""
         return self.is_heard and not self.is_stopping and self.shards[shard].is_ready
 
     def appoint(self, term):

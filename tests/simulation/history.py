@@ -1,4 +1,4 @@
-"""What happened in a run: one event after the other, as the audit of histories reads them."""
+"""The history of a run: one event after the other, as the audit of histories reads them."""
 
 import json
 

@@ -72,7 +72,7 @@ class Broker:
         return None, offsets
 
     def begin(self, transactional_id):
-        """Give a transactional id to a producer, whoever had it before: what that left open is aborted."""
+        """Give a transactional id to a producer, and abort the open transaction of its previous holder."""
         self._end(transactional_id, ABORTED)
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, 0) + 1
         return epoch
@@ -165,7 +165,7 @@ class Read:
 
 
 class Consumer:
-    """What the product asks of a consumer that reads checkpoints."""
+    """The part of a consumer that the product uses to read checkpoints."""
 
     def __init__(self, broker, settings):
         self._broker = broker

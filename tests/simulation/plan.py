@@ -1,4 +1,4 @@
-"""What a run is: decided by its seed alone."""
+"""The plan of a run, decided by its seed alone."""
 
 import random
 from dataclasses import asdict, dataclass
@@ -24,9 +24,9 @@ MODES = (
     "snapshot-sequenced-shards",
     "transaction_id-sequenced-shards",
 )
-"""How the outbox is read, and how Kafka gets it; `mixed` by some members in transactions, by others under the barrier,
-and the lock elects them. With `batches` a marked table goes in batches where it is not by default. With `shards`
-each key belongs to one of several, which are led and read apart."""
+"""Sources and deliveries of pools; `mixed`: some members deliver in transactions, others under the barrier, and the
+lock elects them. With `batches` a marked table goes in batches where it does not by default. With `shards` each key
+belongs to one of several, which are led and read apart."""
 SHARDS = (2, 3)
 """So many there are, where there are several."""
 EXACTLY_ONCE = ("transactional", "sequenced")
@@ -50,9 +50,9 @@ class Plan:
     rate: float
     disasters: tuple[tuple[float, str], ...]
     commits_late: bool
-    """Whether writers commit with `synchronous_commit=off`."""
+    """True if writers commit with `synchronous_commit=off`."""
     poisoned: bool
-    """Whether Kafka refuses some records until everything heals."""
+    """True if Kafka refuses some records until everything heals."""
     harvesters: int
     transactions: int
     batch: int
@@ -60,7 +60,7 @@ class Plan:
     lanes: int
     """Producers side by side, where terms do not go in batches."""
     by_lock: bool
-    """Whether the leader is elected by the lock in Postgres."""
+    """True if the leader is elected by the lock in Postgres."""
     shards: int
 
     @property
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def by_batches(self):
-        """Whether a term goes in batches, and its subscription has an epoch."""
+        """True if a term goes in batches, and its subscription has an epoch."""
         return self.source != "mark" or self.mode.endswith(_BY_BATCHES)
 
     def __str__(self):

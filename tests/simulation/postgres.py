@@ -1,6 +1,6 @@
 """A Postgres in memory: transactions that overlap, snapshots, a log that is flushed now and then, and crashes.
 
-What matters here is as the real one has it. A transaction takes its id with its first write, rows take theirs when they
+It is like the real one where it matters. A transaction takes its id with its first write, rows take theirs when they
 are inserted, and neither says in which order they commit. A commit with `synchronous_commit=off` is visible at once and
 on disk later; a crash takes back what was not, and the ids are given out again.
 """
@@ -23,7 +23,7 @@ class Record:
 
 @dataclass(slots=True)
 class Transaction:
-    """What an open transaction has done, to be taken back, and whom to tell what becomes of it."""
+    """The changes of an open transaction, to be taken back, and the callbacks for its outcome."""
 
     undo: list = field(default_factory=list)
     id: int | None = None
@@ -94,7 +94,7 @@ class Server:
                 each.on_disk()
 
     def crash(self):
-        """Stop at once: what is open, and what was not on disk, never was."""
+        """Stop at once: open transactions, and those not on disk, never were."""
         self.is_up = False
         self.boot += 1
         lost = [*self._unflushed, *self._open.values()]
@@ -113,7 +113,7 @@ class Server:
     def start(self):
         self.is_up = True
 
-    # -- what is visible
+    # -- visible rows
 
     @property
     def lsn(self):

@@ -1,7 +1,7 @@
 """librdkafka's producer, simulated: a queue, requests on the wire, and reports that are served by poll and flush.
 
-It goes on while the program does something else. What is on the wire arrives though its process is frozen or killed;
-what is in the queue leaves when the process thaws, unless it has expired. What was given up may have arrived.
+It goes on while the program does something else. A message on the wire arrives though its process is frozen or killed;
+one in the queue leaves when the process thaws, unless it has expired. One that was given up may have arrived.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from tests.simulation.scheduler import Killed
 _BATCH = 6
 _LINGER_SECONDS = 0.004
 _LATE_SECONDS = 1.7
-"""What is on the wire for longest; a successor waits longer than this."""
+"""Longest time that a request is on the wire; a successor waits longer than this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Sent:
     headers: object
     at: float
     answered: bool = False
-    """Whether its report was made."""
+    """True once its report was made."""
 
 
 class Producer:

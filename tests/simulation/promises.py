@@ -1,4 +1,4 @@
-"""What a run must keep, looked at as it goes and at its end. What is broken is said in `broken`, the first first."""
+"""Promises that a run must keep, checked as it goes and at its end. `broken` lists the broken ones, the first first."""
 
 from collections import Counter, defaultdict
 
@@ -74,7 +74,7 @@ class Promises:
         self._leads[shard] = rank
 
     def takes(self, owner, transactional_id):
-        """Hear that a producer is about to fence whoever had a transactional id."""
+        """Hear that a producer is about to fence the previous holder of a transactional id."""
         process, shard = owner
         if self._shards.setdefault(transactional_id, shard) != shard:
             self.say(f"{process.name} fences for shard {shard} who sends of shard {self._shards[transactional_id]}")
@@ -106,7 +106,7 @@ class Promises:
         """After an orderly end, with nothing going wrong, nothing is left marked."""
         rows, leader_id = self._world.database.rows, harvester.loop.leader_id
         if str(leader_id) in self._world.faults.hit_leaders:
-            return  # what it did not hear of stays marked for whoever comes next
+            return  # rows it did not hear of stay marked for the next leader
         marked = [each for each, record in rows.items() if record.leader_id == leader_id]
         if marked:
             self.say(f"{harvester.name} ended in order and left {marked} marked")
@@ -151,7 +151,7 @@ class Promises:
             last[key] = max(last[key], seq)
 
     def _check_late(self, log):
-        """What a leader has sent that nothing fences does not come after what the next one sent, unless it froze."""
+        """Records of a leader that nothing fences do not come after those of the next one, unless it froze."""
         newest = 0
         for entry in log:
             rank = self._ranks[entry.leader_id]
@@ -163,7 +163,7 @@ class Promises:
         """Under the barrier a key never steps back; pipelined, where it may, it goes on from there without a gap.
 
         Where a leader has frozen, readers leave out terms older than the newest they know. Pipelined they go by leader
-        ids instead: what was given up on the wire may come late."""
+        ids instead: a record given up on the wire may come late."""
         mode = self._world.plan.mode
         if mode == "mark-pipelined" and self._world.faults.have_delayed:
             return  # a purge that is late may leave a repeated run incomplete

@@ -1,4 +1,4 @@
-"""Readers of messages with ids: the product's own sequencer over each partition, which starts anew now and then."""
+"""Readers of messages with ids: the product's own sequencer over each partition, which restarts now and then."""
 
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.sequencer import Replay, Sequencer

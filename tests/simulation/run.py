@@ -13,7 +13,7 @@ _SHOWN = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run."""
+    """Outcome of a run."""
 
     plan: Plan
     broken: list

@@ -16,7 +16,7 @@ from itertools import count
 
 _MOST_TURNS = 60_000
 _LOOK_COSTS_SECONDS = 1e-6
-"""What a look at the clock takes, so that nobody who waits for it to pass waits for ever."""
+"""Time that a look at the clock takes, so that a task waiting for it to pass does not wait for ever."""
 
 
 class Killed(BaseException):
@@ -28,7 +28,7 @@ class Stuck(AssertionError):
 
 
 class Process:
-    """What lives and dies together. `number` tells its lives apart."""
+    """Tasks that live and die together. `number` tells its lives apart."""
 
     def __init__(self, name, number=0):
         self.name, self.number = name, number
@@ -66,7 +66,7 @@ class Scheduler:
         self.dice = random.Random(seed)
         self.now = 1_000.0
         self.turns = 0
-        self.failure = None  # what killed a task that nothing else reports
+        self.failure = None  # an error that killed a task and that nothing else reports
         self._is_told = False  # the director, of that
         self.current = self.director = Task(Process("director"))
         self._due = []
@@ -234,14 +234,14 @@ class Asked:
                 call, answer = self._calls.popleft()
                 try:
                     answer.set_result(call(self._source))
-                except Exception as error:  # noqa: BLE001 - whoever asked is told
+                except Exception as error:  # noqa: BLE001 - the caller gets it
                     answer.set_exception(error)
             self._waits = True
             self._scheduler.sleep()
 
 
 class CalledAtOnce:
-    """A stand-in for `CallThread`: whoever asks waits for the answer there and then."""
+    """A stand-in for `CallThread`: the caller waits for the answer there and then."""
 
     def __init__(self, asked, _name):
         self._asked = asked

@@ -17,7 +17,7 @@ _names = {}  # id of a statement -> it, kept so that the id stays its own, the n
 
 
 class Result:
-    """What a statement returned."""
+    """Rows that a statement returned."""
 
     pgresult = None  # there is none of libpq's
 
@@ -41,7 +41,7 @@ class Result:
 
 
 class Connection:
-    """What the product asks of `psycopg.Connection`, in autocommit. `faults` says what goes wrong, call by call."""
+    """The part of `psycopg.Connection` that the product uses, in autocommit. `faults` says what fails, call by call."""
 
     info = SimpleNamespace(parameter_status=lambda _name: "UTF8", server_version=150_000)
 

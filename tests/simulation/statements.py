@@ -1,6 +1,6 @@
-"""What the product's statements mean on a simulated server. Each is known by its text; one that is not is an error.
+"""The product's statements on a simulated server. Each is known by its text; one that is not is an error.
 
-What the text says of a shard becomes values: `of_shard`, its number and how many there are.
+A shard in the text becomes values: `of_shard`, its number and how many there are.
 """
 
 import json
@@ -275,7 +275,7 @@ class Statements:
         return sorted({(row["shards"], row["source"]) for row in self._database.subscriptions.values()})
 
     def rewind(self, transaction, position):
-        """Have the subscription go on from elsewhere, as people do."""
+        """Have the subscription go on from elsewhere, as operators do."""
         for shard, row in self._database.subscriptions.items():
             generation, saved = row["generation"] + 1, _loaded(row["checkpoint"]) or {}
             made = {"generation": generation, "number": 1, "position": position, "delivered": 0, "kept_in": "postgres"}
@@ -288,7 +288,7 @@ class Statements:
     def _put(self, transaction, shard, row):
         self._database.change(transaction, self._database.subscriptions, shard, row)
 
-    # -- what is parked
+    # -- parked records
 
     def load(self, values, _transaction):
         lowest = {}
@@ -298,7 +298,7 @@ class Statements:
         return [(*each, record_id) for each, record_id in lowest.items()]
 
     def matching(self, values, _transaction):
-        """No id is given out again here: what is listed is of the row that has its id."""
+        """No id is given out again here: a listed id is that of its own row."""
         return [(each,) for each in values["ids"] if each in self._database.set_aside]
 
     def add(self, values, transaction):

@@ -29,7 +29,7 @@ _WALL_SECONDS = 1_800_000_000.0
 _APART_SECONDS = 3_600
 """The clock of a machine is wrong by so much at most."""
 _OWN_ADDRESS = 1 << 40
-"""What tells an id that is drawn from the address of a network card."""
+"""The bit that distinguishes a drawn id from the address of a network card."""
 _BEGINNINGS = {"snapshot": {"prev": str(NOTHING)}, "transaction_id": {"transaction_id": "0", "id": 0}}
 
 
@@ -97,7 +97,7 @@ class World:
         return Connection(self.database, statements, self.faults)
 
     def rewind(self):
-        """Have everything come again, as people may."""
+        """Have everything come again, as operators may."""
         transaction = Transaction()
         place = {"system": "7000", "timeline": "00000001", "lsn": self.database.lsn}
         position = {"source": self.plan.source, **_BEGINNINGS[self.plan.source], "server": place}
@@ -106,7 +106,7 @@ class World:
         self.promises.rewinds.update(self.database.subscriptions.keys())
 
     def release_parked(self):
-        """Have what was parked sent again, as people do once Kafka takes it."""
+        """Have parked records sent again, as operators do once Kafka takes them."""
         if not self.database.is_up:
             return
         transaction = Transaction()
@@ -119,7 +119,7 @@ class World:
             self.database.change(transaction, self.database.rows, record_id, record)
         self.database.commit(transaction, durable=True)
 
-    # -- what the parts tell
+    # -- reports of the parts
 
     def tell(self, owner, kind, how, **fields):
         self.history.add(kind, how, owner[0].name, leader_id=self.leaders.get(owner), **fields)

@@ -16,7 +16,7 @@ _RETRY_SECONDS = 0.004
 
 
 class Writers:
-    """Write the transactions of a plan. `committed` is what is in the database for good: event -> (id, key, seq)."""
+    """Write the transactions of a plan. `committed` is what is permanently in the database: event -> (id, key, seq)."""
 
     def __init__(self, world, plan):
         self._world, self._database, self._plan = world, world.database, plan
@@ -78,7 +78,7 @@ class Writers:
 
     def _lock(self, keys, boot, held):
         for key in keys:
-            while self._database.boot == boot == self._locks.get(key):  # else whoever had it died with the server
+            while self._database.boot == boot == self._locks.get(key):  # else its holder died with the server
                 yield _RETRY_SECONDS
             if self._database.boot != boot:
                 return

@@ -1,4 +1,4 @@
-"""What readers of committed messages see of a topic, and when: as it comes, on a thread of its own."""
+"""The records of a topic as readers of committed messages see them, and their times: read on a thread of its own."""
 
 import threading
 import time

@@ -16,8 +16,8 @@ from harvest_lib.leadership import Term
 
 
 class FakeKafka:
-    """What is in Kafka, in `log`, and the checkpoint beside it. It refuses batches with one of `poison` in them;
-    `broken` says how many of the next commits fail, after their effect if `lost`."""
+    """Kafka as `log`, a list of records, and the checkpoint beside it. It refuses batches with one of `poison` in them;
+    `broken` is the number of the next commits that fail, after their effect if `lost`."""
 
     def __init__(self):
         self.log = []
@@ -168,10 +168,10 @@ class FakeTopics:
     def blame(self, topic, reason):
         self.blamed[topic] = reason
 
-    def refused(self, rows, largest=None):  # noqa: ARG002 - it is told which
+    def refused(self, rows, largest=None):  # noqa: ARG002 - `bad` has them
         return {row[0]: self.bad[row[0]] for row in rows if row[0] in self.bad}
 
-    def oversized(self, rows, largest):  # noqa: ARG002 - it is told which
+    def oversized(self, rows, largest):  # noqa: ARG002 - `large` has them
         return {row[0] for row in rows if row[0] in self.large}
 
     def forget(self):

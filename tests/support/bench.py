@@ -17,7 +17,7 @@ class Bench:
     """A loop on fakes, run in this thread until the table is empty or `until` says so, or turn by turn."""
 
     threaded = False
-    """Whether the source is asked on a thread of its own, or at once."""
+    """True if the source is asked on a thread of its own, instead of at once."""
 
     def __init__(self, *, parking="hold_key", one_per_key=True, **limits):
         self.table, self.delivery, self.events = FakeTable(), FakeDelivery(), []

@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """It goes on only when told."""
+    """It stands still until a test sets `now`."""
 
     def __init__(self):
         self.now = 100.0

@@ -1,6 +1,6 @@
 """A driver with executors of their own: `cluster_driver.py write|stream|read <folder>`, with the DSN in CLUSTER_DSN.
 
-What it reads goes to `<folder>/read.json`. Each Python worker that has rows in its hands says so by a file
+Rows it reads go to `<folder>/read.json`. Each Python worker that has rows in its hands says so by a file
 `<folder>/working/<its pid>`.
 """
 

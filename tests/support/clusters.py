@@ -40,7 +40,7 @@ def burn(dsn: str, transactions: int):
 
 
 def dump_and_restore(source: str, target: str, version: str, *, how: str = "custom"):
-    """Copy a database as people do: `custom` by pg_dump and pg_restore, `inserts` by statements, one for each row."""
+    """Copy a database as operators do: `custom` by pg_dump and pg_restore, `inserts` by one statement for each row."""
     form = ["--format=custom"] if how == "custom" else ["--inserts", "--rows-per-insert=1"]
     dumped = _client("pg_dump", version, source, [*form, "--no-owner", "--no-privileges"])
     if how == "custom":

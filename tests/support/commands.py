@@ -37,7 +37,7 @@ def run(arguments, environment, *, alone):
 
 
 def _needs_a_process(environment):
-    """Tell whether the interpreter reads a variable that differs, which it does only where it starts."""
+    """Return True if a variable differs that the interpreter reads, which it does only where it starts."""
     names = {name for name in (*environment, *os.environ) if name.startswith(_OF_THE_INTERPRETER)}
     return any(environment.get(name) != os.environ.get(name) for name in names)
 

@@ -12,7 +12,7 @@ ON CONFLICT (key) DO UPDATE SET n = counts.n + excluded.n
 
 
 class Counting:
-    """Counts messages by key in the table `counts`, and publishes each to `derived`; may be told to fail."""
+    """Counts messages by key in the table `counts`, and publishes each to `derived`; fails for the keys in `fails`."""
 
     def __init__(self, derived=None, fails=(), error=ValueError):
         self.derived, self.fails, self.error = derived, fails, error

@@ -44,7 +44,7 @@ class Platform:
 
     def __exit__(self, *_):
         self._note()
-        for process in self._known:  # frozen or not, whoever's child it became
+        for process in self._known:  # frozen or not, under any parent
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._daemon.wait(60)

@@ -14,7 +14,7 @@ from harvest_lib.config.spelling import goharvest_name
 CANARY = "c4n4ry-of-a-secret"
 
 NOWHERE = "host=127.0.0.1 port=1 user=bob dbname=shop sslmode=disable"
-"""A server that refuses at once: what is right about a configuration shows in that it is asked."""
+"""A server that refuses at once: a configuration is right if the server is asked."""
 
 _GROUP = "group"
 _TEXTS = {
@@ -134,7 +134,7 @@ def _seconds():
 
 
 def _is_number(kind):
-    """Tell whether a field's type is a number, or one that may be left out."""
+    """Return True if a field's type is a number, or one that may be left out."""
     return kind is int or any(get_origin(each) is Annotated and get_args(each)[0] is int for each in get_args(kind))
 
 
@@ -260,7 +260,7 @@ def spoiled(draw):
     document = draw(right())
     for _ in range(draw(st.integers(1, 3))):
         _spoil(draw, document)
-    # What a later fault replaced is not there to be named; and where a mapping is none, nothing else is looked at.
+    # A value replaced by a later fault cannot be named; and where a mapping is none, nothing else is looked at.
     mappings = {name: value for name, value in document.values.items() if name in _MAPPINGS}
     no_mappings = [name for name, value in mappings.items() if not isinstance(value, dict)]
     document.named = no_mappings[:1] or [document.named[-1]]

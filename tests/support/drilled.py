@@ -35,7 +35,7 @@ class Drilled:
     def __init__(self, load, prometheus, folder, reader):
         self.load, self.system, self.prometheus = load, load.system, prometheus
         self.reader = reader
-        """Where Prometheus finds a reader, once there is one."""
+        """Address of a reader for Prometheus, once there is one."""
         self._folder = folder
         self.config = folder / "harvest.yaml"
         self.config.write_text(load.system.operator_config().read_text())

@@ -1,4 +1,4 @@
-"""What comes to its limits under a pool: its database, what a topic keeps, its partitions, a certificate."""
+"""Limits reached under a pool: those of its database, a topic's retention, its partitions, a certificate."""
 
 import os
 import time

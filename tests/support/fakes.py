@@ -132,7 +132,7 @@ class Inline:
         answer = Future()
         try:
             answer.set_result(call(self._source))
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             answer.set_exception(error)
         return answer
 
@@ -205,7 +205,7 @@ class FakeDelivery:
 
 
 class FakeLeadership:
-    """`Leadership` by decree: it leads all shards from its start, until it is told otherwise of all or some of them."""
+    """`Leadership` by decree: it leads all shards from its start, until a test ends all or some of the terms."""
 
     def __init__(self, shards=1):
         self._shards = range(shards)

@@ -17,7 +17,7 @@ is in Kafka."""
 
 
 class FaultyProducer:
-    """`KafkaProducer` around confluent_kafka's. Of the messages somebody is told of, `rate` fail, by the dice.
+    """`KafkaProducer` around confluent_kafka's. Of the records with a delivery report, `rate` fail, by the dice.
 
     Each failure is logged with its kind, the outbox id and the leader id it was sent under; the kind of one that
     nobody injected is `real`.
@@ -42,7 +42,7 @@ class FaultyProducer:
             self._producer.produce(topic, value, key, partition, None, None, *rest, **named)
             return
         headers = rest[1] if len(rest) > 1 else named.get("headers", [])
-        if HEADER_NAME not in dict(headers or []):  # what harvesters say among themselves
+        if HEADER_NAME not in dict(headers or []):  # messages among harvesters
             self._producer.produce(topic, value, key, partition, report, None, *rest, **named)
             return
         origin = _origin(headers)

@@ -2,7 +2,7 @@
 
 Run as a process, since speculation needs executors in processes of their own: `faulty_spark.py <way> <jar> <runs>
 <folder>`, with the connection string in FAULTY_DSN. The way is `sink`, `driver` or `format`. Writes a line of JSON per
-batch: what became of it. Every fault leaves an empty file in the folder.
+batch: its outcome. Every fault leaves an empty file in the folder.
 
 Tasks fail before, in the middle of and after their rows, some take long enough for a copy to be started, executors die,
 and connections to Postgres are cut, now and then between a commit and its acknowledgement.
@@ -41,7 +41,7 @@ then."""
 PAUSES = {"sink": (2, 10), "driver": (5, 40), "format": (2, 10)}
 """Seconds between cuts: the least and the most. The driver's connection lasts as long as its batch."""
 REPEATED = 20
-"""How often a batch is repeated whose one connection was cut."""
+"""Repeats of a batch whose one connection was cut."""
 RECORDS = Records(
     topic="faulty", key="customer", value=["id", "place"], headers={"batch": BatchId()}, order_by=["place"]
 )

@@ -1,4 +1,4 @@
-"""What anybody can do and see from outside: run a command, fill an outbox, read a topic."""
+"""Access from outside, as anybody has it: run a command, fill an outbox, read a topic."""
 
 import time
 

@@ -37,7 +37,7 @@ _EVENTS = {
 
 
 class Goharvest(Member):
-    """One goharvest process. What it logs is told under our events' names; its times are whole seconds."""
+    """One goharvest process. Its log is read under our events' names; its times are whole seconds."""
 
     def __init__(self, program, config, log):
         super().__init__(config, log, command=[program], options=())

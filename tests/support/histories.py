@@ -48,7 +48,7 @@ class History:
             getattr(self, f"_{name}")(*values)
         for writer in list(self._writers):
             self._commit(writer)
-        # What is open elsewhere in the cluster, a vacuum for instance, may hold the transaction_id source up.
+        # A transaction open elsewhere in the cluster, a vacuum for instance, may hold the transaction_id source up.
         patience = 5 if getattr(self.table, "kind", "") == "transaction_id" else 0
         eventually(
             lambda: self.read_to_end(self._source, self.delivered, self._pass) or not self._missing(),
@@ -106,7 +106,7 @@ class History:
     def _pass(self, position):
         self.positions.append((through_json(position), len(self.delivered)))
 
-    # -- what is to be
+    # -- expectations
 
     def check_complete(self):
         """Every committed record came once, and nothing else did."""
@@ -141,7 +141,7 @@ class History:
             begun = after
 
     def check_resumed(self, chosen, limit):
-        """From each chosen position, whoever goes on there gets exactly what came after it, in order of each key."""
+        """Check that from each chosen position a new reader gets exactly what came after it, in order of each key."""
         for number in chosen:
             position, passed = self.positions[number % len(self.positions)]
             source, rest = self.table.source(), []

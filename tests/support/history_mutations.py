@@ -1,4 +1,4 @@
-"""Well-formed histories, broken in one way each: what a broken system would have left behind.
+"""Well-formed histories, broken in one way each, as a broken system would have left them behind.
 
 A mutation takes a list of events and dice and returns the names of which the checker must say one, and the new list;
 None where a history has nothing that it could break.

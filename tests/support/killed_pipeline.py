@@ -2,7 +2,7 @@
 
 Run as a module it is a process without threads that forks a child for each line it reads: `KILL_AT FOLDER`. The child
 runs the pipeline and kills itself, by SIGKILL, at that one of its events (an append, a message given to a writer, a
-flush, an answer to the reader), or runs to its end. What it does is noted by writes to files, which outlive it.
+flush, an answer to the reader), or runs to its end. Its events are noted by writes to files, which outlive it.
 
     deliveries of a writer:  R          a run begins
                              W o n      offset o was given to it, in a write of n messages

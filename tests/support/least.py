@@ -77,7 +77,7 @@ class _Broker:
 
 
 class _Session:
-    """What is known of this run: brokers by where they are, and how many harvesters have started so."""
+    """State of this run: brokers by their addresses, and the number of harvesters that have started so."""
 
     def __init__(self):
         self.brokers = {}

@@ -1,4 +1,4 @@
-"""Which tests run under least privilege by `make test-least`, and why the others do not.
+"""Tests that run under least privilege by `make test-least`, and reasons why the others do not.
 
 Every module of `tests/integration` and `tests/contract` is in one of these: a unit test checks it.
 A test of its own, `module::test`, has a reason where the rest of its module runs.

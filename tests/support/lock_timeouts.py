@@ -11,7 +11,7 @@ AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclu
 
 
 class Locking(psycopg.Connection):
-    """A connection. Who writes waits behind a request for a lock, which the lock timeout ends."""
+    """A connection. Writers wait behind a request for a lock, which the lock timeout ends."""
 
     def watch(self):
         """Begin to note the lock timeouts, in `timeouts`, of statements that lock relations which are there by now."""

@@ -1,4 +1,4 @@
-"""What tests need of the machine beside Python, and what becomes of them where it is lacking."""
+"""Requirements of tests on the machine beside Python, and the skip or failure where one is lacking."""
 
 import os
 import shutil
@@ -10,8 +10,8 @@ from infra.chaos.namespaces import has_program
 
 
 def require(lacking, program):
-    """Skip the test where something is lacking, and say what. In CI a program has to be there where set-up installs it;
-    what the kernel grants to root only is not ours to install."""
+    """Skip the test where something is lacking, and name it. In CI a program has to be there where set-up installs it;
+    rights that the kernel grants to root only are not ours to install."""
     if lacking is None:
         return
     may_install = os.geteuid() == 0 and shutil.which("apt-get") is not None

@@ -20,7 +20,7 @@ class NativeOutbox(Outbox):
         ParkedRecords(self.name).create(self.connection)
 
     def reconnect(self):
-        """Connect anew: the test's own connection died with the server."""
+        """Connect again: the test's own connection died with the server."""
         self.connection.close()
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from harvest_lib.telemetry.trace_context import SCOPE
 
 UNITS = {"s": "_seconds", "By": "_bytes", "{message}": "", "": ""}
-"""What OpenTelemetry's rules for Prometheus add to a name for a unit, unless it ends so; and `_total` for a sum."""
+"""Suffixes that OpenTelemetry's rules for Prometheus add to a name for a unit, unless it ends so; `_total` for sums."""
 
 
 class Traces:
@@ -39,7 +39,7 @@ class Traces:
 
 
 class Metrics:
-    """What is reported at the moment."""
+    """Metrics that are reported at the moment."""
 
     def __init__(self, monkeypatch):
         self._reader = InMemoryMetricReader()

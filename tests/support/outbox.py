@@ -174,7 +174,7 @@ def delivered(message):
 
 
 def steps_back(records):
-    """How often a key's outbox id is lower than the one before it in the log, repeats included."""
+    """Return how often a key's outbox id is lower than the one before it in the log, repeats included."""
     return len(steps(records))
 
 

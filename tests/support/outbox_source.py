@@ -16,7 +16,7 @@ def without_password(dsn, folder):
 
 
 class Followed:
-    """A stream of an outbox whose micro-batches are collected: what each had, by partition."""
+    """A stream of an outbox whose micro-batches are collected: the rows of each, by partition."""
 
     def __init__(self, spark, dsn, checkpoint, **options):
         self.spark, self.dsn, self.checkpoint, self.options = spark, dsn, checkpoint, options

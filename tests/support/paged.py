@@ -304,7 +304,7 @@ def through_json(position):
 def read_pages(source, records, limit=100, *, seconds=60):
     """Return the next pages that have rows, until so many records have come.
 
-    Waits for them: what else is open in the cluster, a vacuum for instance, may hold the transaction_id source up.
+    Waits for them: a transaction elsewhere in the cluster, such as a vacuum, may hold the transaction_id source up.
     """
     pages, found = [], 0
 

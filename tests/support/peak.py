@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.02
 
 def peak_of_drain(folder, harvest, *, seconds=150, impl="", look=lambda _resident: None):
     """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes. `impl` is
-    what hands records over, if not the one of this process; `look` is told the resident bytes, again and again.
+    what hands records over, if not the one of this process; `look` gets the resident bytes, again and again.
 
     They are the kernel's own figure of the process, so no peak falls between two looks. Fails with the log if the
     process does not end well.

@@ -20,9 +20,9 @@ def messages(keys, first=0):
 
 
 class Script:
-    """A reader of messages that are given; what it is asked and told is kept.
+    """A reader of messages that are given; it keeps the arguments of its calls.
 
-    It goes on after the newest message that it is told it had sent down, by its number.
+    It goes on after the newest message that it had sent down by `last`, by its number.
     """
 
     def __init__(self, given: Sequence[Message] = (), *, batch=4, ends=True):
@@ -33,7 +33,7 @@ class Script:
         self.kept_at: list[Mapping[str, Message]] = []
         self.closed = 0
         self.asked = 0
-        """How often it had nothing to say."""
+        """Reads that had nothing to give."""
 
     def read(self, last):
         self.last.append(dict(last))
@@ -58,7 +58,7 @@ class Script:
 
 
 class Taking:
-    """A writer that keeps what it was given, write by write, and refuses what it is told to."""
+    """A writer that keeps what it was given, write by write, except for the writes that `refuses` picks."""
 
     def __init__(self):
         self.writes: list[list[Message]] = []

@@ -94,7 +94,7 @@ class Member:
 
     @property
     def leads(self):
-        """Tell whether the newest thing this process said of leadership is that it has it."""
+        """Return True if this process lives, and the newest thing it said of leadership is that it has it."""
         said = [event["event"] for event in self.events() if event["event"].startswith("leader_")]
         return self.alive and bool(said) and said[-1] in _LEADS
 

@@ -1,8 +1,8 @@
-"""A disk that forgets: what was not synced may be there after the power went, wholly, partly or not at all.
+"""A disk that forgets: unsynced data may be there after the power went, wholly, partly or not at all.
 
 It stands between the library and the operating system: files are written for real, and nothing is really synced.
 Writes to one file since its last sync come to the disk in any combination, a part of one included, with zeros where
-others were left out; what was done to names of a folder since its last sync likewise, each change wholly or not at all.
+others were left out; changes to names of a folder since its last sync likewise, each wholly or not at all.
 """
 
 import gc
@@ -17,7 +17,7 @@ _MOST_DEAD = 400
 _DEAD = set()
 """Numbers of handles whose process has ended. Each is closed by what is left of that, or at last here."""
 MEMORY = next((folder for folder in [Path("/dev", "shm")] if folder.is_dir()), None)
-"""Where to put what is not to outlive a test that makes it anew a thousand times; None for where such things go."""
+"""Folder for files that a test recreates a thousand times and does not keep; None for the default one."""
 
 
 @cache
@@ -78,7 +78,7 @@ def _folder(path):
 
 
 class Power:
-    """What is below a folder. `crash_after(n)` ends the process at the call after n that would change something."""
+    """The files below a folder. `crash_after(n)` ends the process at the call after n that would change something."""
 
     def __init__(self, root, dice):
         self.root = str(root)
@@ -108,10 +108,10 @@ class Power:
         self._left = calls
 
     def kill(self):
-        """End the process: its handles lead nowhere, what it wrote stays.
+        """End the process: its handles lead nowhere, its writes stay.
 
-        Their numbers stay taken. What is left of the process, as a generator that was never ended, closes them when it
-        is collected: another's by then, were they free.
+        Their numbers stay taken. An object left of the process, as a generator that was never ended, closes them when
+        it is collected: another's by then, were they free.
         """
         self._left = None
         for handle in list(self._handles):

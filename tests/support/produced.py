@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 
 class Produced:
-    """What it was given is in `records`: topic, key, value, timestamp."""
+    """A producer that keeps what it was given in `records`: topic, key, value, timestamp."""
 
     def __init__(self, *, room=1 << 30):
         self.records = []

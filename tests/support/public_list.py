@@ -1,4 +1,4 @@
-"""A list of what is public, in JSON, and how code that differs from it is told."""
+"""A list of public names, in JSON, and its comparison with the code."""
 
 import difflib
 import json
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 VARIABLE = "UPDATE_PUBLIC_NAMES"
-"""Set to 1, the lists are written anew instead of compared."""
+"""Set to 1, the lists are written again instead of compared."""
 
 
 def check(file: Path, section: str, found: object) -> None:
-    """Compare one section of a list with what was found: both have to say the same. Or write it, if so told."""
+    """Compare one section of a list with what was found: both have to say the same. Or write it, if VARIABLE is 1."""
     listed = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if os.environ.get(VARIABLE) == "1":
         listed[section] = found

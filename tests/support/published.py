@@ -57,7 +57,7 @@ class Log:
 
 
 class Reading:
-    """A reader of a log that may crash: what it processed is kept up to its checkpoint only."""
+    """A reader of a log that may crash: its processed messages are kept up to its checkpoint only."""
 
     def __init__(self, log, make, ring):
         self.log, self.make, self.ring = log, make, ring

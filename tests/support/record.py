@@ -1,6 +1,6 @@
-"""Record of a test session, one JSON object a line, as it goes: what was collected, and what became of each test.
+"""Record of a test session, one JSON object a line, as it goes: the collected tests, and the outcome of each.
 
-With `--record FILE`. Of a session that is killed, what was written stays.
+With `--record FILE`. Of a session that is killed, the lines written stay.
 """
 
 import json

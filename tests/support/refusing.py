@@ -24,9 +24,9 @@ class RefusingProxy:
         self._left = 0
         self._patience_seconds = 0.0
         self.refused = 0
-        """How many requests were refused."""
+        """Requests that were refused."""
         self.overtaken = 0
-        """How many of them had another produce request on the wire behind them."""
+        """Refused requests that had another produce request on the wire behind them."""
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]

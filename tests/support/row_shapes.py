@@ -86,7 +86,7 @@ def messages(servers, topic, *, before=None):
 def runs(servers, topic, cuts, *, has_ids, has_stamps):
     """Return by partition the messages of each run, the runs being those up to each of `cuts`: a digest of each.
 
-    What differs from run to run is left out: who sent it, and when. Message ids have to be of one producer, of clocks
+    The sender and the time, which differ, are left out. Message ids have to be of one producer, of clocks
     that rise. There are no lists of messages, of which a million would not fit.
     """
     found = {number: [[] for _ in cuts] for number in cuts[-1]}

@@ -6,7 +6,7 @@ from harvest_lib.record import Row, row_bytes
 from harvest_lib.record.rows import RowPage, RowsSummary, sampled_traceparents
 
 LANDED = Message(offset=7)
-"""What a delivery report comes with."""
+"""The message in a delivery report."""
 
 
 def row(record_id: int, key: str, value: str | None = "v", topic: str = "t") -> Row:

@@ -123,7 +123,7 @@ class Secured:
                 eventually(lambda each=each: self._may_create(each), "the brokers know the permission to create")
 
     def _may_create(self, permission):
-        """Tell whether a permission is known where topics are created, which lags behind its being stored."""
+        """Return True if a permission is known where topics are created, which lags behind its being stored."""
         admin = AdminClient(self.kafka(permission.principal.removeprefix("User:")))
         (future,) = admin.create_topics([NewTopic(permission.name, 1)], validate_only=True).values()
         try:

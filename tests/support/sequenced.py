@@ -1,4 +1,4 @@
-"""What a reader of committed messages finds in a topic whose records are acknowledged."""
+"""Records that a reader of committed messages finds in a topic with acknowledgements."""
 
 from itertools import chain
 

@@ -40,6 +40,6 @@ def _empty(folder: Path) -> None:
     """Remove all but the lock: were it removed, two sessions could each hold a lock of its name."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)  # what stays does not make a session fail that passed
+            shutil.rmtree(entry, ignore_errors=True)  # files that stay do not make a session fail that passed
         elif entry.name != LOCK:
             entry.unlink()

@@ -53,7 +53,7 @@ class Strike:
         """Records were handed over since all had been acknowledged."""
 
     def at(self, step):
-        """Tell whether it struck."""
+        """Strike if the step comes for the n-th time; return True if it did."""
         if step == self._step:
             self._left -= 1
             if self._left == 0:
@@ -90,7 +90,7 @@ def _is_acknowledgement(*arguments, headers=None, **_named):
 
 
 class StrikingProducer(Wrapped):
-    """A producer; what it sends to the topics of harvesters themselves does not count."""
+    """A producer; its records to the topics of harvesters themselves do not count."""
 
     def __len__(self):
         return len(self._inner)

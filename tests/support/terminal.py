@@ -29,7 +29,7 @@ class Screen:
         self.text = ""
 
     def read(self, seconds=0.2):
-        """Take what is there, waiting at most so long for the first of it; tell whether more may come."""
+        """Take what is there, waiting at most so long for the first of it; return True if more may come."""
         if not select.select([self._master], [], [], seconds)[0]:
             return True
         try:
@@ -57,12 +57,12 @@ class Screen:
 
     @property
     def plain(self):
-        """What was written, without colours and movements."""
+        """The text that was written, without colours and movements."""
         return _ESCAPE.sub("", self.text)
 
     @property
     def lines(self):
-        """What stands on the terminal, line by line, once all of it was played."""
+        """The text on the terminal, line by line, once all of it was played."""
         lines, row, column = [""], 0, 0
         position = 0
         while position < len(self.text):

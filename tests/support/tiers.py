@@ -54,7 +54,7 @@ def _is_nowhere(item: pytest.Item) -> bool:
 
 
 def ignores(path: Path, config: pytest.Config) -> bool:
-    """Tell whether a module names none of the selected tiers, so that it need not be imported."""
+    """Return True if a module names none of the selected tiers, so that it need not be imported."""
     wanted = config.getoption("tier")
     if not wanted or path.suffix != ".py" or not path.name.startswith("test_"):
         return False
@@ -101,7 +101,7 @@ def _tests(node: ast.AST, inherited: set[str], prefix: str = "") -> Iterator[tup
 
 
 def _closest(own: set[str], inherited: set[str]) -> set[str]:
-    """A tier of its own hides an inherited one; what exempts adds up."""
+    """A tier of its own hides an inherited one; exemptions add up."""
     return own | (inherited & NO_TIER_NEEDED if own & {*TIERS} else inherited)
 
 

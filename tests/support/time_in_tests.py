@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class _Module:
-    """What is known of a module before its functions are read."""
+    """Facts of a module that are known before its functions are read."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     clocks: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class _Module:
         return None
 
     def is_constant(self, node: ast.AST) -> bool:
-        """Tell whether an expression is a number, or is made of names that are written as constants."""
+        """Return True if an expression is a number, or is made of names that are written as constants."""
         if self.number(node) is not None:
             return True
         if isinstance(node, ast.BinOp):
@@ -96,7 +96,7 @@ class _Module:
         return name.isupper()
 
     def reads_clock(self, node: ast.AST) -> bool:
-        """Tell whether a node is a call of a clock of the machine."""
+        """Return True if a node is a call of a clock of the machine."""
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Attribute):
@@ -190,7 +190,7 @@ def fixed_sleep(_module: _Module, statement: ast.stmt) -> Iterator[Finding]:
 
 
 def short_deadline(module: _Module, statement: ast.stmt) -> Iterator[Finding]:
-    """Find deadlines that a busy machine exceeds; what is below a second, and no assertion itself, is a poll."""
+    """Find deadlines that a busy machine exceeds; a wait below a second, and no assertion itself, is a poll."""
     asserted = {id(node) for each in _nodes(statement) if isinstance(each, ast.Assert) for node in ast.walk(each.test)}
     for node in (each for each in _nodes(statement) if isinstance(each, ast.Call)):
         given = _deadline(node)
@@ -244,7 +244,7 @@ def _timed_names(module: _Module, statement: ast.stmt) -> set[str]:
 
 
 def _suppresses_slowness(checks: ast.expr) -> bool:
-    """Tell whether the health checks that are suppressed, where they are listed, have the one that measures time."""
+    """Return True if the suppressed health checks, where they are listed, have the one that measures time."""
     if not isinstance(checks, (ast.List, ast.Tuple)):
         return True
     return any(ast.unparse(each).endswith((".too_slow", "*HealthCheck")) for each in checks.elts)
@@ -255,7 +255,7 @@ def _collects(node: ast.AST) -> bool:
 
 
 def _stems(module: _Module, timed: set[str], node: ast.AST) -> bool:
-    """Tell whether an expression is a time of a clock, or is computed from one."""
+    """Return True if an expression is a time of a clock, or is computed from one."""
     if module.reads_clock(node):
         return True
     match node:
@@ -297,7 +297,7 @@ def _outside_loops(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _sleeps(node: ast.AST) -> bool:
-    """Tell whether an expression sleeps: the length does not matter, and neither does the result of a wait."""
+    """Return True if an expression sleeps: the length does not matter, and neither does the result of a wait."""
     call = node.value if isinstance(node, ast.Await) else node
     if not isinstance(call, ast.Call):
         return False

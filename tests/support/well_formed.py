@@ -40,8 +40,8 @@ MOST_FAILOVERS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How much of what. `trouble` is the probability of each thing that can go wrong, `anew` that the topic is
-    deleted and recreated after a batch, `failovers` that another server takes over then, which lacks the last
+    """Size of a history, and its faults. `trouble` is the probability of each thing that can go wrong, `anew` that the
+    topic is deleted and recreated after a batch, `failovers` that another server takes over then, which lacks the last
     purges."""
 
     promise: Promise
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass
 class Place:
-    """A record in the log. What is not `committed` is for uncommitted readers only."""
+    """A record in the log. One that is not `committed` is for uncommitted readers only."""
 
     shown: PolledRecord
     committed: bool = True
@@ -91,7 +91,7 @@ class Model:
     failovers: int = 0
     checkpoints: int = 0
     purges: list[tuple[list[Row], int]] = field(default_factory=list)
-    """What was deleted, and how many checkpoints there were before."""
+    """Deleted rows, and the number of checkpoints before."""
     leader: str = ""
 
     def run(self) -> Iterator[Event]:
@@ -120,7 +120,7 @@ class Model:
         self.read = dict.fromkeys(self.log, 0)
 
     def _made_anew(self) -> Iterator[Event]:
-        """Delete the topic once all is read, but for what is written and harvested right then; and make it anew."""
+        """Delete the topic once all is read, but for what is written and harvested right then; and recreate it."""
         while self.backlog:
             yield from self._harvests()
             yield from self._reads()
@@ -190,7 +190,7 @@ class Model:
             yield Write(**self._now(outcome, "writer"), transaction=transaction, records=written)
 
     def _page(self, *, one_per_key: bool) -> list[Row]:
-        """Take the head of the backlog; what is not done is put back by who took it."""
+        """Take the head of the backlog; the taker puts back the rows that are not done."""
         rows, later, keys = [], deque(), set()
         while self.backlog and len(rows) < self.shape.page:
             row = self.backlog.popleft()

@@ -152,7 +152,7 @@ class Pen:
         return self._add(FailoverLoss, type="ok", process="postgres", **fields)
 
     def remake(self, names="", since=0.0):
-        """Delete the topic, with these records in it, and make it anew."""
+        """Delete the topic, with these records in it, and recreate it."""
         self._offset = 0
         events = tuple(written(name).event for name in names.split())
         return self._add(RecreatedTopic, type="ok", process="admin", topic=TOPIC, events=events, since=since)

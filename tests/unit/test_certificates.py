@@ -1,4 +1,4 @@
-"""When certificates expire, by the files that settings name: what they hold, what is wrong with them."""
+"""The expiry of certificates, by the files that settings name: what they hold, what is wrong with them."""
 
 import datetime as dt
 import logging
@@ -145,7 +145,7 @@ def test_a_file_that_is_replaced_is_read_again_and_one_that_is_not_is_not(file, 
 
 
 def test_a_file_that_becomes_readable_is_read(file, monkeypatch):
-    """A new one is root's for a moment: what changes then is neither its content nor its time."""
+    """A new one is root's for a moment: then neither its content nor its time changes."""
     path = Path(file(pem(3)))
     certificates = Certificates({"ssl.certificate.location": str(path)})
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""One pass over a history, each event to those parts that it concerns; then each part says what it has found."""
+"""One pass over a history: each event goes to the parts that it concerns; at the end each part adds its findings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -42,11 +42,11 @@ _Take = Callable[[Any], None]
 
 
 def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verdict:
-    """Return what in a history the promise does not allow, and what it does.
+    """Return the anomalies of a history, those that the promise does not allow and those that it does.
 
     `events` come in the order of time. The history must end with readers that have read the whole log. Of each anomaly
     the first `keep` findings are returned, explained and unexplained; all are counted. Does no I/O; memory grows with
-    the records of the history, not with what was done to them.
+    the records of the history, not with the events about them.
     """
     findings, records = Findings(keep), RecordIndex()
     terms = Terms(promise, findings)
@@ -91,4 +91,4 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
 
 
 def _pass_over(_observation: Observation, _event: Poll) -> None:
-    """Commits do not matter where readers see what is not committed."""
+    """Do nothing: commits do not matter where readers see uncommitted records."""

@@ -2,7 +2,7 @@
 
 A generation never falls (a rewind begins a new one), and within a generation the number rises; storing the same again
 changes nothing. One whose answer comes late may have been stored at any time since it was asked for: it is behind
-another only if that was answered before. After a failover it goes on from what the new server has.
+another only if that was answered before. After a failover the checkpoints of the new server count.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from harvest_lib.audit.history.events import CheckpointWrite, FailoverLoss
 
 
 class _Stored(NamedTuple):
-    """What is stored of a shard: its generation and number, and what says so."""
+    """The stored checkpoint of a shard: its generation and number, and the event that shows it."""
 
     order: tuple[int, int]
     by: CheckpointWrite | FailoverLoss

@@ -6,7 +6,7 @@ from harvest_lib.audit.history.events import Effect
 
 
 class Effects:
-    """Follows what each consumer has applied."""
+    """Follows the records that each consumer has applied."""
 
     def __init__(self, records: RecordIndex, findings: Findings) -> None:
         self._records = records

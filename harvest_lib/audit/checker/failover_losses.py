@@ -1,7 +1,7 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that it lacks count as never written. What it lacks of what was noted, purges and checkpoints, shows in its
-backlog: these records, and no others, may be sent again.
+Writes that it lacks count as never written. Purges and checkpoints that it lacks show in its backlog: these records,
+and no others, may be sent again.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ FAILED_OVER = "another server took over, which did not know of it"
 
 
 class _Failover(NamedTuple):
-    """When the old server was gone, when the new one took over, and the events of its backlog."""
+    """End of the old server, takeover by the new one, and the events of the new one's backlog."""
 
     since: float
     time: float
@@ -22,12 +22,12 @@ class _Failover(NamedTuple):
 
 
 class SentAgain(NamedTuple):
-    """What was sent before a failover and again after it."""
+    """A record that was sent before a failover and again after it."""
 
     since: float
     """The time of the last failover before it was sent again."""
     was_known: bool
-    """Whether each server that took over in between knew that it was delivered."""
+    """True if each server that took over in between knew that it was delivered."""
 
 
 class FailoverLosses:
@@ -37,7 +37,7 @@ class FailoverLosses:
         self._records = records
         self._failovers: list[_Failover] = []
         self._began: dict[str, float] = {}
-        """When each leader began, where that is known."""
+        """Start time of each leader's term, where it is known."""
 
     def term(self, event: Term) -> None:
         """Take in that a leader began."""
@@ -49,9 +49,9 @@ class FailoverLosses:
             self._records.get(each).forgotten = True
 
     def between(self, copy: Observation, before: Observation) -> SentAgain | None:
-        """Return what is known of failovers between two sends of a record; None if there was none.
+        """Return the failovers between two sends of a record, as `SentAgain`; None if there was none.
 
-        A leader that began under the old server may send what it had read there even after the failover.
+        A leader that began under the old server may send records that it had read there even after the failover.
         """
         first = [produce.time for produce in before.record.produced_by(before.leader_id)]
         again = [produce.time for produce in copy.record.produced_by(copy.leader_id)]

@@ -1,4 +1,4 @@
-"""What the checker found: each anomaly by its name, whether the promise allows it, and what shows it."""
+"""Findings of the checker: each anomaly by its name, explained or not by the promise, with the events that show it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -55,18 +55,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How often each anomaly was found, by whether it is explained, and the first findings of each."""
+    """Counts of each anomaly, explained and unexplained, and the first findings of each."""
 
     events: int
     explained: Mapping[Anomaly, int]
     unexplained: Mapping[Anomaly, int]
     findings: tuple[Finding, ...]
     records: int = 0
-    """How many records the events are about. Without one nothing was checked."""
+    """Records that the events are about. With 0 nothing was checked."""
 
     @property
     def ok(self) -> bool:
-        """Whether the promise allows all that was found."""
+        """True if the promise allows every anomaly that was found."""
         return not self.unexplained
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Findings:
             self._kept.append(Finding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
 
     def verdict(self, events: int, records: int) -> Verdict:
-        """Return what was found in so many events of so many records, anomalies in the order of their list."""
+        """Return the verdict on so many events of so many records, anomalies in the order of `ANOMALIES`."""
         return Verdict(
             events=events,
             records=records,

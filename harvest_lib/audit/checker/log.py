@@ -1,6 +1,6 @@
 """The log as polls have shown it: each place holds one record, the one that was written and acknowledged.
 
-inconsistent-offsets: two readers, or a reader and who wrote or acknowledged the record, disagree on what is there.
+inconsistent-offsets: two readers, or a reader and the writer or the acknowledgement, disagree on the record at a place.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ class ObservedLog:
         self._ordered: dict[tuple[Partition, bool], list[Observation]] = {}
 
     def poll(self, event: Poll) -> None:
-        """Take in what a consumer got."""
+        """Take in the records of a consumer's poll."""
         by = stamp(event)
         committed, begins = event.isolation == "committed", self._recreated_topics.read_by(event.process)
         for shown in event.records:
@@ -64,7 +64,7 @@ class ObservedLog:
                 self._first_committed(observation, event)
 
     def finish(self) -> None:
-        """Compare with what Kafka acknowledged."""
+        """Compare the log with Kafka's acknowledgements."""
         for record in self._records.by_event.values():
             for acknowledged in record.acknowledged:
                 topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
@@ -82,13 +82,13 @@ class ObservedLog:
         return sorted(self._partitions)
 
     def at(self, partition: Partition, place: int) -> Observation | None:
-        """Return what is at a place, if that was seen."""
+        """Return the observation at a place, None if no poll has shown it."""
         return self._partitions.get(partition, {}).get(place)
 
     def ordered(self, partition: Partition, *, committed: bool) -> list[Observation]:
-        """Return what is in a partition, of what committed readers have seen or of all, in order.
+        """Return a partition's observations by place: those that committed readers have seen, or all.
 
-        To be asked when the history has ended.
+        Call it at the end of the history.
         """
         found = self._ordered.get((partition, committed))
         if found is None:

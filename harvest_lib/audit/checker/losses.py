@@ -1,4 +1,4 @@
-"""What must be in the log and what must not, by how its write ended.
+"""Records that must be in the log and records that must not, by the outcome of their write.
 
 lost-write: a committed record was never seen, though Kafka has acknowledged it, or its row was purged, or a later one
 of its key was seen. unseen: a committed record was never seen, and nothing more is known. aborted-read: a record was
@@ -12,7 +12,7 @@ from harvest_lib.audit.history.events import Event
 
 
 class Losses:
-    """Compares what was written with what was seen, when the history has ended."""
+    """Compares the written records with the seen ones, at the end of the history."""
 
     def __init__(self, promise: Promise, records: RecordIndex, findings: Findings) -> None:
         self._promise = promise
@@ -21,7 +21,7 @@ class Losses:
         self._highest: dict[tuple[str, str], Observation] = {}
 
     def finish(self) -> None:
-        """Go through all records, first for what was seen, then for what was not."""
+        """Check all records, first those that were seen, then those that were not."""
         for record in self._records.by_event.values():
             if record.observations:
                 self._seen(record, record.observations[0])
@@ -30,7 +30,7 @@ class Losses:
                 self._missing(record)
 
     def _certain(self, record: RecordLifecycle) -> bool:
-        """Return whether it was committed: its writer knows, or what became of it shows that the row was there."""
+        """Return True if it committed (by its writer, an acknowledgement or a purge) and has to be seen."""
         write = record.write
         if write is None or write.last.type == "fail" or record.forgotten or record.gone or record.parked:
             return False

@@ -1,6 +1,6 @@
 """parked-read: a record was seen while it was parked, or held behind one that was, or after it was dropped.
 
-Nothing is asked of what is parked when the history ends, nor of what was dropped.
+Records that are parked when the history ends, or were dropped, need not be seen.
 """
 
 from harvest_lib.audit.checker.finding import Findings
@@ -17,7 +17,7 @@ class Parkings:
         self._parked: dict[str, Park] = {}
 
     def park(self, event: Park) -> None:
-        """Take in what became of records."""
+        """Take in that records were parked, retried or dropped."""
         for each in event.events:
             self._records.get(each).parked = event.step != "retry"
             if event.step == "retry":

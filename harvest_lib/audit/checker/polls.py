@@ -1,7 +1,7 @@
-"""What each consumer got, in order: it neither goes back nor passes over what is in the log.
+"""The order of each consumer's records: it neither goes back nor passes over records in the log.
 
 Across polls: nonmonotonic-poll and poll-skip; within one: int-nonmonotonic-poll and int-poll-skip. An assignment or a
-seek forgets what was read of its partitions. Committed readers may pass over what none of them has ever seen.
+seek resets the position in its partitions. Committed readers may pass over records that none of them has ever seen.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +27,7 @@ class Polls:
         self._gaps: list[tuple[Partition, bool, _Place, _Place]] = []
 
     def assign(self, event: Assign) -> None:
-        """Forget what was read of these partitions; where an offset is known, the reader goes on there."""
+        """Forget the position in these partitions; where an offset is known, the reader goes on there."""
         if event.type not in {"ok", "info"}:
             return
         read, begins = self._read.setdefault(event.process, {}), self._recreated_topics.read_by(event.process)
@@ -63,7 +63,7 @@ class Polls:
         )
 
     def finish(self) -> None:
-        """Look at what is in the log where a reader jumped."""
+        """Report each jump of a reader over records in the log."""
         place = attrgetter("place")
         for partition, committed, (before, left), (after, by) in self._gaps:
             places = self._log.ordered(partition, committed=committed)

@@ -1,4 +1,4 @@
-"""What a delivery promises, and so which anomalies it allows."""
+"""The promise of a delivery, which decides the anomalies that it allows."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,5 +15,5 @@ class Promise:
 
     @property
     def transactional(self) -> bool:
-        """Whether only what committed readers see counts."""
+        """True if only records that committed readers see count."""
         return self.delivery == "transactional"

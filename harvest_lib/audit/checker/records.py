@@ -1,6 +1,6 @@
-"""What is known of each record: its write, its way to Kafka, and where it was seen there.
+"""State of each record: its write, its way to Kafka, and the places where it was seen there.
 
-Of an event only that is kept which a finding would show, so that memory is bounded by the number of records.
+Only those parts of an event are kept that a finding would show, so that memory is bounded by the number of records.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def offset_at(place: int) -> int:
 
 
 class Stamp(NamedTuple):
-    """Who said something, and when: one for all the records of an event."""
+    """Type, process and times of an event: one stamp for all its records."""
 
     type: EventType
     process: str
@@ -55,16 +55,16 @@ class WriteLifecycle:
         self.first = first
         self.last = first
         self.seen = False
-        """Whether some record of it was seen: then it has committed, whatever its writer knows."""
+        """True if one of its records was seen: then it has committed, whatever its writer knows."""
 
     @property
     def committed(self) -> bool:
-        """Whether it certainly has committed."""
+        """True if it certainly has committed."""
         return self.last.type == "ok" or (self.last.type != "fail" and self.seen)
 
 
 class Observation:
-    """A place in the log, and what is there. `place` is the offset, of a topic that was recreated behind all it had."""
+    """A place in the log, and the record there. `place` is the offset plus `SPAN` for each recreation of the topic."""
 
     __slots__ = ("committed", "id", "leader_id", "odd", "partition", "place", "record", "stamp")
 
@@ -78,9 +78,9 @@ class Observation:
         self.leader_id = shown.leader_id
         self.stamp = by
         self.committed = False
-        """Whether a committed reader has seen it."""
+        """True if a committed reader has seen it."""
         self.odd: PolledRecord | None = None
-        """What was shown, where that differs from what was written."""
+        """The record as shown, where it differs from the record as written."""
 
     def __str__(self) -> str:
         topic, partition = self.partition
@@ -94,11 +94,11 @@ class Observation:
 
     @property
     def recreations(self) -> int:
-        """How often its topic had been recreated."""
+        """Number of recreations of its topic by then."""
         return self.place // SPAN
 
     def shown(self) -> PolledRecord:
-        """Return what the first reader got."""
+        """Return the record as the first reader got it."""
         topic, partition = self.partition
         record = self.record
         return self.odd or PolledRecord(
@@ -153,11 +153,11 @@ class RecordLifecycle:
         self.observations: tuple[Observation, ...] = ()
         self.effects: tuple[Effect, ...] = ()
         self.forgotten = False
-        """Whether a server took over that lacks it: it may have been seen or not, and has no place in an order."""
+        """True if a server took over that lacks it: it may have been seen or not, and has no place in an order."""
         self.gone = False
-        """Whether it went with a topic that was deleted: it need not be seen."""
+        """True if it was lost with a deleted topic: it need not be seen."""
         self.parked = False
-        """Whether it is parked, or was dropped: it need not be seen."""
+        """True if it is parked, or was dropped: it need not be seen."""
         self.index = -1
         """Its place among the first occurrences of its key."""
         self.latest: Observation | None = None
@@ -167,7 +167,7 @@ class RecordLifecycle:
         return f"{self.event} ({self.topic}, key {self.key}, seq {self.seq})"
 
     def describe(self, shown: WrittenRecord | PolledRecord) -> None:
-        """Take over what a writer, or the first reader, said of it."""
+        """Take over its description by a writer, or by the first reader."""
         self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
 
     def fits(self, shown: WrittenRecord | PolledRecord) -> bool:

@@ -1,11 +1,11 @@
-"""Topics that were deleted and recreated: their offsets begin again, and what nobody had read of them is gone.
+"""Topics that were deleted and recreated: their offsets begin again, and records that nobody had read are gone.
 
-In a topic's log what it was recreated with stands behind all there was before. A reader is in the topic that it was
-assigned; an acknowledgement is of the one that was there when it was told.
+In a topic's log the records after a recreation stand behind all earlier ones. A reader is in the topic that it was
+assigned; an acknowledgement is of the topic that existed when it came.
 
-A record went with the old topic, and need not be seen, only if all of this holds: the one who deleted it says so; its
-write was not answered by when all was read (`since`); Kafka acknowledged it there, in its partition behind all that was
-ever seen of that; and, transactional, what its leader asked for next was a commit.
+A record went with the old topic, and need not be seen, only if all of this holds: the event of the deletion names it;
+its write was not answered by when all was read (`since`); Kafka acknowledged it there, in its partition behind all
+records ever seen of that; and, transactional, its leader's next request was a commit.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,7 +54,7 @@ class RecreatedTopics:
         return SPAN * bisect_right(times, time) if times else 0
 
     def finish(self, ordered: _Ordered) -> None:
-        """Mark the records that went with topics. `ordered` returns what readers saw of a partition, by place."""
+        """Mark the records that went with topics. `ordered` returns a partition's observations by place."""
         for event in self._events:
             for name in event.events:
                 record = self._records.get(name)

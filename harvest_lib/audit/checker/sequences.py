@@ -42,13 +42,13 @@ class _Copy(NamedTuple):
 
 
 class _KeyState:
-    """What the pass knows of one key in one partition."""
+    """State of one key in one partition during the pass."""
 
     __slots__ = ("again", "count", "front", "highest", "last", "last_first", "position", "repeated_run", "writes")
 
     def __init__(self) -> None:
         self.count = 0
-        """How many first occurrences there were."""
+        """Number of first occurrences."""
         self.position = -1
         """The index, among the first occurrences, of the record that the key is at."""
         self.front = -1
@@ -162,7 +162,7 @@ class Sequences:
             self._forbid(copy, "the key goes back")
 
     def _judge_failed_over(self, copy: _Copy, again: SentAgain) -> None:
-        """Judge what was sent before a failover and again after it."""
+        """Judge a record that was sent before a failover and again after it."""
         if again.was_known:
             self._forbid(copy, "the server that took over in between knew that it was delivered")
         else:

@@ -1,7 +1,7 @@
-"""Terms: who led which shard after whom, and what made a leader send a record again.
+"""Terms: the order of the leaders of each shard, and the reasons for which a leader sends a record again.
 
-dual-epoch-append: a record that an old term sent stands behind one of a newer term of its shard. At least once, what
-the old term had handed to its client before the newer one began may still come; afterwards nothing may.
+dual-epoch-append: a record that an old term sent stands behind one of a newer term of its shard. At least once, records
+that the old term had handed to its client before the newer one began may still come; no later ones may.
 """
 
 from bisect import bisect_left
@@ -15,11 +15,11 @@ from harvest_lib.audit.checker.records import Observation
 from harvest_lib.audit.history.events import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
 
 _REPORT_SECONDS = 10.0
-"""A client tells of what it gave up so much later than readers may see what it sent again for that."""
+"""Longest delay of a client's failure report after readers see the records that it sent again because of it."""
 
 
 class Terms:
-    """Follows terms from their beginning, and what each was told that leaves it in doubt."""
+    """Follows terms from their beginning, and the failed or unknown answers that each got."""
 
     def __init__(self, promise: Promise, findings: Findings) -> None:
         self._promise = promise
@@ -29,7 +29,7 @@ class Terms:
         self._failed: dict[str, list[float]] = defaultdict(list)  # by process: its client outlives a term
 
     def term(self, event: Term) -> None:
-        """Take in a term's beginning; when it ends says nothing of what it has sent."""
+        """Take in a term's beginning; its end says nothing of the records that it has sent."""
         if event.type == "invoke":
             self._terms.setdefault(event.leader_id, event)
 
@@ -51,7 +51,7 @@ class Terms:
         produced = copy.record.produced_by(leader)
         if not produced:  # how often it was handed over was not written down
             return f"{leader} was answered with a failure" if doubts else None
-        if len(produced) == 1 and copy.recreations > before.recreations:  # what is in flight as a topic is deleted
+        if len(produced) == 1 and copy.recreations > before.recreations:  # in flight as a topic is deleted
             return f"the client of {leader} sent it again, to the topic that was recreated"
         first, last = produced[0].time, produced[-1].time
         at = bisect_left(doubts, first)
@@ -60,7 +60,7 @@ class Terms:
         failed = self._failed.get(produced[0].process, [])
         at = bisect_left(failed, first)
         if len(produced) == 1 and at < len(failed) and failed[at] <= copy.stamp.time + _REPORT_SECONDS:
-            # An idempotent producer that gives one record up restarts its count. It then sends what is unanswered again
+            # An idempotent producer that gives one record up restarts its count. It then sends the unanswered again
             # under a count that Kafka does not know (librdkafka's issue 4953). The record that it gives up may be of an
             # earlier term.
             return f"{leader} was answered with a failure meanwhile"
@@ -68,7 +68,7 @@ class Terms:
         return f"{leader} had no answer" if len(produced) > answers else None
 
     def finish(self, log: ObservedLog) -> None:
-        """Look for what an old term has appended behind a newer one."""
+        """Find records that an old term has appended behind a newer one."""
         rank = self._rank()
         for partition in log.partitions():
             newest: dict[int, Observation] = {}
@@ -95,7 +95,7 @@ class Terms:
         )
 
     def _rank(self) -> dict[str, tuple[int, float]]:
-        """Return what orders the terms of a shard: their epochs if all have one, else when they began."""
+        """Return the rank of each term in its shard: by epoch if all its terms have one, else by start time."""
         shards: dict[int, list[Term]] = defaultdict(list)
         for term in self._terms.values():
             shards[term.shard].append(term)

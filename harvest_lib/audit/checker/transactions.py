@@ -35,9 +35,9 @@ class Transactions:
         self._current: dict[str, _TransactionLifecycle] = {}
         self._open: dict[str, list[_TransactionLifecycle]] = defaultdict(list)
         self._asked: dict[str, float] = {}
-        """When a leader has last asked for a commit."""
+        """Time of a leader's last request to commit."""
         self._ends: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        """When a leader has asked for which end; `fail` stands for a commit that failed."""
+        """Times and steps of a leader's requests to end a transaction; `fail` stands for a commit that failed."""
 
     def transaction(self, event: TransactionStep) -> None:
         current = self._current.get(event.transactional_id)
@@ -83,7 +83,7 @@ class Transactions:
         return self._asked.get(acknowledged.leader_id, float("-inf")) >= acknowledged.time
 
     def ends_in_commit(self, acknowledged: Acknowledge) -> bool:
-        """Return whether what its leader asked for next is a commit, and none that failed. To be asked at the end."""
+        """Return True if its leader's next request was a commit that did not fail. Call it at the history's end."""
         ends = self._ends.get(acknowledged.leader_id, [])
         at = bisect_left(ends, (acknowledged.time, ""))
         return at < len(ends) and ends[at][1] == "commit"
@@ -103,7 +103,7 @@ class Transactions:
             )
 
     def finish(self) -> None:
-        """Compare what was seen of each transaction with how it ended."""
+        """Compare the records seen of each transaction with its outcome."""
         for lifecycle in self._lifecycles:
             sent = [record for record in lifecycle.records if len(record.produced_by(lifecycle.leader_id)) == 1]
             shown = [(record, _seen(record, lifecycle.leader_id)) for record in sent]
@@ -127,5 +127,5 @@ class Transactions:
 
 
 def _seen(record: RecordLifecycle, leader_id: str) -> Observation | None:
-    """Return where a committed reader saw what this leader sent."""
+    """Return the place where a committed reader saw the copy that this leader sent."""
     return next((s for s in record.observations if s.committed and s.leader_id == leader_id), None)

@@ -1,4 +1,4 @@
-"""A history: what was done to the system and what it answered, as events in files of JSON lines."""
+"""A history: operations on the system and their outcomes, as events in files of JSON lines."""
 
 from harvest_lib.audit.history.events import Effect
 from harvest_lib.audit.history.reader import read_history

@@ -1,4 +1,4 @@
-"""What a history says: who did what to the system, when, and how it ended.
+"""Events of a history: operations on the system, each with its process, time and outcome.
 
 An operation is an `invoke` and, if its end is known, one of `ok`, `fail` (it certainly had no effect) and `info`
 (nobody knows). All processes of a history run on one machine, so that `time` can be compared between them.
@@ -41,7 +41,7 @@ class PolledRecord(NamedTuple):
 
 
 class ReadPosition(NamedTuple):
-    """Where a consumer goes on to read. A negative offset is one of librdkafka's words, such as the beginning."""
+    """The next offset that a consumer reads. A negative one is a constant of librdkafka, such as the beginning."""
 
     topic: str
     partition: int
@@ -59,7 +59,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What all events have. `time` is the boot clock's, `wall` Unix time, both in seconds."""
+    """Fields of all events. `time` is the boot clock's, `wall` Unix time, both in seconds."""
 
     kind: ClassVar[str]
     type: EventType
@@ -67,7 +67,7 @@ class Event:
     time: float = field(default_factory=boot_seconds)
     wall: float = field(default_factory=clocks.time)
     number: int | None = None
-    """Which operation is answered, where several of a process are open."""
+    """Number of the operation that is answered, where several of a process are open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Poll(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(Event):
-    """A consumer was given partitions, or went to another place in them: what it read before says nothing of them."""
+    """A consumer was given partitions, or went to another place in them: its earlier reads say nothing of them."""
 
     kind = "assign"
     partitions: tuple[ReadPosition, ...]
@@ -190,7 +190,7 @@ class Effect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Park(Event):
-    """Records were parked, themselves or behind one that is; or people had them sent again; or dropped them."""
+    """Records were parked, themselves or behind a parked one; or operators retried them; or dropped them."""
 
     kind = "park"
     step: Literal["park", "retry", "drop"]
@@ -199,7 +199,7 @@ class Park(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverLoss(Event):
-    """A failover to a server that lacks the newest transactions: the writes of `events`, and what was noted of others.
+    """A failover to a server that lacks the newest transactions: the writes of `events`, and purges and checkpoints.
 
     The old server is gone since `since`. `backlog` are the records that the new one has and, as far as it knows, are
     still to be delivered.
@@ -228,7 +228,7 @@ class RecreatedTopic(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(Event):
-    """What was done to the system. For people: no verdict rests on it."""
+    """A fault injected into the system. For information: no verdict rests on it."""
 
     kind = "fault"
     fault: str

@@ -14,7 +14,7 @@ from harvest_lib.audit.history.events import KINDS, Event, Poll, Write
 _NULLABLE = frozenset({"epoch"})
 """Fields that are written down as null; others are left out where they are None."""
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
-"""What releases of pydantic call a field that a NamedTuple does not have."""
+"""Error types of pydantic's releases for a field that a NamedTuple does not have."""
 
 
 def to_line(event: Event) -> str:
@@ -37,7 +37,7 @@ def to_document(event: Event) -> dict[str, Any]:
 
 
 def from_line(line: str | bytes) -> Event:
-    """Return the event of a line. Raises ValueError with what is wrong with it."""
+    """Return the event of a line. Raises ValueError with the reason if it is malformed."""
     try:
         values = _LINE.validate_json(line, strict=True)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """Read the files of a history as one stream, in the order of time, whatever their size.
 
-A bad line costs itself only: it is told to the caller with its file and number.
+A bad line costs itself only: it is reported to the caller with its file and number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,8 @@ class BadLine(NamedTuple):
 def read_history(files: Sequence[Path], *, on_bad: Callable[[BadLine], None]) -> Iterator[Event]:
     """Yield the events of `files`, oldest first; those of one time in the order of their lines.
 
-    `on_bad` is told each line that is no event, and each whose time lies so far before that of the lines above it that
-    it can no longer be put in order (it is yielded all the same). Raises OSError for a file that cannot be read.
+    `on_bad` gets each line that is no event, and each whose time lies so far before that of the lines above it that it
+    can no longer be put in order (it is yielded all the same). Raises OSError for a file that cannot be read.
     """
     streams = [_in_order(file, number, on_bad) for number, file in enumerate(files)]
     for entry in streams[0] if len(streams) == 1 else merge(*streams):
@@ -63,7 +63,7 @@ def _entries(file: Path, number: int, on_bad: Callable[[BadLine], None]) -> Iter
                 continue
             try:
                 event = from_line(line)
-            except ValueError as error:  # what is not UTF-8 or not JSON is one, too
+            except ValueError as error:  # also for text that is not UTF-8 or not JSON
                 on_bad(BadLine(file, line_number, str(error)))
             else:
                 yield event.time, number, line_number, event

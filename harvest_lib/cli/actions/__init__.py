@@ -1,4 +1,4 @@
-"""What the commands run and print. A module of this folder is loaded at its first use: `actions.park.selected(…)`."""
+"""Work and output of the commands. A module of this folder is loaded at its first use: `actions.park.selected(…)`."""
 
 # ruff: noqa: F401, I001 - the names are for mypy
 

@@ -1,4 +1,4 @@
-"""What `harvest audit` reads from the outbox and how it shows its report."""
+"""Queries of `harvest audit` for the outbox, and the output of its report."""
 
 from dataclasses import replace
 

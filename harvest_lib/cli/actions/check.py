@@ -1,4 +1,4 @@
-"""What `harvest check` finds and how it is shown; `harvest run` shows the same when it cannot start."""
+"""Findings of `harvest check` and their output; `harvest run` shows the same when it cannot start."""
 
 import logging
 from dataclasses import asdict
@@ -17,8 +17,8 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def inspected(config: Path | None, topics: list[str]) -> Report:
-    """Return what is found. With a configuration that cannot be read, nothing else is checked."""
-    logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # what a client says is in the evidence
+    """Return the report of all checks. With a configuration that cannot be read, nothing else is checked."""
+    logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # messages of clients are in the evidence
     try:
         harvest = configuration(config, elects=True).harvest
     except ConfigError as error:
@@ -41,7 +41,7 @@ def as_json(report: Report) -> str:
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print what was checked, then each problem. The terminal breaks long lines, so that commands can be copied."""
+    """Print the passed checks, then each problem. The terminal breaks long lines, so that commands can be copied."""
     console = console or Console(highlight=False)
     for area in dict.fromkeys(area for area, _ in report.passed):
         checks = ", ".join(what for each, what in report.passed if each == area)

@@ -1,4 +1,4 @@
-"""What `harvest grants` works out from its options."""
+"""Checks and meaning of the options of `harvest grants`, and the output of ACLs."""
 
 import typer
 
@@ -26,7 +26,7 @@ def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | N
 
 
 def elected(harvest: HarvestConfig) -> HarvestConfig:
-    """Return a configuration with what `auto` stands for. If it leaves that open, the table decides."""
+    """Return a configuration with each `auto` resolved. If it leaves that open, the table decides."""
     outbox = OutboxTable.parse(harvest.outbox_table)
     if "auto" not in (harvest.delivery, harvest.leadership):
         return harvest
@@ -41,7 +41,7 @@ def elected(harvest: HarvestConfig) -> HarvestConfig:
 
 
 def reads_table(harvest: HarvestConfig, source: Source | None) -> bool:
-    """Tell whether only the table shows how it is read."""
+    """Return True if only the table shows how it is read."""
     return (source or harvest.source) == "auto" and harvest.columns is None
 
 

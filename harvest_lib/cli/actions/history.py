@@ -1,4 +1,4 @@
-"""How `harvest audit history` shows its verdict."""
+"""Output of the verdict of `harvest audit history`."""
 
 from rich.console import Console
 from rich.table import Table

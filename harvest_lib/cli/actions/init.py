@@ -1,4 +1,4 @@
-"""How `harvest init` creates tables."""
+"""Creation of tables by `harvest init`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
-"""How `harvest run` tells whoever supervises it that it works: by a file that it keeps fresh, and by systemd's socket.
+"""Signs of life of `harvest run` for its supervisor: a file that it keeps fresh, and systemd's socket.
 
 The file is there while the harvester runs, and is touched once a second: readiness and liveness are one check. systemd
-is told what `sd_notify(3)` describes, if it asks for it by `Type=notify`.
+gets the messages of `sd_notify(3)`, if it asks for them by `Type=notify`.
 """
 
 import os
@@ -18,7 +18,7 @@ _EVERY_SECONDS = 1.0
 
 
 class Liveness:
-    """Removes at once what an earlier process left. Also a context manager, which removes its own file on exit."""
+    """Removes at once a file left by an earlier process. Also a context manager, which removes its own file on exit."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -28,7 +28,7 @@ class Liveness:
     def show(self) -> None:
         """Show that the process works; at most once a second, however often it is called.
 
-        Raises ConfigError if the first sign cannot be given. Of a later one whoever supervises hears by its absence: a
+        Raises ConfigError if the first sign cannot be given. A later one is then only missing for the supervisor: a
         disk that is full for a moment ends no harvester.
         """
         now = time.monotonic()

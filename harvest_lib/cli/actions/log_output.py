@@ -1,4 +1,4 @@
-"""How the command line writes its log: through structlog, to standard error, as lines for people or JSON."""
+"""Log of the command line: through structlog, to standard error, as readable lines or JSON."""
 
 import logging
 import sys

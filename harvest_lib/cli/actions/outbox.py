@@ -1,4 +1,4 @@
-"""How the commands open the outbox that the configuration names."""
+"""Connection of the commands to the outbox that the configuration names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What `harvest park` reads and how it shows it."""
+"""Parked records for `harvest park`, and their output."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

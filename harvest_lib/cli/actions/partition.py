@@ -1,4 +1,4 @@
-"""What `harvest partition` finds out."""
+"""Partitions of keys, now and before, for `harvest partition`."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from harvest_lib.kafka_client import topic_missing, topic_partitions
 
 
 def places(config: Path | None, topic: str, keys: list[str], before: int | None) -> list[dict[str, Any]]:
-    """Return where each key goes, and went. What a harvester noticed is asked of Postgres unless `before` says it."""
+    """Return the partition of each key, now and before. The earlier number is read from Postgres unless it is given."""
     settings = configuration(config).harvest.kafka_settings(for_producer=True)
     partitions = topic_partitions(settings).get(topic)
     if partitions is None:

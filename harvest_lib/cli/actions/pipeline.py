@@ -1,4 +1,4 @@
-"""How `harvest pipeline` runs a pipeline and shows its status and its messages."""
+"""Work of `harvest pipeline`: run a pipeline, show its status and its messages."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `harvest segments` shows, and how it opens the outbox."""
+"""Output of `harvest segments`, and its connection to the outbox."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What `harvest up`, `ps` and `logs` show of the local stack."""
+"""Output of `harvest up`, `ps` and `logs` about the local stack."""
 
 import importlib
 import json
@@ -97,7 +97,7 @@ def _server_row(name: str, version: str, pid: int, port: int | None) -> dict[str
 
 
 def _memory(process: Any, psutil: Any) -> int:
-    """Return what a process alone takes: Postgres's processes share most of theirs."""
+    """Return the bytes of memory of a process alone: Postgres's processes share most of theirs."""
     try:
         information = process.memory_info()
     except psutil.NoSuchProcess:

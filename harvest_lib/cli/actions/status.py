@@ -1,4 +1,4 @@
-"""What `harvest status` reads and how it shows it."""
+"""Readings of `harvest status`, and their output."""
 
 import time
 from collections.abc import Iterator, Mapping

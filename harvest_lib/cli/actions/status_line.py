@@ -69,7 +69,7 @@ def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator
     try:
         yield
     finally:
-        log.acquire()  # what is logged while the line is being erased would draw it once more
+        log.acquire()  # a log record while the line is being erased would draw it once more
         try:
             live.stop()
             log.setStream(stream)

@@ -1,4 +1,4 @@
-"""What `harvest subscriptions` shows, and how it opens the table of subscriptions."""
+"""Output of `harvest subscriptions`, and its connection to the table of subscriptions."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +70,7 @@ def _number(shard: SubscriptionShard) -> Text:
 
 
 def show_unreadable(shards: Sequence[SubscriptionShard]) -> None:
-    """Say which checkpoints cannot be read, and what mends them."""
+    """Warn of each checkpoint that cannot be read, with its fix."""
     for each in shards:
         if each.checkpoint_trouble:
             typer.echo(f"warning: {printable(unreadable_note(each))}", err=True)

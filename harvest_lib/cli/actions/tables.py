@@ -1,4 +1,4 @@
-"""How the commands print tables: values are never cut, so that they can be copied.
+"""Tables of the commands' output: values are never cut, so that they can be copied.
 
 - Not a terminal: as wide as needed; nothing is cut or wrapped.
 - A terminal that is wide enough: as a table.

@@ -1,4 +1,4 @@
-"""What `--listen` serves, and what is reported to OpenTelemetry."""
+"""Telemetry of a harvester: the server of `--listen`, and the report to OpenTelemetry."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

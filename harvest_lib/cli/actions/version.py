@@ -1,4 +1,4 @@
-"""What `harvest version` prints besides its own."""
+"""Client libraries and hand-over implementation for `harvest version`."""
 
 import confluent_kafka
 from psycopg import pq

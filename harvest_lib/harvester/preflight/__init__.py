@@ -1,4 +1,4 @@
-"""What is wrong before anything runs: configuration, Postgres, Kafka and clocks, all problems at once.
+"""Preflight checks before anything runs: configuration, Postgres, Kafka and clocks, all problems at once.
 
 It reads, and changes nothing, but that a transactional id of its own is registered in Kafka where `delivery` is
 `transactional`: there is no other way to learn whether that is allowed.

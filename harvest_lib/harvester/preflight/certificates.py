@@ -1,4 +1,4 @@
-"""What is checked of certificates: that those in the files that are configured do not expire soon."""
+"""Preflight check of certificates: those in the configured files do not expire soon."""
 
 import time
 from datetime import UTC, datetime

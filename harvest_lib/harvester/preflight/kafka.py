@@ -1,4 +1,4 @@
-"""What is checked in Kafka: the brokers, the group of the election, our own topics, and those that records go to."""
+"""Preflight checks of Kafka: the brokers, the group of the election, our own topics, and those that records go to."""
 
 import shlex
 import time
@@ -47,7 +47,7 @@ _NO_COORDINATOR = (
 def check_kafka(
     config: HarvestConfig, topics: Collection[str], report: Report, with_postgres: Sequence[Check] = ()
 ) -> None:
-    """Report what is wrong with Kafka for a harvester that delivers to `topics`. `with_postgres` is checked too, if the
+    """Report problems of Kafka for a harvester that delivers to `topics`. `with_postgres` is checked too, if the
     brokers answer."""
     if not report.run("configuration", "settings of the clients", lambda: refuse_bad_settings(config, Producer)):
         return
@@ -261,7 +261,7 @@ class _Cluster:
         return self._command("kafka-configs.sh", "--alter", "--topic", topic, "--add-config", setting)
 
     def _command(self, tool: str, *arguments: str) -> str:
-        """Return a command for this cluster; where it asks who is there, as whom `harvest grants kafka` prints."""
+        """Return a command for this cluster; unless it is plaintext, with the file of `harvest grants kafka`."""
         is_open = str(self._settings.get("security.protocol", "plaintext")).lower() == "plaintext"
         who = () if is_open else ("--command-config", "operator.properties")
         return shlex.join([tool, "--bootstrap-server", self._servers, *who, *arguments])

@@ -1,4 +1,4 @@
-"""What is checked in Postgres: the way there, the clock, the table, its index and sequence, side tables, grants."""
+"""Preflight checks of Postgres: the connection, the clock, the table, its index and sequence, side tables, grants."""
 
 import time
 from collections.abc import Collection
@@ -55,17 +55,17 @@ _FILTERED = "SELECT DISTINCT unnest(topics) FROM {} WHERE subscription = %s"
 
 @dataclass(slots=True)
 class Found:
-    """What Postgres tells the checks of Kafka: the topics that records or the subscription name, and what can be
-    checked once both servers are known to answer."""
+    """Input from Postgres for the checks of Kafka: the topics that records or the subscription name, and the checks
+    that need both servers to answer."""
 
     topics: set[str] = field(default_factory=set)
     checks: list[Check] = field(default_factory=list)
     config: HarvestConfig | None = None
-    """The configuration with what `auto` stands for; None where that is not known."""
+    """The configuration with `auto` resolved; None where that is not known."""
 
 
 def check_postgres(config: HarvestConfig, report: Report) -> Found:
-    """Report what is wrong, and return what was found."""
+    """Report problems, and return the input for the checks of Kafka."""
     conninfo = config.data_source.conninfo()
     with ExitStack() as opened:
         connections: list[psycopg.Connection[Any]] = []
@@ -130,7 +130,7 @@ class _Table:
         return found
 
     def _engine_checks(self) -> tuple[list[Check], list[Check]]:
-        """Return what the engine that will run has to find: in Postgres, and between Postgres and Kafka."""
+        """Return the preconditions of the engine that will run: in Postgres, and between Postgres and Kafka."""
         config, table, connection = self._config, self._table, self._connection
         parks = config.parking != "stop"
         checks: list[Check] = []
@@ -221,7 +221,7 @@ class _Table:
             )
 
     def _owns(self) -> bool:
-        """Tell whether a start could create tables beside the outbox."""
+        """Return True if a start could create tables beside the outbox."""
         with translated():
             return self._connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
 

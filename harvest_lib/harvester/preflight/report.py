@@ -1,4 +1,4 @@
-"""What was checked, and what was found."""
+"""The report of a preflight: checks that passed, and findings."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """What a command exits with: 0, or the code of the first error."""
+        """Return the exit code of a command: 0, or the code of the first error."""
         return next((each.exit_code for each in self.errors), 0)
 
     @contextmanager
@@ -63,7 +63,7 @@ class Report:
             self.passed.append((area, what))
 
     def run(self, area: Area, what: str, check: Callable[[], object]) -> bool:
-        """Run a check as a step; tell whether nothing was found."""
+        """Run a check as a step; return True if nothing was found."""
         before = len(self.findings)
         with self.step(area, what):
             check()

@@ -1,4 +1,4 @@
-"""What is done to the system, each with the promise that is kept through it."""
+"""Faults of the system, each with the promise that is kept through it."""
 
 from collections.abc import Mapping
 

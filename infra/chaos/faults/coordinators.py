@@ -49,7 +49,7 @@ def _commits(system: System) -> Iterator[str]:
     """Yield the transactional id of each transaction whose end is asked for from now on, about when it is."""
     histories = [JsonLines(member.history) for member in system.members]
     for each in histories:
-        each.new()  # what was before
+        each.new()  # skips earlier events
     deadline = time.monotonic() + _COMMIT_SECONDS
     while time.monotonic() < deadline:
         for line in chain.from_iterable(each.new() for each in histories):

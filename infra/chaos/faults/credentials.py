@@ -1,4 +1,4 @@
-"""Faults of what harvesters may do in Postgres."""
+"""Faults of the harvesters' rights in Postgres."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[
     system.await_leader()
     logs = [JsonLines(member.harvester.process.log) for member in system.members if member.harvester is not None]
     for each in logs:
-        each.new()  # what was before
+        each.new()  # skips earlier lines
     take()
     try:
         until(

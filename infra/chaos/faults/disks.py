@@ -1,4 +1,4 @@
-"""Faults of file systems: what a server writes to is full."""
+"""Faults of file systems: that of a server is full."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +79,7 @@ def _await_answers(system: System) -> None:
 
 
 def _want_segments(system: System) -> None:
-    """Have it begin segments of its log until it has no more; that one fails, or ends it, is what we are here for."""
+    """Have it begin segments of its log until it has no more; a failure, or its end, is the fault."""
     try:
         with psycopg.connect(system.dsn, autocommit=True) as connection:
             for _ in range(_MOST_SEGMENTS):

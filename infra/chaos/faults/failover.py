@@ -1,7 +1,7 @@
 """Faults after which another Postgres is the primary: a standby that was copied and followed, and is promoted.
 
-The first kind of standby has all that was committed. The second lacks the tail: what it lacks is asked of it and told,
-before anybody else reaches it, and what halts on it is started again, after the command that the error names.
+The first kind of standby has all that was committed. The second lacks the tail: its missing records are queried and
+noted before anybody else reaches it, and harvesters that halt on it are started again, after the command in the error.
 """
 
 import json
@@ -34,7 +34,7 @@ _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _GOES_ON = "SELECT checkpoint -> 'position' -> 'server' ->> 'timeline' FROM outbox_subscriptions"
 _HALTED = "another server was promoted"
 _MARKED = SQL("SELECT kafka_value FROM outbox UNION ALL SELECT record ->> 'kafka_value' FROM outbox_parked")
-"""What is delivered is deleted."""
+"""Undelivered records: delivered ones are deleted."""
 _PASSED = {
     "snapshot": SQL(
         "pg_visible_in_snapshot(o.transaction_id, (position ->> 'prev')::pg_snapshot)"
@@ -119,7 +119,7 @@ def _fall_behind(primary: PostgresServer) -> None:
 
 
 def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
-    """Promote a standby that has fallen behind, and record what it lacks and what it takes for undelivered. The primary
+    """Promote a standby that has fallen behind, and record its missing events and its backlog. The primary
     is gone since `since`."""
     at, asked = boot_seconds(), _asked_for(system)
     new.promote()
@@ -158,7 +158,7 @@ def _asked_for(system: System) -> set[str]:
 
 
 def _bring_back(system: System) -> None:
-    """Do for harvesters what their error says, until one goes on from what the new primary knows."""
+    """Run the command in the harvesters' error and start them again, until one goes on from the new primary's state."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
         is_rewound = system.mode.delivery != "transactional"  # else the checkpoint that counts is not the server's
@@ -190,6 +190,6 @@ FAULTS: Mapping[str, Fault] = {
         promise="what the new primary has is delivered; who knew more than it halts and says so",
         inject=_failover("async"),
         seconds=(1, 4),
-        fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so what that lacks repeats
+        fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so records after it repeat
     ),
 }

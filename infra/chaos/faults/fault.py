@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""Definition of a fault."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from infra.chaos.writing import Writing
 
 Injection = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
 """A context: the fault begins on entry and has been undone on exit. The caller decides how long it lasts. It gets the
-system, what to draw from, and what begins a transaction that the history follows."""
+system, a random generator, and a function that begins a transaction that the history follows."""
 
 SLOW_SECONDS = 15.0
 """A machine that has much else to do may be later than promised by so much."""

@@ -39,7 +39,7 @@ def _leader(do: Callable[[NetworkPath], None]) -> Injection:
 
 @functools.cache
 def _shaping_lacking(do: Callable[[NetworkPath], None]) -> str | None:
-    """Say what is lacking for packets that are slowed down in this way."""
+    """Return the reason why packets cannot be slowed down in this way, None if they can."""
     if lacking := networks_lacking():
         return lacking
     with network_paths(1) as (path,):

@@ -1,7 +1,7 @@
 """Faults of the topic that records go to: an operator deletes it and creates it again under its name.
 
-What was in it is gone for whoever had not read it. The follower has read all that was answered by a while before, so
-that only what was written since can be gone; what Kafka acknowledged of that and the follower did not get is noted.
+Its records are gone for readers that had not read them. The follower has read all that was answered by a while before,
+so that only later writes can be gone; those that Kafka acknowledged and the follower did not get are noted.
 """
 
 import random
@@ -57,7 +57,7 @@ def _delete(system: System) -> None:
 
 
 def _knows(server: str) -> bool:
-    """Tell whether a broker, asked by itself, knows the topic."""
+    """Return True if a broker, asked by itself, knows the topic or does not answer."""
     admin = AdminClient({"bootstrap.servers": server, "log_level": 0})
     try:
         return TOPIC in admin.list_topics(timeout=_ANSWER_SECONDS).topics
@@ -66,7 +66,7 @@ def _knows(server: str) -> bool:
 
 
 def _go_on(system: System) -> None:
-    """Have sent again what was parked for want of a topic, until a harvester delivers and none can think any more that
+    """Retry records that were parked for want of a topic, until a harvester delivers and none can think any more that
     there is no topic."""
     believed = Deadline(_BELIEVED_SECONDS)
     with psycopg.connect(system.dsn, autocommit=True) as connection:
@@ -95,7 +95,7 @@ def acknowledged(history: Path, since: float, by: float) -> set[str]:
 
 
 def _told(file: Path) -> Iterator[Event]:
-    """Yield what a history says of single records, and pass over all else at no cost."""
+    """Yield the events of single records in a history, and pass over all others at no cost."""
     with file.open("rb") as lines:
         for line in lines:
             if line.startswith(_OF_RECORDS):

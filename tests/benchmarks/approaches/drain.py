@@ -1,4 +1,4 @@
-"""How fast a reader gets through a backlog that waits, with nobody writing."""
+"""Rate of a reader that drains a waiting backlog, with nobody writing."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a reader did, against what was committed. Pure: no clock, no server."""
+"""The verdict on a reader: its polls compared with the committed records. Pure: no clock, no server."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of the committed records."""
+    """Losses, repeats, disorder and waits of the committed records."""
 
     lost: int
     """Committed and never read."""
@@ -50,7 +50,7 @@ def judge(committed: Mapping[Record, float], polls: Sequence[Poll]) -> Verdict:
             key, number = record
             reordered += number < highest.get(key, 0)
             highest[key] = max(number, highest.get(key, 0))
-    # A reader may be faster than the writer is told of its commit.
+    # A reader may see a record before its writer hears of the commit.
     waits = [max(0.0, at - committed[record]) for record, at in read_at.items()]
     return Verdict(
         lost=len(committed.keys() - read_at.keys()),

@@ -28,7 +28,7 @@ class Follower:
         self._reader = reader
 
     def run(self, dsn: str, stop: Event) -> None:
-        """Poll until told to stop, at once after a poll that found something."""
+        """Poll until stopped, at once after a poll that found something."""
         with psycopg.connect(dsn, autocommit=True) as connection:
             while not stop.is_set():
                 began = time.monotonic()

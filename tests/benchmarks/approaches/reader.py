@@ -1,4 +1,4 @@
-"""What every reader is: something that is polled, and gives each time what it takes to be new."""
+"""The protocol of a reader: a poll returns the records that the reader takes to be new."""
 
 from typing import Any, Protocol
 
@@ -10,11 +10,11 @@ PAGE = 1_000
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 Row = tuple[Any, ...]
-"""The outbox id, the key, the record's number among those of its key, the value; what the reader adds comes after."""
+"""The outbox id, the key, the record's number among those of its key, the value; a reader's own columns follow."""
 
 
 class Reader(Protocol):
-    """One subscriber. What it remembers between polls it keeps in memory: crashes are not what is compared."""
+    """One subscriber. It keeps its state between polls in memory: crashes are not compared."""
 
     def poll(self, connection: Connection) -> list[Row]:
         """Return what is new, at most a page, in the order in which it would be sent."""

@@ -39,7 +39,7 @@ _NEVER = {
     "snapshot": ("lost", "reordered", "repeated"),
     "mark": ("lost", "reordered", "repeated"),
 }
-"""What must not happen to the readers that a harvester can be built on; to the others it may."""
+"""Faults that must not happen to the readers that a harvester can be built on; to the others they may."""
 
 
 def measure(servers: Servers, *, records: int, rounds: int, seconds: float = 8.0) -> Iterator[Result]:

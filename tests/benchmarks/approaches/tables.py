@@ -48,7 +48,7 @@ _LOT = 10
 
 
 def create(dsn: str) -> None:
-    """Make the tables anew, empty."""
+    """Create the tables again, empty."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_CREATE)
 

@@ -1,4 +1,4 @@
-"""Workers of Kafka Connect, in distributed mode, and one connector in them, told by its REST interface."""
+"""Workers of Kafka Connect, in distributed mode, and one connector in them, controlled by its REST interface."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import ServerProcess, tail
 
 HEAP = ("-Xms256m", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-"""What the scripts that come with Kafka start a worker with."""
+"""JVM options of a worker, as in the scripts that come with Kafka."""
 _LOGGING = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
 _STOP_SECONDS = 15
 _LONGEST_SECONDS = 90

@@ -1,4 +1,4 @@
-"""What processes, and all that they have started, have used of the machine."""
+"""CPU time and memory used by processes and all that they have started."""
 
 import re
 from collections.abc import Iterable, Iterator

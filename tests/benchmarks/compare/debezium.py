@@ -1,6 +1,6 @@
 """Debezium's outbox event router in Kafka Connect, on a table as its documentation describes it.
 
-The log is read from where the replication slot is: what waits was written after the slot was made.
+The log is read from where the replication slot is: a backlog is written after the slot was made.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""How fast a backlog is drained, from the first record that comes to the last, and what that costs."""
+"""Rate of draining a backlog, from the first record that comes to the last, and its cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

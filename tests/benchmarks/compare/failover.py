@@ -1,4 +1,4 @@
-"""How long nothing new comes after the SIGKILL of the process that delivers, and what came twice for it."""
+"""Time without new records after the SIGKILL of the process that delivers, and the duplicates that this causes."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tests.benchmarks.compare.peer import Peer, Place
 from tests.benchmarks.compare.traffic import traffic
 
 _BEFORE_SECONDS = 10.0
-"""So long records are delivered before the kill: what was not yet confirmed then comes again."""
+"""So long records are delivered before the kill: unconfirmed ones then come again."""
 _AFTER_SECONDS = 3.0
 _PATIENCE_SECONDS = 30.0
 

@@ -18,7 +18,7 @@ from tests.support.goharvest_build import VERSION, Unavailable, reaper
 
 _STOP_SECONDS = 10
 _LIMITS = {"markQueryRecords": 1_000, "maxInFlightRecords": 10_000, "sendConcurrency": 8}
-"""What bounds the throughput by its documentation, larger than the defaults of 100, 1,000 and 8; 8 is kept: each is a
+"""Limits of the throughput by its documentation, larger than the defaults of 100, 1,000 and 8; 8 is kept: each is a
 producer of its own, and there are two cores. No code of it reads `sendBuffer`."""
 _LEADS = ("Elected as leader, ID: ", "Refreshed leader ID: ")
 _LEADS_NOT = ("Lost leader status", "Leader fenced")

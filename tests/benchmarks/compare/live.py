@@ -1,4 +1,4 @@
-"""How long a record takes from its commit to a reader at a steady rate, and what a relay costs that is idle."""
+"""Latency of a record from its commit to a reader at a steady rate, and the cost of an idle relay."""
 
 import time
 from bisect import bisect_right
@@ -13,7 +13,7 @@ RATE = 500
 _SETTLE_SECONDS = 3.0
 """The first records, which wait for code to be compiled and plans to be made, do not count."""
 _PATIENCE_SECONDS = 5.0
-"""What comes later was not kept up with."""
+"""Wait for the last records after the writer ended. Later ones count in `behind`."""
 _QUIET_SECONDS = 2.0
 _FEWEST = 100
 """Without so many there is no 99th percentile."""

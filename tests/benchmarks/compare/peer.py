@@ -1,4 +1,4 @@
-"""What every relay that is compared looks like to a measurement."""
+"""The interface of a relay that is compared."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What was built: versions, and the configuration as a reader would write it, without secrets."""
+    """Versions and configuration of a relay, as a reader would write it, without secrets."""
 
     versions: Mapping[str, str]
     configuration: str

@@ -10,7 +10,7 @@ from tests.benchmarks.compare.live import RATE
 from tests.benchmarks.compare.results import rounded
 from tests.benchmarks.report import Result
 
-# Its font cache belongs to us, not into the home of whoever compares.
+# Its font cache belongs to us, not into the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
 
 from matplotlib import rc_context

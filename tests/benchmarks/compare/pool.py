@@ -22,11 +22,11 @@ class Member(Protocol):
         """Start it; returns at once."""
 
     def leads(self) -> bool:
-        """Tell whether it leads now."""
+        """Return True if it leads now."""
 
 
 class Pool:
-    """Some members. To pause is to stop them all: what waits for a process that starts is not measured."""
+    """Some members. To pause is to stop them all: records that wait for a process to start are not measured."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         """Start nothing yet."""
@@ -45,7 +45,7 @@ class Pool:
             each.process.stop()
 
     def resume(self) -> None:
-        """Start all, and wait until one leads, for good where there are several."""
+        """Start all, and wait for a leader; among several, for one that stays."""
         for each in self._members:
             each.start()
         leader, since = None, time.monotonic()

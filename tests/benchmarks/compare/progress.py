@@ -1,4 +1,4 @@
-"""How many records a topic holds for readers of committed records, over time, while a relay drains its outbox."""
+"""Records in a topic for readers of committed records, over time, while a relay drains its outbox."""
 
 import time
 from collections.abc import Callable, Sequence

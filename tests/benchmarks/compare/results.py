@@ -1,4 +1,4 @@
-"""What the figures of all relays come to: lines of a report, with ratios of the same round."""
+"""Report lines from the figures of all relays, with ratios of the same round."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _KEPT_UP = 0.95
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What one relay showed; a drain for each round so far, None where it failed."""
+    """Measurements of one relay; a drain for each round so far, None where it failed."""
 
     drains: list[Drain | None] = field(default_factory=list)
     alone: Drain | None = None

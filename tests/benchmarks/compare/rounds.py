@@ -30,7 +30,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much to measure."""
+    """Size of a comparison."""
 
     records: int = 300_000
     rounds: int = 3
@@ -40,7 +40,7 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """What was built and found, and what was left out with the reason."""
+    """Relays built, their measurements, and the parts left out with the reason."""
 
     built: dict[str, Built] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)

@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.02
 
 
 class Traffic:
-    """What was written so far, and what came: for each number the time of its commit, and of each arrival."""
+    """Records written and arrived so far: for each number the time of its commit, and of each arrival."""
 
     def __init__(self, place: Place, insert_one: str, rate: int) -> None:
         """Start nothing yet."""

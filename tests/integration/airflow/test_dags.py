@@ -60,7 +60,7 @@ sys.exit(os.environ.get("LOST", "0") != "0")
 
 @pytest.fixture(scope="module")
 def ran(stack, admin, tmp_path_factory):
-    """What came of importing the DAGs and of running each, well and badly; and what they ran against."""
+    """Yield the results of importing the DAGs and of running each, well and badly; and the servers they ran against."""
     home = tmp_path_factory.mktemp("airflow")
     (home / "spark_jobs").mkdir()
     (home / "spark_jobs" / "__init__.py").touch()

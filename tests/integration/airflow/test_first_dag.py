@@ -53,7 +53,7 @@ def newcomer(home, parts, tmp_path):
 
 
 def airflow_of_the_platform(home, programs):
-    """Put Airflow's command, told what the services of the platform are told, into a folder."""
+    """Put Airflow's command, with the environment of the platform's services, into a folder."""
     made = Airflow(home)
     made.prepare()
     found = running(home)

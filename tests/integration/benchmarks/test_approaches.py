@@ -24,7 +24,7 @@ PATIENCE = 0.05
 
 
 class Script:
-    """Writers that do what they are told, line by line, and one reader."""
+    """Writers that a test drives, line by line, and one reader."""
 
     def __init__(self, dsn, held):
         tables.create(dsn)
@@ -145,7 +145,7 @@ def test_a_writer_that_had_begun_before_the_last_snapshot_is_found_by_the_list_o
     assert script.verdict().lost == script.verdict().repeated == 0
 
 
-@pytest.mark.full  # what it measures, a machine that is busy bends
+@pytest.mark.full  # a busy machine bends its measurements
 def test_the_workload_tells_the_readers_apart(dsn):
     readers = {"position-only": PositionOnly(), "transaction-id": TransactionIdAndPosition(), "snapshot": Snapshot()}
     committed, verdicts = race(dsn, readers, seconds=2)

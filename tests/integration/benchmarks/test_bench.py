@@ -1,4 +1,4 @@
-"""The benchmarks run, and write what later ones are added to; what they find is not judged here."""
+"""The benchmarks run, and write what later ones are added to; their findings are not judged here."""
 
 import json
 

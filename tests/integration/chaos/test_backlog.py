@@ -1,4 +1,4 @@
-"""What chaos says that a promoted server takes for undelivered: what whoever goes on there reads, and nothing else."""
+"""The undelivered records of a promoted server, by chaos: those that its next reader reads, and nothing else."""
 
 import json
 

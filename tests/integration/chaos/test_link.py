@@ -84,7 +84,7 @@ def test_it_carries_both_ways(client):
 
 
 def is_ended(client):
-    """Tell whether the other side ends the connection, in whatever way."""
+    """Return True if the other side ends the connection, in whatever way."""
     try:
         return client.recv(1) == b""
     except ConnectionError:

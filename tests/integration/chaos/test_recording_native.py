@@ -1,4 +1,4 @@
-"""What is handed over natively stands in a history as what Python hands over does, and is counted beside it."""
+"""Records handed over natively stand in a history as those that Python hands over, and are counted beside them."""
 
 import json
 import os

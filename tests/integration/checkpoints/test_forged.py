@@ -1,4 +1,4 @@
-"""What stands in the checkpoint topic that no leader of ours has written, and a topic that is not the one it was."""
+"""Entries of the checkpoint topic that no leader of ours has written, and a topic that is not the one it was."""
 
 import json
 
@@ -160,7 +160,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     assert committed(outbox) == [1, 2, 3]
 
 
-# -- what a leader of ours has written
+# -- records that a leader of ours has written
 
 
 def row(outbox):
@@ -196,7 +196,7 @@ def test_a_position_of_another_source_and_an_older_generation_does_not_count(out
 
 
 def test_one_from_before_a_delivery_without_transactions_does_not_count(outbox):
-    """Who wrote it is not listed any more, and need not be."""
+    """Its writer is not listed any more, and need not be."""
     write(outbox, "1")
     drain(outbox)
     write(outbox, "2")
@@ -253,7 +253,7 @@ def test_the_list_of_leaders_stays_short(outbox, monkeypatch):
 
 
 def save_without_a_commit(outbox, **settings):
-    """Have a leader with nothing to deliver save, as it is told where to stop."""
+    """Have a leader with nothing to deliver save, by giving it a place to stop."""
     before = row(outbox)["checkpoint"]["leader_id"]
     with outbox.running(**EXACTLY_ONCE, **settings) as harvest:
         eventually(lambda: harvest._loops and harvest._loops[0].idle, "it leads")

@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: an outbox is a table of one database of one server, whatever its name is and who finds it."""
+"""The owner of a checkpoint: one table of one database of one server, whatever its name and whichever pool finds it."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""`harvest check` on real servers: every problem at once, each with what mends it, and nothing changed."""
+"""`harvest check` on real servers: every problem at once, each with its fix, and nothing changed."""
 
 import json
 import re
@@ -179,7 +179,7 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
 
 
 def _catches(pid, number):
-    """Tell whether a process has a handler for a signal."""
+    """Return True if a process has a handler for a signal."""
     (caught,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
@@ -204,7 +204,7 @@ def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, gr
     assert said.count("error") == 1, "not that of the sequence"
 
 
-# -- what a harvester refuses to start with is found, and nothing else
+# -- the faults that a harvester refuses to start with are found, and nothing else
 
 
 def goharvest(connection):

@@ -238,7 +238,7 @@ KNOW_ROWS = "UPDATE outbox_set_aside AS s SET transaction_id = o.transaction_id 
 
 
 def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(in_batches):
-    """A person with grants on the list alone, or one from whom a policy hides rows."""
+    """A role with grants on the list alone, or one that a policy hides rows from."""
     in_batches.execute(KNOW_ROWS)
     records = ParkedIdTable(OutboxTable.parse("outbox"))
     role = sql.Identifier(f"clerk {uuid.uuid4()}")

@@ -1,4 +1,4 @@
-"""`harvest subscriptions` as people and scripts call it."""
+"""`harvest subscriptions` as operators and scripts call it."""
 
 import json
 
@@ -113,7 +113,7 @@ def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_eac
         outbox.harvest(shards=2).drain(60)
         seen = look.next()
         assert seen.records_per_second > 0
-        with monkeypatch.context() as patched:  # what a look each second would be too much for
+        with monkeypatch.context() as patched:  # too much for a look each second
             patched.setattr(StatusReader, "sizes", None)
             patched.setattr(StatusReader, "held", None)
             after = look.next()

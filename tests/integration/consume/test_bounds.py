@@ -1,4 +1,4 @@
-"""What a consumer is bounded by: what it holds, and what its ids and acknowledgements add to a topic."""
+"""Bounds of a consumer: the messages it holds, and the bytes that its ids and acknowledgements add to a topic."""
 
 import time
 from functools import partial
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gate
 PENDING, EVERY, RING = 200_000, 100, 500
 PARTITIONS, MESSAGES, VALUE_BYTES = 4, 4_000, 200
 BATCH_BYTES = 61
-"""What Kafka writes before a batch of records, in its format of version 2."""
+"""Bytes that Kafka writes before a batch of records, in its format of version 2."""
 
 
 @pytest.fixture

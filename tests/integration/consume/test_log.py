@@ -186,7 +186,7 @@ def test_transactions_that_are_read_again_share_a_client_which_fetches_no_furthe
 
 
 class Watched(Consumer):
-    """A client that remembers from which offsets it was to read, and how often it was told to stop."""
+    """A client that remembers the offsets it was to read from, and counts how often it was stopped."""
 
     def __init__(self, settings):
         super().__init__(settings)

@@ -1,5 +1,5 @@
-"""What `harvest grants consumer` prints is enough, with TLS and users that may do nothing else, and is what the page
-says."""
+"""The output of `harvest grants consumer` is enough, with TLS and users that may do nothing else, and agrees with the
+page."""
 
 import json
 import re

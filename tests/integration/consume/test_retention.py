@@ -1,4 +1,4 @@
-"""How far readers are from losing what they have not read, of topics that keep records for a while or for good."""
+"""Distance of readers from losing unread records, of topics that keep records for a while or permanently."""
 
 import socket
 import threading
@@ -136,7 +136,7 @@ def test_a_topic_that_was_recreated_meanwhile(settings, make_topic, admin):
 
 def test_what_may_not_be_seen_is_left_out(secured, monkeypatch):
     """A consumer may by default not ask for the settings of its topic: no time, and the rest all the same."""
-    monkeypatch.setattr(retention_module, "_ANSWER_SECONDS", 10.0)  # what may not be seen is waited for to the end
+    monkeypatch.setattr(retention_module, "_ANSWER_SECONDS", 10.0)  # hidden topics are waited for to the end
     secured.make_topic()
     who = ("--principal", "User:harvester", "--name", secured.name, "--topic", secured.topic)
     secured.put_in(printed("grants", "consumer", "kafka", *who, "--json"))
@@ -148,7 +148,7 @@ def test_what_may_not_be_seen_is_left_out(secured, monkeypatch):
 
 @pytest.fixture
 def silent():
-    """Where something listens, and never answers."""
+    """Address of a server that listens, and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield "{}:{}".format(*server.getsockname())
 

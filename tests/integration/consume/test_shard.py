@@ -1,4 +1,4 @@
-"""A shard over a real Kafka and Postgres: each message changes the state once, whoever owns the shard."""
+"""A shard over a real Kafka and Postgres: each message changes the state once, under any owner of the shard."""
 
 import threading
 import time
@@ -98,7 +98,7 @@ def test_a_message_keeps_its_attempts_where_others_before_it_are_kept(counted):
 
 
 def test_a_connection_that_fails_is_nothing_that_a_message_did(counted):
-    """The shard ends and says so; whoever begins again counts on."""
+    """The shard ends and says so; its next owner counts on."""
     counted.write(["a"])
 
     class Cutting(Counting):

@@ -1,4 +1,4 @@
-"""What a shard does with what is wrong: messages, functions, checkpoints, logs, and a fence that is lost."""
+"""Trouble of a shard: messages, functions, checkpoints, logs, and a fence that is lost."""
 
 import threading
 from collections import defaultdict
@@ -232,7 +232,7 @@ class Swelling(Counting):
 
 @pytest.mark.parametrize("limit", [1_000_000, 5_000_000])
 def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit):
-    """Whether the client refuses it, or the topic."""
+    """The client refuses it, or the topic does."""
     counted.settings["message.max.bytes"] = limit
     derived = make_topic(name=f"{counted.topic}-derived")
     counted.write(["a", "large", "b"])

@@ -1,4 +1,4 @@
-"""A shard's state in SQLite, recorded to a real Kafka: what was committed is what the next owner finds."""
+"""A shard's state in SQLite, recorded to a real Kafka: the next owner finds the committed state."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""What a user's statements may do to a shard's state in SQLite, and what they may not."""
+"""Limits of a user's statements on a shard's state in SQLite."""
 
 import sqlite3
 from contextlib import suppress

@@ -20,7 +20,7 @@ PARTITIONS = 2
 
 
 class Failing(Counting):
-    """Counts, unless it is told to fail."""
+    """Counts, unless `is_away` makes it fail."""
 
     is_away = False
 

@@ -1,4 +1,4 @@
-"""The audit's job: what it finds is judged, and what is built on it waits while something is wrong."""
+"""The audit's job: its findings are judged, and assets built on it wait while something is wrong."""
 
 import json
 from datetime import UTC, datetime
@@ -97,7 +97,7 @@ def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, t
         assert made[0].materialization.metadata["committed"].value == 200
         assert instance.get_materialized_partitions(settings.audit_key("lost")) == {"orders", "refunds"}
 
-        # What one topic's last audit found counts until that topic is audited again.
+        # The findings of a topic's last audit count until that topic is audited again.
         insert(outbox.connection, "by hand", topics=["orders"], lost=1)
         insert(outbox.connection, "of both", topics=["orders", "refunds"])
         result, verdicts = audited("refunds")

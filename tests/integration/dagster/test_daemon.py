@@ -113,7 +113,7 @@ def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execu
 
 def asked_to_leave_when(condition, instance):
     """Do what the supervisor does, once the condition holds. It reads nothing of Dagster's while the run writes there:
-    SQLite in memory refuses whoever comes second."""
+    SQLite in memory refuses the second one to come."""
 
     def tagged():
         with suppress(OperationalError):
@@ -214,7 +214,7 @@ def test_no_limit_of_the_deployment_on_the_time_of_runs_ends_it(settings, instan
 
 @pytest.fixture
 def listeners(monkeypatch):
-    """What listens for a run, in the order in which they began."""
+    """The listeners of runs, in the order in which they began."""
     made = []
 
     class Noted(Listener):

@@ -17,7 +17,7 @@ MADE = {f"audit/shop_audit_{result}" for result in RESULTS}
 
 @pytest.fixture
 def attributes(outbox, reaper, tmp_path):
-    """What the user's `defs.yaml` says of the outbox."""
+    """The attributes of the outbox in the user's `defs.yaml`."""
     return {
         "name": "shop",
         "topics": ["orders"],
@@ -32,7 +32,7 @@ def audited(attributes, tmp_path, unique):
 
     def run(post_processing, **finds):
         if finds:
-            # What looks like JSON alone, Dagster reads as a value; a space before it keeps it a text.
+            # Dagster reads a text that looks like JSON alone as a value; a space before it keeps it a text.
             attributes["audit"]["arguments"] = ["--finds", f" {json.dumps(finds)}"]
         with project(tmp_path / "project", unique("acme"), attributes, post_processing) as defs:
             job = defs.resolve_job_def("shop_audit")

@@ -27,7 +27,7 @@ def admin(bootstrap_servers):
 
 @pytest.fixture
 def freeze(breakable_stack):
-    """Freeze the broker: what is sent goes on the wire and is not answered."""
+    """Freeze the broker: requests go on the wire and are not answered."""
     yield breakable_stack.kafka.suspend
     breakable_stack.kafka.resume()
 

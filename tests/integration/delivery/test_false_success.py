@@ -29,7 +29,7 @@ pytestmark = pytest.mark.full
 
 RECORDS = 120
 PATIENCE_SECONDS = 60.0
-"""Where a second request is sure to come, however slow the machine is."""
+"""For a second request that is sure to come, however slow the machine is."""
 SMALL_BATCHES = {"batch.num.messages": 3}
 
 

@@ -1,4 +1,4 @@
-"""A lane while its broker is away: what waits fails or is given up, and does not leave later."""
+"""A lane while its broker is away: waiting records fail or are given up, and do not leave later."""
 
 from collections import Counter
 

@@ -1,5 +1,5 @@
-"""Thousands of rows as anybody may write them, through real servers, in every way of harvesting: what can be sent
-arrives byte for byte and in order, the rest is parked by name, and the harvester comes to the end of it."""
+"""Thousands of rows as anybody may write them, through real servers, in every way of harvesting: sendable ones
+arrive byte for byte and in order, the rest is parked by name, and the harvester comes to the end of it."""
 
 from collections import defaultdict
 

@@ -125,7 +125,7 @@ def test_a_topic_that_is_made_later_takes_the_records_of_other_keys(outbox, inse
 
 @both_deliveries
 def test_a_topic_that_is_removed_while_records_come(outbox, insert, config, admin, make_topic):
-    """What was known of it is asked again; its records are parked, and others go on."""
+    """The topic is looked up again; its records are parked, and others go on."""
     doomed = make_topic(partitions=1)
     soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
     insert("a", topic=doomed)

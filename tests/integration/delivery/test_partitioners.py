@@ -1,4 +1,4 @@
-"""Where a key goes is computed as the client does it, under each partitioner; what moves is what is counted."""
+"""The partition of a key is computed as the client does it, under each partitioner; the counted moves are real ones."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """A topic that is deleted and made again under its name while records come.
 
-What was in it is gone for readers, and Kafka had acknowledged it. Of all else nothing may be skipped: of each key the
+Its records are gone for readers, and Kafka had acknowledged them. Of all else nothing may be skipped: of each key the
 new topic has the last records, without a gap and in order.
 """
 
@@ -52,7 +52,7 @@ def delete(admin, topic):
 
 
 def retried(outbox, way):
-    """Have what was parked for want of a topic sent again; tell whether there is none left."""
+    """Retry the records parked for want of a topic; return True if none is left."""
     kind = ParkedRecords if way["source"] == "mark" else ParkedIdTable
     records = kind(outbox.name)
     if not (counts := records.counts(outbox.connection)).parked + counts.held:

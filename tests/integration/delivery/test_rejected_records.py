@@ -127,8 +127,8 @@ def refusals(make_topic, group_id, topic):
 
 @every_way
 def test_each_refusal_costs_its_own_key_only(outbox, config, make_topic, group_id, bootstrap_servers, source, delivery):
-    """In whatever order; and a second time nothing is found to do. What follows of its key is held in its topic, and
-    delivered to another."""
+    """In whatever order; and a second time nothing is found to do. Later records of its key are held in its topic,
+    and delivered to another."""
     topic, compacted = make_topic(partitions=3), make_topic(partitions=1, **{"cleanup.policy": "compact,delete"})
     large = make_topic(partitions=1, **{"max.message.bytes": 3_000_000})
     bad = refusals(make_topic, group_id, topic)
@@ -225,7 +225,7 @@ def test_many_refused_records_cost_hardly_a_restart(outbox, config, make_topic, 
 
 
 def test_what_compression_does_not_help_costs_a_restart_each(dsn, make_topic, bootstrap_servers, group_id):
-    """Only the broker knows then; what comes next is not refused with it."""
+    """Only the broker knows then; the records after it are not refused with it."""
     small = make_topic(partitions=2, **{"max.message.bytes": 3_000})
     with closing(Writing(dsn, "snapshot")) as outbox:
         for number in range(10):

@@ -1,4 +1,4 @@
-"""What a broker refuses: known before it is sent, or found out by sending it alone."""
+"""Refusals of a broker: known before a record is sent, or found out by sending it alone."""
 
 import pytest
 from support.brokers import KINDS, RealBroker, always, begun, by_key, deliver, poll, send
@@ -94,7 +94,7 @@ def test_batches_are_no_larger_than_the_topic_takes(small, bootstrap_servers):
 
 
 def test_a_record_that_makes_its_batch_too_large_when_compressed_little_is_sent(kafka):
-    """What counts is what arrives: 400,000 characters that compress to nothing are no reason to refuse."""
+    """Only the size on arrival counts: 400,000 characters that compress to nothing are no reason to refuse."""
     delivery = begun(kafka.delivery(**{"compression.type": "lz4"}))
     assert deliver(delivery, kafka.row(1), kafka.row(2, value="v" * 400_000), kafka.row(3)) == []
     assert [record.outbox_id for record in kafka.arrived()] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Delivery by acknowledgements, over real servers: what a reader of committed messages finds."""
+"""Delivery by acknowledgements, over real servers: the records that a reader of committed messages finds."""
 
 import copy
 import threading
@@ -303,7 +303,7 @@ def test_acknowledgements_that_were_kept_may_be_written_again_and_again(leader, 
 
 
 def test_a_checkpoint_whose_answer_was_lost_counts_at_once_or_never(leader, read):
-    """It arrives when the leader has begun anew, and has acknowledged what was kept before: that gave the batch up."""
+    """It arrives when the leader has begun again, and has acknowledged what was kept before: that gave the batch up."""
     only = leader().lead()
     only.batch(*range(10))
     only.send(*range(10, 20))
@@ -363,7 +363,7 @@ def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers,
     assert sorted(record.id for batch in batches for record in batch) == list(range(1, 700))
 
 
-# -- what else happens to a subscription
+# -- other events of a subscription
 
 
 def crashed_once_kept(config, leader):
@@ -463,7 +463,7 @@ def test_no_command_is_printed_for_topics_that_are_compacted_by_right(subscripti
 def test_a_waiting_record_for_a_compacted_topic_keeps_nobody_from_starting(
     outbox, make_topic, config, bootstrap_servers, named
 ):
-    """Any writer can name one. What follows of its key is held in its topic, and delivered to another."""
+    """Any writer can name one. Later records of its key are held in its topic, and delivered to another."""
     topic = outbox.topic
     outbox.topic = make_topic(1, **{"cleanup.policy": "compact"}) if named == "compacted" else named
     outbox.fill(2, keys=1)
@@ -528,7 +528,7 @@ def append(outbox, key, topic):
 def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
     outbox, config, bootstrap_servers, make_topic, admin, bad, good, caplog
 ):
-    """I8: others go on; what is for it waits, in order, until it is mended and people want it sent."""
+    """I8: others go on; its own records wait, in order, until it is fixed and operators want them sent."""
     other = make_topic(1)
     with Harvest(config()) as harvest:
         append(outbox, "a", other)

@@ -24,7 +24,7 @@ SECRET = "s3cr3t-canary"
 
 
 class Example:
-    """One example as a process; what it prints and what it logs are in files."""
+    """One example as a process; its output and its log are in files."""
 
     def __init__(self, folder, name, *arguments, environment):
         self._printed, self._logged = folder / "printed.txt", folder / "logged.txt"

@@ -76,7 +76,7 @@ def newcomer(servers, bin_folder, tmp_path):
 
 
 def give_passwords(servers, *roles):
-    """What the page leaves to psql's prompt."""
+    """Set the passwords, which the page leaves to psql's prompt."""
     with psycopg.connect(servers.dsn, autocommit=True) as connection:
         for role in roles:
             connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(PASSWORD)))

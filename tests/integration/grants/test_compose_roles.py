@@ -1,4 +1,4 @@
-"""The roles of the compose file, made by its own scripts in a real Postgres: what each may do, and what not."""
+"""The roles of the compose file, made by its own scripts in a real Postgres: the rights of each."""
 
 import os
 import re
@@ -22,7 +22,7 @@ NAMES = ("DAGSTER", "AIRFLOW", "OWNER", "HARVESTER", "WRITER", "READER")
 
 
 def content(name):
-    """What a container gets: compose makes one dollar of two."""
+    """Return a file's content as a container gets it: compose makes one dollar of two."""
     return yaml.safe_load(COMPOSE.read_text())["configs"][name]["content"].replace("$$", "$")
 
 

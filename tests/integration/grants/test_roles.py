@@ -1,4 +1,4 @@
-"""What `harvest grants postgres` prints, run where a role owns the outbox, or is not there."""
+"""The statements of `harvest grants postgres`, run where a role owns the outbox, or is not there."""
 
 import secrets
 

@@ -85,7 +85,7 @@ class Stage:
         return Harvest(config)
 
     def records(self, way):
-        """What a reader of committed records finds: key and number of each, every key's in the order of the log."""
+        """Return the committed records: key and number of each, every key's in the order of the log."""
         delivered = read_topic(self.bootstrap_servers, self.topics[way], isolation="read_committed")
         return [(record.key, int(record.value)) for record in delivered]
 

@@ -1,5 +1,5 @@
-"""Databases of other encodings: what is delivered is UTF-8, or the bytes that are there; nobody is held up by a record
-that cannot be read."""
+"""Databases of other encodings: delivered values are UTF-8, or the bytes that are there; a record that cannot be read
+holds up nobody."""
 
 import json
 

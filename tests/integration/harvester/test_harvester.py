@@ -1,4 +1,4 @@
-"""The harvester on real servers: what arrives, in which order, and how it starts and stops."""
+"""The harvester on real servers: the records that arrive, their order, and its start and stop."""
 
 import json
 import threading

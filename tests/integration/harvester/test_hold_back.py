@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gate
 def test_a_process_that_abandoned_records_leads_again_only_after_the_session_timeout(
     outbox, bootstrap_servers, group_id, abandons, session
 ):
-    """What it had on the wire may arrive that long; a topic that refuses the late then refuses it.
+    """Its records on the wire may arrive that long; a topic that refuses late ones then refuses them.
 
     Without that it waits for nothing: the session timeout is longer than a test may last.
     """

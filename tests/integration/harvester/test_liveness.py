@@ -1,4 +1,4 @@
-"""How `harvest run` tells a supervisor that it works: the alive file, and systemd's protocol."""
+"""Signs of life of `harvest run` for a supervisor: the alive file, and systemd's protocol."""
 
 import shutil
 import signal

@@ -1,5 +1,5 @@
 """A table of another layout, the one of the article on polling by transaction id: read through `columns`, and in plain
-SQL; what would lose records is refused with the DDL that mends it."""
+SQL; a layout that would lose records is refused with the DDL that fixes it."""
 
 import json
 import logging

@@ -113,7 +113,7 @@ def test_large_values_of_a_table_that_is_marked(tmp_path, marked, dsn, bootstrap
 
 @pytest.mark.parametrize("source", ["snapshot", "mark"])
 def test_large_headers(request, tmp_path, dsn, bootstrap_servers, group_id, topic, source):
-    """Which are compressed in the table, so that they look small there."""
+    """They are compressed in the table, so that they look small there."""
     connection = request.getfixturevalue("marked" if source == "mark" else "native")
     fill(connection, topic, 400, 32, header_bytes=900_000)
     settings = configured(dsn, bootstrap_servers, group_id, source=source, limits={"markQueryRecords": 1_000})
@@ -155,7 +155,7 @@ def test_one_hot_key_of_large_values(tmp_path, native, dsn, bootstrap_servers, g
 def test_two_million_records_of_one_transaction(
     tmp_path, native, dsn, bootstrap_servers, group_id, topic, source, delivery
 ):
-    """What is kept for each record, its key or its id, is bounded as well."""
+    """The memory for each record's key or id is bounded as well."""
     fill(native, topic, 2_000_000, 10, keys=500_000)
     settings = configured(dsn, bootstrap_servers, group_id, source=source, delivery=delivery)
     assert peak_of_drain(tmp_path, settings, seconds=300) <= ALLOWED_BYTES

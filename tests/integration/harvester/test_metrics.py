@@ -1,4 +1,4 @@
-"""The numbers of a harvester: what they say, what they cost the database, and what they say while it is away."""
+"""The numbers of a harvester: their values, their cost to the database, and their values while it is away."""
 
 import os
 import signal

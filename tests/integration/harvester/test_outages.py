@@ -128,7 +128,7 @@ def test_kafka_goes_and_comes_back(outbox, harvest, stack, bootstrap_servers, ho
 
 
 def test_a_stop_while_kafka_is_away_ends_and_loses_nothing(outbox, harvest, stack, bootstrap_servers):
-    """What was in flight stays in the table, or is there twice."""
+    """Records in flight stay in the table, or are in Kafka twice."""
     records = 8_000
     outbox.fill(records, keys=200)
     harvest.start()

@@ -1,4 +1,4 @@
-"""What the log of a harvester says while nothing is wrong: a line a minute; and where parked records belong."""
+"""The log of a harvester while nothing is wrong: a line a minute; and the topics of parked records."""
 
 import logging
 import threading

@@ -126,7 +126,7 @@ def test_a_schema_that_may_not_be_used_is_said_at_the_start(secured):
     "lost", [pytest.param({"READ"}, marks=SLOW), {"READ", "WRITE", "DESCRIBE", "CREATE"}], ids=["read", "all"]
 )
 def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
-    """Which is read again whenever the connection to Postgres was lost."""
+    """It is read again whenever the connection to Postgres was lost."""
     secured.prepare(SNAPSHOT)
     with Harvest(secured.config(**SNAPSHOT)) as harvest:
         secured.write(20)

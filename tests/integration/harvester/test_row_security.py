@@ -1,4 +1,4 @@
-"""Row-level security that hides rows from the harvester: what it does not see it must not pass."""
+"""Row-level security that hides rows from the harvester: it must not pass rows that it does not see."""
 
 import logging
 
@@ -28,7 +28,7 @@ RESTRICTIVE = "CREATE POLICY fewer ON outbox AS RESTRICTIVE FOR ALL TO PUBLIC US
 
 
 def write(secured, count):
-    """As the owner, whom no policy concerns."""
+    """Write as the owner, to whose statements no policy applies."""
     records = [OutboxRecord(topic=secured.topic, key=f"k{number % 3}", value=f"v{number}") for number in range(count)]
     append(secured.owner, records)
 
@@ -149,7 +149,7 @@ def test_neither_in_the_midst_of_a_batch_nor_by_id(secured, make, before, after)
         source.close()
 
 
-# -- whoever looks
+# -- commands that only look
 
 
 def test_who_looks_does_not_count_less_than_there_is(secured):

@@ -1,4 +1,4 @@
-"""What secured servers refuse, what is said then, and what is never said: a secret."""
+"""Refusals by secured servers, the messages for them, and secrets, which no message shows."""
 
 import base64
 import json
@@ -214,7 +214,7 @@ def said(caplog, event, reason):
     )
 
 
-# -- what writers may not
+# -- limits of writers
 
 
 def test_a_writer_writes_what_it_may_and_nothing_else(secured):
@@ -386,7 +386,7 @@ def environment_output(secured, environment, settings, loud, *command):
     "way", [MARK, SNAPSHOT, MARK_BATCHES, SEQUENCED], ids=["mark", "batches", "mark_batches", "sequenced"]
 )
 def test_a_topic_that_we_may_not_write_to_costs_its_own_records_only(secured, way):
-    """Whether it exists or not: anybody may name it."""
+    """It may exist or not: anybody may name it."""
     secured.prepare(way)
     secured.make_topic(f"{secured.name}.denied")
     secured.write(1, topic=f"{secured.name}.denied")

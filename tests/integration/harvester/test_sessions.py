@@ -1,4 +1,4 @@
-"""Sessions in Postgres: what `dataSource` says of them holds, and what a role or database sets changes no answer."""
+"""Sessions in Postgres: the settings of `dataSource` hold, and those of a role or database change no answer."""
 
 import json
 

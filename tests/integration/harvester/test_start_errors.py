@@ -1,4 +1,4 @@
-"""What cannot work is said at the start: cause, evidence and the next step, and never a secret."""
+"""Errors at the start: cause, evidence and the next step, and never a secret."""
 
 import socket
 

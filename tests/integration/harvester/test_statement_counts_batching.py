@@ -1,4 +1,4 @@
-"""What harvesting in batches costs both ends, by count: a gate that the machine's mood does not move."""
+"""Cost of harvesting in batches at both ends, by count: a gate that the machine's mood does not move."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a drain costs the database, by count: a gate that the machine's mood does not move."""
+"""Cost of a drain in the database, by count: a gate that the machine's mood does not move."""
 
 import pytest
 from support.counting import CountingSource

@@ -1,4 +1,4 @@
-"""What `harvest status` says besides the numbers: who has not run yet, and why nobody leads."""
+"""Notes of `harvest status` besides the numbers: a pool that has not run yet, and the reason why nobody leads."""
 
 import json
 from contextlib import ExitStack

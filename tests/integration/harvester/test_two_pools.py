@@ -66,7 +66,7 @@ def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, c
 
 
 def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, monkeypatch):
-    """Neither was there when the other looked: whoever comes second to the row ends."""
+    """Neither was there when the other looked: the second one to come to the row ends."""
     outbox.fill(5)
     pools = [member(outbox, leadership="solo", name="one"), member(outbox, leadership="neli", name="other")]
     with monkeypatch.context() as patched:
@@ -114,8 +114,8 @@ def test_a_pool_that_changes_its_election_process_by_process_is_named_and_goes_o
 
 
 def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share_it(outbox, monkeypatch):
-    """Each leads by the lock of its own database. Neither had a checkpoint when the other looked: whoever finds the
-    other's ends, and nothing of either comes twice or under the other's name."""
+    """Each leads by the lock of its own database. Neither had a checkpoint when the other looked: the one that finds
+    the other's ends, and nothing of either comes twice or under the other's name."""
     name = f"{outbox.connection.info.dbname[:50]}_other"
     outbox.connection.execute(f'CREATE DATABASE "{name}"')
     other = Subscribed(make_conninfo(outbox.dsn, dbname=name), outbox.topic, outbox.servers, outbox.group)
@@ -212,7 +212,7 @@ def test_a_second_outbox_in_one_group_is_refused_and_the_first_one_told(outbox, 
 
 
 def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, monkeypatch):
-    """It saw nobody when it started; while it waits, it finds out for whom."""
+    """It saw nobody when it started; while it waits, it finds the other pool."""
     other = OutboxTable.parse("billing")
     NativeTable(outbox=other).create(outbox.connection)
     with member(outbox, name="first-process") as first:

@@ -1,6 +1,6 @@
 """From a pool of the earlier defaults (`neli`, `barrier`) to one of `auto`: nothing is lost, repeated or reordered.
 
-A process that chooses anew does not start beside one that elects through Kafka, whatever that reads by; and the
+A process that chooses by `auto` does not start beside one that elects through Kafka, whatever that reads by; and the
 delivery that it chooses goes on from where the other one stopped.
 """
 

@@ -1,4 +1,4 @@
-"""Whether Kafka answers, asked of a real broker and of an address where nobody listens."""
+"""The probe of Kafka, on a real broker and on an address where nobody listens."""
 
 import socket
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What the rows of a subscription say of who led last, and that a term which was granted too early does not begin."""
+"""The last leaders by the rows of a subscription; a term that was granted too early does not begin."""
 
 import uuid
 from dataclasses import replace

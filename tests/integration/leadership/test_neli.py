@@ -64,7 +64,7 @@ def pool(bootstrap_servers, group_id):
 
 
 class Wrapped:
-    """A client that notes what is asked of it; what is not noted goes straight to the one inside."""
+    """A client that notes the calls to it; the others go straight to the one inside."""
 
     def __init__(self, client):
         self.client = client
@@ -237,7 +237,7 @@ def test_extra_partitions_of_the_leader_topic_are_harmless(pool, make_topic, gro
 
 
 def test_an_election_that_ends_by_itself_is_heard_of(pool, monkeypatch):
-    """A standby that stands no more must not look alive: whoever waits for its term is told."""
+    """A standby whose election has ended must not look alive: a caller that waits for its term gets the error."""
     member = pool()
     assert member.term(60) is not None
 

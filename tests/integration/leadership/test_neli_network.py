@@ -99,7 +99,7 @@ class Pair:
 
     @property
     def size(self):
-        """How many members the group has, once it has settled."""
+        """Members of the group, once it has settled."""
         try:
             group = self._admin.describe_consumer_groups([self._group_id])[self._group_id].result(60)
         except KafkaException:  # a broker that has just started does not coordinate yet
@@ -117,7 +117,7 @@ class Pair:
         client = {
             "bootstrap.servers": self._ways[name],
             "client.id": name,  # partitions are assigned in this order: the far member leads while both are there
-            "socket.max.fails": 0,  # what goes unanswered does not end the connection, so that it can be held for long
+            "socket.max.fails": 0,  # unanswered packets do not end the connection, so that it can be held for long
         }
         member = Neli(NeliSettings(**chosen), client)
         self.members.append(member)
@@ -237,7 +237,7 @@ class Ear:
     def __init__(self, member, monkeypatch):
         self.muted = ""
         self.sent = defaultdict(list)
-        """When which proofs went out: by kind, then the candidate and the time."""
+        """Proofs that went out: by kind, then the candidate and the time."""
         self.came = defaultdict(list)
         """The same of those that came back."""
         self.began = []

@@ -81,7 +81,7 @@ def shards_of(member):
 
 
 def shared(members, shards):
-    """Tell whether the members lead all shards, each one of them as many as any other, give or take one."""
+    """Return True if the members lead all shards, each one of them as many as any other, give or take one."""
     shares = [shards_of(member) for member in members]
     sizes = [len(share) for share in shares]
     return sorted(chain(*shares)) == list(range(shards)) and max(sizes) - min(sizes) <= 1
@@ -112,7 +112,7 @@ def test_whoever_leaves_is_followed_without_waiting_for_the_session(join):
 
 
 def test_a_shard_that_stays_where_it_is_is_revoked_with_the_others(join):
-    """What they had proved is void."""
+    """Their former proofs are void."""
     one = join(3)
     before = eventually(lambda: len(terms := one.terms(1)) == 3 and terms, "it leads all")
     other = join(3)

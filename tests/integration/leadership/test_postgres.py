@@ -101,7 +101,7 @@ class Watch:
             self.over.setdefault(leader_id, now)
 
     def in_turn(self, first, second):
-        """Tell whether the second term was seen to begin, and not before the first was over."""
+        """Return True if the second term was seen to begin, and not before the first was over."""
         began = eventually(lambda: self.began.get(second.leader_id), "it was seen")
         return self.over[first.leader_id] <= began
 

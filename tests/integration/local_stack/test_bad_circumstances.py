@@ -1,4 +1,4 @@
-"""What a stack meets and cannot help: servers that are killed, a full disk, a folder nobody may write, no Java."""
+"""Trouble that a stack cannot help: servers that are killed, a full disk, a folder nobody may write, no Java."""
 
 import importlib.util
 import os

@@ -161,7 +161,7 @@ def test_a_supervisor_that_cannot_start_says_why(tmp_path):
 
 
 def test_what_the_servers_keep_and_log_is_for_the_owner_alone(stack: Stack, make_topic):
-    """Data, configurations, keys and logs. What a program has written before may be open: its folder is not."""
+    """Data, configurations, keys and logs. Files that a program wrote before may be open: their folder is not."""
     make_topic()
     (kafka,), (postgres,) = (
         [each for each in stack.state.glob(f"{name}-*") if each.is_dir()] for name in ("kafka", "postgres")

@@ -1,4 +1,4 @@
-"""The Prometheus of `harvest up --all --observe`: a real one, with the rules, which scrapes the place it is told of."""
+"""The Prometheus of `harvest up --all --observe`: a real one, with the rules, which scrapes the configured place."""
 
 import http.server
 import os

@@ -1,4 +1,4 @@
-"""The wheel, installed alone with its extra `local`: what it holds, and that the local stack runs from it."""
+"""The wheel, installed alone with its extra `local`: its files, and that the local stack runs from it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the tests of the native hand-over have in common."""
+"""Fixtures for the tests of the native hand-over."""
 
 import os
 from collections import Counter

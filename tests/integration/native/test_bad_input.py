@@ -1,4 +1,4 @@
-"""What is not as it should be, with real servers: each is defined, and the same for both implementations."""
+"""Bad input, with real servers: the result of each is defined, and the same for both implementations."""
 
 import ctypes
 import logging
@@ -123,7 +123,7 @@ def test_a_library_that_cannot_be_used_is_left(
 def test_a_library_that_goes_away_while_it_is_used_is_left(
     dsn, bootstrap_servers, group_id, make_topic, monkeypatch, tmp_path, handed_over, caplog
 ):
-    """As when the package is installed anew under a process that runs."""
+    """As when the package is installed again under a process that runs."""
     monkeypatch.setattr(library, "FILE", tmp_path / "gone.so")
     with caplog.at_level(logging.WARNING):
         assert is_delivered_by_python(dsn, bootstrap_servers, group_id, make_topic(), handed_over)
@@ -177,7 +177,7 @@ def test_large_values_arrive_whole_where_they_may_and_are_parked_elsewhere(
 
 
 def test_keys_that_are_null_are_the_same_for_both(dsn, bootstrap_servers, group_id, make_topic, impl):
-    """Which no table of ours has; one whose constraint was dropped can."""
+    """No table of ours has one; a table whose constraint was dropped can."""
     made_outbox(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("ALTER TABLE outbox ALTER kafka_key DROP NOT NULL")

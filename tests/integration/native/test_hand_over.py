@@ -1,4 +1,4 @@
-"""What is handed over natively is what Python hands over: keys, values, headers, order; and nothing fails unheard."""
+"""The native hand-over gives the same as Python's: keys, values, headers, order; and nothing fails unheard."""
 
 import random
 from functools import partial

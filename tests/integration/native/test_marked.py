@@ -1,4 +1,4 @@
-"""Rows that are marked, handed over natively: what arrives is what Python sends, and what fails is found."""
+"""Rows that are marked, handed over natively: the same records arrive as from Python, and failures are found."""
 
 import random
 import time
@@ -289,7 +289,7 @@ def test_what_is_abandoned_is_reported_failed_row_by_row(make_topic, lane, page)
 
 
 def test_a_failure_that_is_told_as_the_last_record_ends_is_not_taken_for_success(make_topic, lane, page, monkeypatch):
-    """What is outstanding is counted before failures are asked for, and not after."""
+    """Outstanding records are counted before failures are asked for, and not after."""
     topic = make_topic(**{"max.message.bytes": 1_000})
     rows, delivery = page([(topic, "k", "v" * 3_000, [], [])]), lane(**{"linger.ms": 500})
     delivery.send(queued(rows), lambda: True)

@@ -104,7 +104,7 @@ def written_of(batch, expression, first, most):
 
 
 def answer(call):
-    """What it returns, or the kind of error."""
+    """Return the result of a call, or the kind of error."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the same

@@ -1,4 +1,4 @@
-"""Sources whose rows are handed over natively: what they return is what Python returns, in the same order."""
+"""Sources whose rows are handed over natively: they return the same rows as in Python, in the same order."""
 
 import psycopg
 import pytest

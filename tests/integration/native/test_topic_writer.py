@@ -246,7 +246,7 @@ def test_a_queue_that_is_full_is_waited_for(make, make_topic, bootstrap_servers,
 
 
 def has_written(writer, text):
-    """Write a message; tell whether that was in time."""
+    """Write a message; return True if that was in time."""
     try:
         writer.write(bulk(text))
     except KafkaUnavailable:
@@ -262,7 +262,7 @@ def test_a_topic_that_was_deleted_is_told(make, make_topic, bootstrap_servers):
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.delete_topics([topic])[topic].result(60)
     with pytest.raises(TopicMissing, match=topic):
-        # What is on the wire when the client hears of it may be given up first.
+        # Requests on the wire when the client hears of it may be given up first.
         eventually(lambda: has_written(writer, "gone") and False, "the client has heard of it")
     create(bootstrap_servers, topic)
     eventually(lambda: has_written(writer, "again"))
@@ -343,7 +343,7 @@ def test_a_process_that_ends_while_it_writes_ends_in_order(impl, way, code, most
 
 
 def test_nothing_is_taken_for_written_that_has_no_offset(make, parts, tmp_path, unique, monkeypatch, impl):
-    """With several requests on the wire, as a writer never has them: what is inferred is heard of nevertheless."""
+    """With several requests on the wire, as a writer never has them: inferred failures are heard of nevertheless."""
     with RefusingProxy() as proxy:
         cluster = KafkaCluster(tmp_path / "kafka", parts=parts, detours={"detour": [proxy.port]})
         try:

@@ -1,4 +1,4 @@
-"""Which rows have the trace context of a recorded span: the native library says the same as Python."""
+"""Rows with the trace context of a recorded span: the native library finds the same ones as Python."""
 
 import random
 

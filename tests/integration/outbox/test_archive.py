@@ -1,4 +1,4 @@
-"""The archive of closed segments: what is in it is what was in Postgres, and nothing is dropped that is not."""
+"""The archive of closed segments: it has the rows that were in Postgres, and no others are dropped."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def dropped(native):
 
 
 def rows(native, last):
-    """What Postgres has below an id, as an archive says it."""
+    """Return the rows of Postgres up to an id, as an archive has them."""
     statement = """
     SELECT id, transaction_id::text::bigint, create_time, kafka_topic, kafka_key, kafka_value,
            kafka_header_keys, kafka_header_values FROM {} WHERE id <= %s ORDER BY id

@@ -106,7 +106,7 @@ def test_a_table_in_use_gets_them_and_what_is_there_is_exempt(connection, init, 
 
 
 def test_segments_are_cut_and_attached_with_them(dsn):
-    """Also where whoever added them was killed before they were validated."""
+    """Also where the process that added them was killed before they were validated."""
     native = Native(dsn, size=10, ahead=1)
     native.connection.execute(INSERT, BAD["unequal headers"])
     native.push(25)  # into the tail

@@ -1,4 +1,4 @@
-"""The pump: what it writes, how it ends, and how fast it is."""
+"""The pump: its records, its end, and its rate."""
 
 import random
 import threading

@@ -206,7 +206,7 @@ def test_killed_after_any_step_it_goes_on(plain, step):
 
 
 def test_a_broken_index_is_rebuilt(plain):
-    """What CREATE INDEX CONCURRENTLY leaves behind when it is killed."""
+    """An index as a killed CREATE INDEX CONCURRENTLY leaves it behind."""
     plain.write(5)
     with pytest.raises(Killed):
         plain.migrate(after=die_after("index"))

@@ -1,4 +1,4 @@
-"""The native table on a real Postgres: what is created, by whom it can be used, and that nothing there is changed."""
+"""The native table on a real Postgres: its definition, the rights to use it, and that nothing there is changed."""
 
 import random
 import threading
@@ -112,7 +112,7 @@ def test_a_row_knows_its_transaction_and_its_time_by_itself(connection):
 
 
 def test_what_is_put_back_belongs_to_the_transaction_that_puts_it_back(connection):
-    """Whoever reads by transaction has passed the one that wrote it, and would never see it again."""
+    """A reader by transaction has passed the one that wrote it, and would never see it again."""
     table = OutboxTable.parse("outbox")
     NativeTable(outbox=table).create(connection)
     parked = ParkedRecords(table)

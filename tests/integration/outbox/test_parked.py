@@ -341,7 +341,7 @@ class Harvester:
         self.delivered = []
 
     def look(self, *, refuse):
-        """Harvest once; tell whether there was anything."""
+        """Harvest once; return True if there was anything."""
         taken, refused = [], set()
         with self._connection.transaction():
             self._parking.lock()
@@ -369,7 +369,7 @@ class Harvester:
 
 
 def test_operators_a_writer_and_a_harvester_at_once_lose_nothing_and_keep_the_order(place, dsn):
-    """I1, I4, I8. Every record is delivered once, in the order of its key, or dropped, whatever people do meanwhile."""
+    """I1, I4, I8. Every record is delivered once, in the order of its key, or dropped, whatever operators do then."""
     harvester = Harvester(dsn, place.parked, random.Random(1))
     dropped, retried, over = [], [], threading.Event()
 

@@ -159,7 +159,7 @@ def test_retention_keeps_what_is_parked(connection, insert, config):
 
 
 def test_a_topic_that_is_removed_while_records_come(connection, insert, config, admin, make_topic):
-    """What was known of it is asked again; its records are parked, and others go on."""
+    """The topic is looked up again; its records are parked, and others go on."""
     doomed = make_topic(partitions=1)
     soon = {"topic.metadata.propagation.max.ms": 500, "topic.metadata.refresh.interval.ms": 500}
     insert("a", to=doomed)
@@ -222,7 +222,7 @@ def test_a_retry_waits_for_the_next_leader_and_is_part_of_a_drain(
 
 
 def test_what_was_held_behind_another_topic_is_sent(connection, insert, config, topic, bootstrap_servers):
-    """Before, keys were held whatever the topic: what is listed so goes first, then what comes later of its key."""
+    """Before, keys were held whatever the topic: records listed so go first, then later ones of their key."""
     bad, held = insert("a", to="no/such topic"), insert("a")
     Harvest(config()).drain(60)
     connection.execute(

@@ -94,7 +94,7 @@ def test_dates_that_writers_make_up_do_not_use_up_segments(native):
 
 
 def test_dates_to_come_do_not_keep_a_segment(native):
-    """Else one record would keep payloads for good: a writer made its date up, or a clock was set back since."""
+    """Else one record would keep payloads permanently: a writer made its date up, or a clock was set back since."""
     native.connection.execute(
         "INSERT INTO outbox (create_time, kafka_topic, kafka_key) VALUES ('2999-01-01', 't', 'k')"
     )

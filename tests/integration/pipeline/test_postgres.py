@@ -153,7 +153,7 @@ def test_rows_of_tables_that_inherit_are_theirs_also_in_the_copy(source, reader)
     run = source.connection.execute
     run("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (t)")
     run("INSERT INTO t VALUES (1, 'own'); INSERT INTO child VALUES (2, 'the other')")
-    run("CREATE PUBLICATION two FOR TABLE t")  # what inherits is published, too
+    run("CREATE PUBLICATION two FOR TABLE t")  # tables that inherit are published, too
     batches = reader(publication="two", tables=[]).read({})
     found = taken(batches, 2)
     assert sorted((each.namespace, each.data["id"]) for each in found) == [("public.child", 2), ("public.t", 1)]

@@ -1,4 +1,4 @@
-"""What the Postgres reader refuses: gaps, where a slot, a table or a server is not what it was, and bad input."""
+"""Refusals of the Postgres reader: gaps, where a slot, a table or a server is not what it was, and bad input."""
 
 import psycopg
 import pytest

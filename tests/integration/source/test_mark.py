@@ -1,4 +1,4 @@
-"""What only a real table shows of the mark source: its plans, and what a repeated purge may not touch."""
+"""The mark source on a real table: its plans, and the rows that a repeated purge may not touch."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What a poll and a page cost: rows and buffers, which do not depend on the machine, whatever is kept in the table.
+"""Cost of a poll and of a page: rows and buffers, which do not depend on the machine, whatever is kept in the table.
 
 Statements are taken from the source as it fills them, and explained as it runs them: a poll by a plan that is kept,
 made for no values in particular, a page by one for its values. Each table has 20,000 records that were read and are

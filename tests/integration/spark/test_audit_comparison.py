@@ -103,7 +103,7 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
 
 
 def test_records_are_shuffled_once_by_id_and_once_by_key_and_only_keys_are_sorted(spark):
-    """What an audit of many records costs: a second shuffle or sort of all of them is noticed here."""
+    """Most of the cost of an audit of many records: a second shuffle or sort of all of them is noticed here."""
     copies = spark.range(10).select(
         *(F.col("id").alias(name) for name in ("record", "outbox_id", "offset")),
         F.col("id").cast("string").alias("topic"),

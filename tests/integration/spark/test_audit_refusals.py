@@ -1,4 +1,4 @@
-"""What an audit by Spark needs and does not find: told before Spark starts where that can be, and without secrets."""
+"""Missing prerequisites of an audit by Spark: reported before Spark starts where that can be, and without secrets."""
 
 import socket
 import uuid

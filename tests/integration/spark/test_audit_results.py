@@ -1,4 +1,4 @@
-"""What an audit by Spark leaves: its tables, its words and exit code, and pages for people."""
+"""Results of an audit by Spark: its tables, its words and exit code, and pages for operators."""
 
 import json
 import socket

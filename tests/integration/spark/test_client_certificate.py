@@ -1,4 +1,4 @@
-"""A role that Postgres knows by its certificate alone: what libpq is told of security reaches the JDBC driver."""
+"""A role that Postgres knows by its certificate alone: libpq's settings for security reach the JDBC driver."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What `format("outbox")` refuses: each a clear error with the next step, nothing promoted, nothing left."""
+"""Refusals of `format("outbox")`: each a clear error with the next step, nothing promoted, nothing left."""
 
 import pytest
 from psycopg import sql

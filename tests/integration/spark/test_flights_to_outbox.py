@@ -107,7 +107,7 @@ class Job:
         return cursor.fetchall() if cursor.description else []
 
     def counts(self) -> dict[str, int]:
-        """How many rows each table holds."""
+        """Return the number of rows of each table."""
         names = ["business", "outbox", "staging", "ledger"]
         return {name: int(str(self.run_sql(f"SELECT count(*) FROM {{{name}}}")[0][0])) for name in names}  # noqa: S608
 
@@ -219,7 +219,7 @@ def test_the_hash_tells_contents_apart_and_not_their_order(
 def test_of_a_repeated_task_one_attempt_is_promoted(job: Job, batches: dict[int, Batch]) -> None:
     job.stage(batches[1])
     columns = ", ".join(["batch", "run", "partition", "row", "row_hash", *HEADER]).replace("tailnum", "tail_number")
-    # What a lost acknowledgement leaves: the partition's rows once more, by another transaction.
+    # As after a lost acknowledgement: the partition's rows once more, by another transaction.
     job.run_sql(f"INSERT INTO {{staging}} ({columns}) SELECT {columns} FROM {{staging}}")  # noqa: S608
     assert job.counts()["staging"] == 2_000
     assert job.promote(batches[1])

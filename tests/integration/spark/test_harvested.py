@@ -1,4 +1,4 @@
-"""`harvested`: what was delivered to topics, each record once, whatever was aborted, repeated or is pending."""
+"""`harvested`: the records delivered to topics, each once, whatever was aborted, repeated or is pending."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""The command that brings the jars: what it prints is what the jobs take."""
+"""The command that downloads the jars: the jobs take its output."""
 
 import pytest
 

@@ -37,7 +37,7 @@ SETTINGS = {
 
 @pytest.fixture
 def home(tmp_path):
-    """What SPARK_HOME names: Spark as pip installs it, with a folder for the executors' work beside it."""
+    """A folder for SPARK_HOME: Spark as pip installs it, with a folder for the executors' work beside it."""
     made = tmp_path / "spark"
     made.mkdir()
     for name in ("bin", "jars"):
@@ -47,7 +47,7 @@ def home(tmp_path):
 
 @contextmanager
 def driver(what, database, folder, home):
-    """A driver with two executors. What it and its executors say is in `driver.log` and in the folder `spark/work`."""
+    """A driver with two executors. Its log is `driver.log`, its executors' are in the folder `spark/work`."""
     (folder / "working").mkdir()
     command = [str(home / "bin" / "spark-submit")]
     for name, value in (SETTINGS | {"spark.local.dir": str(folder / "local")}).items():

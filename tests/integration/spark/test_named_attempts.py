@@ -1,4 +1,4 @@
-"""What tasks of the data source stage, and what is promoted of it: the attempts that are named, and nothing else."""
+"""Rows that tasks of the data source stage, and their promotion: the attempts that are named, and nothing else."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""The sink on real Spark and real Postgres: what becomes of rows, in both outbox layouts, and of a batch again."""
+"""The sink on real Spark and real Postgres: the fate of rows, in both outbox layouts, and of a batch again."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the sink refuses: rows, columns, tables and servers that will not do. It names them, and promotes nothing."""
+"""Refusals of the sink: rows, columns, tables and servers that will not do. It names them, and promotes nothing."""
 
 import pytest
 from psycopg.conninfo import make_conninfo

@@ -1,4 +1,4 @@
-"""The sink's staging table: what others have left in it, and what goes missing on the way through it."""
+"""The sink's staging table: rows that others have left in it, and rows that go missing on the way through it."""
 
 import psycopg
 import pytest

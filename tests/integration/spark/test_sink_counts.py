@@ -1,4 +1,4 @@
-"""What a batch costs Postgres, in counts: tuples, scans of the staging table, WAL and statements; never in seconds."""
+"""Cost of a batch in Postgres, in counts: tuples, scans of the staging table, WAL and statements; never in seconds."""
 
 import psycopg
 import pytest

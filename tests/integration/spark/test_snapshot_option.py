@@ -1,4 +1,4 @@
-"""`option("snapshot", …)`: what is read ends exactly where a subscription begins."""
+"""`option("snapshot", …)`: the rows read end exactly where a subscription begins."""
 
 import threading
 

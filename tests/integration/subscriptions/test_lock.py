@@ -1,4 +1,4 @@
-"""Who leads, adds, moves or divides a subscription waits for the others, and for nobody who may only connect."""
+"""Leading, adding, moving and dividing a subscription wait for each other, and for nobody who may only connect."""
 
 import threading
 from uuid import uuid4
@@ -68,7 +68,7 @@ def test_who_may_only_connect_keeps_nobody_from_leading_or_moving(outbox, subscr
 
 
 def test_who_may_only_connect_keeps_nobody_from_starting(outbox):
-    """What is there already is found without a lock, by whoever starts and by `harvest init`."""
+    """Existing tables are found without a lock, by a process that starts and by `harvest init`."""
     connection, name = outbox.connection, outbox.name
     ParkedRecords(name).create(connection)
     with psycopg.connect(outbox.dsn, autocommit=True) as squatter:

@@ -310,7 +310,7 @@ def test_an_outbox_that_is_marked_and_purged_is_moved_too(servers, make_topic, b
     assert sorted(record.outbox_id for record in arrived) == list(range(1, 51))
 
 
-# -- what is refused
+# -- refusals
 
 
 def test_a_snapshot_of_the_other_server_is_refused(old, servers, make, unique):

@@ -163,7 +163,7 @@ def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
 
 
 def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_on(outbox, monkeypatch):
-    """It read the one thing and its source the other: told to stop, and no longer told to stop by the next look."""
+    """It read the one thing and its source the other: to stop, and at the next look no longer to stop."""
     opened, first_read = SnapshotSource.open, SnapshotSource.read
     told, called_off = [], []
 

@@ -112,7 +112,7 @@ def test_a_filter_is_applied_however_hostile_it_looks(outbox, make_topic, source
 
 @pytest.mark.parametrize("source", KINDS)
 def test_what_a_filter_leaves_out_is_passed_in_the_end(outbox, source):
-    """Else every look would read it again, and retention would keep it for good."""
+    """Else every look would read it again, and retention would keep it permanently."""
     outbox.subscriptions.add("f", keys="^never$", source=source)
     with outbox.running(subscription="f", source=source):
         for _ in range(1_010):
@@ -415,7 +415,7 @@ def test_the_lag_in_the_middle_of_a_batch_counts_what_was_deferred_and_not_what_
 
 @pytest.mark.parametrize(("after", "waiting"), [(30, 10), (49, 1)])
 def test_the_lag_in_a_batch_larger_than_what_is_checked_is_not_zero(outbox, in_a_batch, after, waiting):
-    """All that is checked from its beginning has gone: whoever waits until nothing is left would be told so."""
+    """All that is checked from its beginning has gone: a zero would end a wait for the last record too early."""
     lag = outbox.subscriptions.lag(in_a_batch(50, after=after), most=10)
     assert (lag.records, lag.is_estimate, lag.first_id) == (waiting, True, after + 1)
     assert lag.oldest_age_seconds is not None

@@ -1,4 +1,4 @@
-"""Where Dagster is and who may ask it: from a connection's fields to what is sent, and what is said of each mistake.
+"""Address and credentials of Dagster: from a connection's fields to what is sent, and the error for each mistake.
 
 Against real HTTP and HTTPS servers. That Airflow hands over these fields is in tests/integration/airflow.
 """

@@ -1,4 +1,4 @@
-"""Which messages are ours, and what becomes of one that was not delivered."""
+"""Messages that are ours, and the failure for one that was not delivered."""
 
 import uuid
 

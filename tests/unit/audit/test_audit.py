@@ -1,4 +1,4 @@
-"""What the comparison says about small logs, and that each of its queries is needed to say it."""
+"""Verdicts of the comparison on small logs, and that each of its queries is needed for them."""
 
 import re
 from contextlib import suppress

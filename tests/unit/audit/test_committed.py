@@ -1,4 +1,4 @@
-"""Files of what was committed: what they may hold, and the line that is named when they hold something else."""
+"""Files of committed records: their format, and the line that is named when they hold something else."""
 
 import json
 

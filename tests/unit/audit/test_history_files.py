@@ -1,4 +1,4 @@
-"""The files of a history: what is appended is read again, in order, and a bad line costs itself only."""
+"""The files of a history: appended lines are read again, in order, and a bad line costs itself only."""
 
 import json
 from threading import Barrier, Thread

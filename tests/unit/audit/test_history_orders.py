@@ -102,7 +102,7 @@ def test_a_failure_at_another_time_explains_nothing(promise):
 
 @pytest.mark.parametrize("promise", [BARRIER, PIPELINED])
 def test_what_was_sent_once_stands_there_twice_only_after_a_failure(promise):
-    """The client asks again by itself when it had no answer, and counts anew when it has given another record up."""
+    """The client asks again by itself when it had no answer, and counts from 1 when it has given another record up."""
     sent = Pen().write("a1 b1").produce("a1 b1")
     assert found(sent.acknowledge("a1", 1).poll("a1 a1 b1"), promise) == ({"duplicate-adjacent": 1}, {})
     sent = Pen().write("a1 b1").produce("a1 b1").acknowledge("b1", end="fail")

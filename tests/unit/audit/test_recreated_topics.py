@@ -1,4 +1,4 @@
-"""Topics that are deleted and recreated: what may be missing then, and that nothing else may."""
+"""Topics that are deleted and recreated: the records that may be missing then, and that no others may."""
 
 import pytest
 from support.written_history import OTHER, Pen
@@ -73,7 +73,7 @@ def test_a_transaction_that_was_not_to_be_committed_takes_nothing_with_it(promis
 
 
 def test_what_went_may_come_again(promise):
-    """What a leader had no answer to it sends to the new topic."""
+    """Records without an answer are sent by their leader to the new topic."""
     pen = before().remake("a2 b1").write("a3").harvest("a2 b1 a3", OTHER)
     assert unexplained(read_to_the_end(pen, f"a2@{OTHER} b1@{OTHER} a3@{OTHER}"), promise) == set()
 

@@ -1,4 +1,4 @@
-"""How much is delivered at a time."""
+"""Sizes of pages and batches."""
 
 import threading
 import uuid

@@ -1,4 +1,4 @@
-"""What a loop says of itself when its term ends."""
+"""The state of a loop when its term ends."""
 
 import threading
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
 
 @pytest.mark.parametrize("status", LeadershipStatus)
 def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_subscription_was_moved(status):
-    """Who froze before it read what Kafka has compares that with a row of before."""
+    """A leader that froze before it read Kafka's checkpoint compares it with an earlier row."""
     runs = BatchRuns()
     runs.table.insert(row(1, "k"))
     said = [LeadershipStatus.LEADS, LeadershipStatus.LEADS, status]

@@ -1,4 +1,4 @@
-"""What can never be sent, in the loop in batches over fakes: parked before it is passed, and found out quickly."""
+"""Records that can never be sent, in the loop in batches on fakes: parked before they are passed, and found quickly."""
 
 from functools import partial
 
@@ -62,7 +62,7 @@ def test_each_refused_record_costs_its_key_only(refuse, one_per_key):
 
 @both
 def test_a_key_is_held_in_its_topic_alone(refuse, one_per_key):
-    """Who may write to one topic cannot hold back what others write to theirs."""
+    """A writer of one topic cannot hold back what others write to theirs."""
     runs = BatchRuns(one_per_key=one_per_key)
     runs.table.insert(*[row(n, "account-1", topic="orders" if n % 2 else "payments") for n in range(1, 9)])
     refuse(runs, 3)
@@ -202,7 +202,7 @@ def test_a_key_with_a_long_run_does_not_keep_another_one():
 
 @pytest.mark.parametrize("lost", [False, True], ids=["not_committed", "committed"])
 def test_a_run_that_was_freed_survives_its_leader(lost):
-    """What has not gone of it is deferred in the checkpoint, and goes first under the next leader."""
+    """Unsent records of the run are deferred in the checkpoint, and go first under the next leader."""
     runs = BatchRuns(one_per_key=True)
     fill(runs, 120, keys=3)
     runs.topics.bad.update({1: "bad", 2: "bad", 3: "bad"})
@@ -368,7 +368,7 @@ def test_a_topic_that_nobody_names_is_found_by_smaller_batches():
 @both
 @pytest.mark.parametrize("page", [1, 2, 50])
 def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
-    """Whether what comes next was read already or not: else it would be refused with it."""
+    """It goes alone, with the next records read already or not: else they would be refused with it."""
     runs = BatchRuns(one_per_key=one_per_key)
     fill(runs, 40, keys=40)
     runs.topics.large.update({7, 8, 30})

@@ -1,4 +1,4 @@
-"""Rights that are gone while a loop in batches runs are waited for; what will not come back ends it."""
+"""Rights that are gone while a loop in batches runs are waited for; a permanent loss ends it."""
 
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a reader of the comparison is told it lost, put out of order, repeated and left waiting."""
+"""The verdict on a reader of the comparison: records lost, out of order, repeated and left waiting."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_waiting_counts_from_the_commit_to_the_end_of_the_first_poll_that_has_th
     verdict = judge(COMMITTED, polls([("a", 1)], [("a", 1), ("b", 1)]))
     assert verdict.stalled_seconds == pytest.approx(10.1 - 1.0)
     assert verdict.median_wait_seconds == pytest.approx((9.1 + 9.1) / 2)
-    assert judge({("a", 1): 20.0}, polls([("a", 1)])).stalled_seconds == 0.0  # read before its writer was told
+    assert judge({("a", 1): 20.0}, polls([("a", 1)])).stalled_seconds == 0.0  # read before its writer had the answer
 
 
 def test_an_empty_poll_counts_while_a_record_waits_that_is_read_later():

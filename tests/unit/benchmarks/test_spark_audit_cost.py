@@ -1,4 +1,4 @@
-"""What two audits predict for a larger one."""
+"""The prediction from two audits for a larger one."""
 
 import pytest
 

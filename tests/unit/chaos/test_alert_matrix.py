@@ -1,4 +1,4 @@
-"""Which alerts a fault should fire is said for each, and any other is found."""
+"""The alerts that a fault should fire are said for each, and any other is found."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a history has of checkpoints is what was stored, when it was."""
+"""The checkpoints of a history are those that were stored, at the time they were."""
 
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 
 class Recorder:
-    """Keeps what was told of checkpoints."""
+    """Keeps the reports of checkpoints."""
 
     sending = "a leader"
 

@@ -1,4 +1,4 @@
-"""Which fault is injected next, over the runs of several modes."""
+"""The choice of the next fault, over the runs of several modes."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""A topic that is deleted and recreated under fire: what is noted of it, and what is no longer waited for."""
+"""A topic that is deleted and recreated under fire: the notes of it, and the records no longer waited for."""
 
 from types import SimpleNamespace
 

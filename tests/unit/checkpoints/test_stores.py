@@ -1,4 +1,4 @@
-"""What a delivery without transactions has done since counts more than what Kafka's last checkpoint says."""
+"""Progress of a delivery without transactions counts more than an earlier checkpoint in Kafka."""
 
 from uuid import uuid4
 

@@ -1,4 +1,4 @@
-"""Which checkpoint counts: Kafka's, or its mirror in Postgres."""
+"""The choice of the checkpoint that counts: Kafka's, or its mirror in Postgres."""
 
 import pytest
 from hypothesis import given

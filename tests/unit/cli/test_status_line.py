@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 
 
 class Harvest:
-    """What the line reads."""
+    """The attributes that the line reads."""
 
     state = State.RUNNING
     leader_id = None

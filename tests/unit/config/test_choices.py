@@ -1,4 +1,4 @@
-"""What the three `auto` stand for: every table, with every setting of source, delivery and leadership."""
+"""Values of the three `auto`: every table, with every setting of source, delivery and leadership."""
 
 from itertools import product
 from typing import get_args

@@ -20,7 +20,7 @@ def _no_libpq_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parsed(text: str) -> dict[str, object]:
-    """What libpq would be told, less what is always there."""
+    """Return libpq's settings, less those that are always there."""
     told = conninfo_to_dict(DataSource.parse(text).conninfo())
     return {name: value for name, value in told.items() if ALWAYS.get(name) != value and value != ""}
 
@@ -58,7 +58,7 @@ def parsed(text: str) -> dict[str, object]:
             "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable",
             {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres", "sslmode": "disable"},
         ),
-        # What only lib/pq knows is dropped, what only libpq knows is kept, the rest are run-time parameters.
+        # Settings of lib/pq alone are dropped, those of libpq alone are kept, the rest are run-time parameters.
         ("binary_parameters=yes disable_prepared_binary_result=no user=bob", {"user": "bob"}),
         ("keepalives_idle=5 sslcrldir=/x", {"keepalives_idle": "5", "sslcrldir": "/x"}),
         ("search_path=billing", {"options": "-c search_path=billing"}),

@@ -1,4 +1,4 @@
-"""What once ended in a trace: odd forms of YAML and JSON, texts that cannot be sent, functions as text."""
+"""Input that once ended in a trace: odd forms of YAML and JSON, texts that cannot be sent, functions as text."""
 
 import os
 

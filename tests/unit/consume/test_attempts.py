@@ -1,4 +1,4 @@
-"""What a shard remembers of what was refused."""
+"""A shard's memory of refused messages."""
 
 import pytest
 

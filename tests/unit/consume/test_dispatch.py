@@ -1,4 +1,4 @@
-"""Which message is blamed for what a function does, and which are taken in: over a store that only tells if it stands.
+"""The message blamed for an error of a function, and those taken in: over a store that only tells if it stands.
 
 That a real one does the same is in test_consume_shard_trouble and test_consume_at_once.
 """
@@ -38,8 +38,8 @@ class Store:
 
 
 class Scripted:
-    """Does at some offsets what it is told to: an error is raised, "break" ends the transaction, after "refuse" the
-    store does not take what was handed over."""
+    """Follows a script at some offsets: an error is raised, "break" ends the transaction, after "refuse" the store does
+    not take what was handed over."""
 
     def __init__(self, store, script, finalize=()):
         self.store, self.script, self.finalize, self.calls = store, script, finalize, []
@@ -168,7 +168,7 @@ def test_what_passes_is_nobodys_and_what_kafka_is_not_up_to_neither(attempts):
 
 @pytest.mark.parametrize("attempts", [None, watching(anyones=True)])
 def test_what_kafka_never_takes_is_put_down_to_the_message_it_follows_from(attempts):
-    """Which may be an earlier one: what becomes of what it published is known later."""
+    """It may be an earlier one: the outcome of its publications is known later."""
     trial = Trial({5: [publish_refused(4)]}, attempts=attempts)
     assert trial.refused(trial.take, [4, 5]) == (4, False)
     trial = Trial({5: [publish_refused(None)]}, attempts=attempts)  # by a publisher of the function's own

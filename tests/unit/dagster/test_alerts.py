@@ -1,4 +1,4 @@
-"""What failed is told with its cause and the next step, and what runs again after a failure."""
+"""A failure is reported with its cause and the next step, and so is a run that goes on after one."""
 
 import dagster as dg
 import pytest

@@ -1,4 +1,4 @@
-"""What the supervisor decides: exactly one run, whatever Dagster believes."""
+"""Decisions of the supervisor: exactly one run, whatever Dagster believes."""
 
 from dataclasses import replace
 

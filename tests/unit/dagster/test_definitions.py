@@ -1,4 +1,4 @@
-"""What Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
+"""Definitions that Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
 
 import re
 

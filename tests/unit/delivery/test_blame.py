@@ -1,4 +1,4 @@
-"""Whom a delivery in batches blames for a failure: a topic of the batch only where a record of the batch failed."""
+"""Blame of a delivery in batches for a failure: a topic of the batch only where a record of the batch failed."""
 
 import uuid
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 class FakeProducer:
-    """A producer that reports what it was given when it is flushed; what fails is written at `made`."""
+    """A producer that reports what it was given when it is flushed; `made` says which topics fail."""
 
     def __init__(self, settings, made):
         self._on_delivery, self._made = settings["on_delivery"], made
@@ -93,7 +93,7 @@ def test_no_record_is_blamed_for_a_commit_that_failed():
 
 
 def test_no_record_is_blamed_for_a_checkpoint_topic_that_has_the_transaction_purged():
-    """Where both are purged it is not known whose fault it is; the next time they go one after the other."""
+    """If both are purged the fault may be either's; the next time they go one after the other."""
     made = Made()
     made.fails, made.why = {"checkpoints": PURGED, "theirs": PURGED}, DENIED
     first = made.batch()

@@ -1,4 +1,4 @@
-"""Lanes over producers that do as the test says: what becomes of records that land late, or never."""
+"""Lanes over producers that do as the test says: the fate of records that land late, or never."""
 
 import uuid
 

@@ -144,7 +144,7 @@ def test_a_record_that_wants_to_travel_alone_ends_a_round_and_fails_nothing(limi
 
 
 def test_what_a_lane_keeps_back_is_told_although_another_has_it_begin_again():
-    """Kept back for good, a record would be held for one in flight, and never be sent while what follows it is."""
+    """Kept back permanently, a record would be held for one in flight, and never be sent while what follows it is."""
     broker = Broker(bad={"bad"})
     made = delivery(broker)
     made._singly = 10

@@ -1,4 +1,4 @@
-"""What confluent_kafka warns of when a producer that cannot abort is closed is nobody's to read."""
+"""Warnings of confluent_kafka when a producer that cannot abort is closed reach nobody."""
 
 import subprocess
 import sys

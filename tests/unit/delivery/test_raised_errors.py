@@ -1,4 +1,4 @@
-"""What a client raises in the middle of serving reports is the delivery's to hear, in whatever form it comes."""
+"""An error that a client raises in the middle of serving reports reaches the delivery, in whatever form it comes."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What is done about topics that take nothing now: how long they are waited for, and when their records are refused."""
+"""Topics that take nothing now: how long they are waited for, and when their records are refused."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ LEFT_ALONE = SimpleNamespace(id=4, leader=SimpleNamespace(id=1), replicas=[1, 2]
 
 @dataclass
 class Told:
-    """What the brokers say of a topic."""
+    """The answer of the brokers about a topic."""
 
     code: int | None = None
     operations: list | None = field(default_factory=lambda: WRITE)
@@ -190,7 +190,7 @@ def test_rights_that_are_taken_away_are_waited_for(clock):
 
 
 def test_a_topic_that_we_never_might_write_to_holds_up_nobody_for_good(clock):
-    """Where no other topic is known, as after a start, with thousands of its records at the head."""
+    """No other topic is known, as after a start, with thousands of its records at the head."""
     topics, _ = known(bad=DENIED["to write"])
     assert keep_failing(topics, clock, _LONGEST_WAIT_SECONDS - 10, "denied", ROWS[:1]) == {}
     clock.now += 10

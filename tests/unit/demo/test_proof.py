@@ -1,4 +1,4 @@
-"""What the demo says of its second act: green only when everything is."""
+"""The demo's verdict on its second act: green only when everything is."""
 
 import io
 

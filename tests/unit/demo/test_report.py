@@ -244,7 +244,7 @@ class TestShown:
         )
         with Progress(Console(force_terminal=False)) as progress:
             progress.say("something happened")
-            progress.show(view)  # too soon after the beginning to be told
+            progress.show(view)  # too soon after the beginning to be printed
         assert capsys.readouterr().out.strip().endswith("something happened")
 
 

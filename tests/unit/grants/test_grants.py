@@ -1,4 +1,4 @@
-"""What `harvest grants` prints, without servers: ACLs by configuration, and commands that say the same."""
+"""The output of `harvest grants`, without servers: ACLs by configuration, and commands that say the same."""
 
 import json
 import shlex

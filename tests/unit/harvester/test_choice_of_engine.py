@@ -1,4 +1,4 @@
-"""What a harvester may choose to do with the table that it finds."""
+"""The choices that a harvester has by the table that it finds."""
 
 import pytest
 

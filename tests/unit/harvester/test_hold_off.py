@@ -1,4 +1,4 @@
-"""When a process that was fenced leads again."""
+"""The wait of a process that was fenced before it leads again."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What keeps a harvester from looking after segments is said once, however many terms begin meanwhile."""
+"""The reason why a harvester does not look after segments is said once, however many terms begin meanwhile."""
 
 import logging
 import threading

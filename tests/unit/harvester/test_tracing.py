@@ -163,7 +163,7 @@ class Untouched(Page):
 
 
 class Taking:
-    """`Delivery` that takes so many rows at a time, from the right if `backwards`, and reports what it is told to."""
+    """`Delivery` that takes so many rows at a time, from the right if `backwards`, and reports what `reports` holds."""
 
     takes = True
 

@@ -1,4 +1,4 @@
-"""Who tries out a transaction while another process does."""
+"""A trial of a transaction while another process tries one."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException

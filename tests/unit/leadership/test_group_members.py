@@ -1,4 +1,4 @@
-"""What is waited out, and what is not, when a group's members are asked for."""
+"""Errors that are waited out, and others that are not, when a group's members are asked for."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What proves to a NELI member that it leads, by a clock that is passed in."""
+"""Proofs to a NELI member that it leads, by a clock that is passed in."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -144,7 +144,7 @@ def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
 
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(clock, waited, abandoned):
-    """What was on the wire may arrive that long, behind what the successor sends."""
+    """Records on the wire may arrive that long, behind those that the successor sends."""
     made = made_of(clock, session_timeout_seconds=8.0)
     stand(made)
     hear(made, clock.now)
@@ -338,7 +338,7 @@ def test_heartbeats_go_through_the_partition_of_each_shard_and_one_commit_names_
     assert len(clients.committed) == 1, "one that is not answered is not followed by another"
 
 
-# -- what keeps a member from leading
+# -- obstacles to leading
 
 
 def troubles(caplog):
@@ -380,7 +380,7 @@ def test_a_quota_that_delays_heartbeats_is_logged(member, caplog):
 
 
 class Metadata:
-    """What brokers say of topics."""
+    """The answer of brokers about topics."""
 
     def __init__(self, topics):
         self.topics = topics

@@ -1,4 +1,4 @@
-"""The election by a lock, on a scripted server and a clock that moves only when told: who waits for what, how long."""
+"""The election by a lock, on a scripted server and a clock that only tests move: the waits, and how long they are."""
 
 import threading
 from functools import partial
@@ -286,7 +286,7 @@ def test_a_lock_that_is_not_ours_any_more_ends_the_term_at_once(lead, server):
 
 
 class Silence:
-    """What a member knows of Kafka: `since` is when it answered last, None while it answers."""
+    """A member's knowledge of Kafka: `since` is when it answered last, None while it answers."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -391,7 +391,7 @@ def test_who_abandoned_records_leaves_without_a_word(lead, server):
 
 
 def test_who_was_fenced_a_moment_ago_leaves_without_a_word(lead, server, clock):
-    """What that term had on its way may arrive for as long as a successor would have had to wait."""
+    """Requests of that term on their way may arrive for as long as a successor would have had to wait."""
     member, term = lead()
     once(server, partial(advance, clock, HEARTBEAT))
     eventually(lambda: term.ended is TermEnd.FENCED, "fenced")
@@ -510,7 +510,7 @@ def test_the_successor_begins_when_the_word_is_over_and_not_before(lead, join, s
 
 
 def test_a_successor_that_leaves_before_it_began_does_not_pass_the_word_on(join, server, clock):
-    """It cannot know of whom it would speak by then."""
+    """It cannot know which leader it would speak of by then."""
     server.left = object()
     member = join()
     looked(server)
@@ -525,7 +525,7 @@ def test_a_successor_that_leaves_before_it_began_does_not_pass_the_word_on(join,
 
 
 def test_an_election_that_ends_by_itself_is_heard_of(lead, server):
-    """A standby that stands no more must not look alive: whoever waits for its term is told."""
+    """A standby whose election has ended must not look alive: a caller that waits for its term gets the error."""
     member, term = lead()
 
     def broken():

@@ -1,4 +1,4 @@
-"""What the platform's services are started with, and that nothing of them stays: without a server."""
+"""Settings that start the platform's services, and that nothing of them stays: without a server."""
 
 import json
 import os

@@ -159,7 +159,7 @@ def test_an_outage_is_asked_about_no_more_often_than_the_backoff_says(monkeypatc
 
 
 def test_a_purge_without_an_answer_does_not_keep_the_database_from_being_opened_again():
-    """What landed waits for the connection: asked of a closed one at every turn it would defer the next attempt."""
+    """The purge waits for the connection: asked of a closed one at every turn it would defer the next attempt."""
     bench = Bench(io_error_backoff_seconds=0.05)
     bench.table.insert(row(1, "a"), row(2, "a"))
     original, refused = bench.source._called, []

@@ -36,7 +36,7 @@ def test_a1_only_a_leader_marks():
 
 
 def test_a2_the_flag_is_cleared_before_the_next_mark():
-    """Else the batch that is marked next would be dropped as well, and so on for good."""
+    """Else the batch that is marked next would be dropped as well, and so on for ever."""
     made = bench(row(1, "a"))
     made.delivery.fail = {1: 1}
     made.turns(12)

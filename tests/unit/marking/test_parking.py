@@ -1,4 +1,4 @@
-"""What becomes of records that can never be sent, and of what follows them."""
+"""The fate of records that can never be sent, and of those that follow them."""
 
 import pytest
 from support.bench import Bench
@@ -46,7 +46,7 @@ def test_a_refused_record_is_parked_and_its_key_held_behind_it(refuse):
 
 
 def test_a_key_is_held_in_its_topic_alone(refuse):
-    """Who may write to one topic cannot hold back what others write to theirs."""
+    """A writer of one topic cannot hold back what others write to theirs."""
     bench = Bench()
     bench.table.insert(
         *[row(1, "account-1", topic="orders"), row(2, "account-1", topic="payments")],
@@ -93,7 +93,7 @@ def test_under_stop_the_harvester_ends_and_says_which_record_it_was(refuse):
 
 
 def test_a_key_that_was_released_is_sent_in_order(refuse):
-    """Somebody retries while the leader still holds the key: what was parked comes before what it has in its hands."""
+    """Somebody retries while the leader still holds the key: parked records come before those in its hands."""
     bench = Bench()
     bench.table.insert(row(1, "a"), row(2, "a"))
     refuse(bench, 1)

@@ -1,4 +1,4 @@
-"""What passes through a pipeline unchanged is passed on as bytes: gated by counts of objects made and of calls."""
+"""Unchanged messages pass through a pipeline as bytes: gated by counts of objects made and of calls."""
 
 import sys
 import threading

@@ -150,7 +150,7 @@ def test_what_was_done_is_told_in_words(harvest, place):
     assert f"the commit log has offsets 0 to {end - 1}; the next message gets {end}" in harvest("status")
     assert harvest("compact") == "0 segments of the commit log compacted, 0 bytes freed; offsets compacted\n"
     with pytest.raises(AssertionError, match=r"plain: nothing to send; next is offset \d+, 0 behind"):
-        harvest("resume", "--step")  # the first writer's outcome is told, though the second's is an error
+        harvest("resume", "--step")  # the first writer's outcome is printed, though the second's is an error
     (place / "flights.yaml").write_text(DECLARED.format(folder=place, follow="false").partition("  checked:")[0])
     assert "checked is not declared: the log is kept for it from 3 on" in " ".join(harvest("status").split())
     assert json.loads(harvest("status", "--json"))["undeclared"] == [{"writer": "checked", "next": 3}]

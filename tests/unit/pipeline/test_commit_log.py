@@ -1,4 +1,4 @@
-"""What a commit log promises while nothing goes wrong, and to who misuses it."""
+"""Promises of a commit log while nothing goes wrong, and its errors for misuse."""
 
 import json
 import subprocess
@@ -245,7 +245,7 @@ def test_threads_read_while_one_appends_and_another_compacts(folder):
         for thread in threads:
             thread.join()
         assert len(found) == 2
-        for seen in found:  # what a compaction overtook is left out, and all else is there once, in order
+        for seen in found:  # entries that a compaction overtook are left out, and all others are there once, in order
             assert set(seen) <= set(written)
             assert [entry.offset for entry in seen] == sorted({entry.offset for entry in seen})
             assert set(seen) >= {entry for entry in written if entry.offset >= len(written) - 3}

@@ -1,4 +1,4 @@
-"""What is not as it was written is found, named by file and byte, and never read; an operator may go on without it."""
+"""Damage is found, named by file and byte, and never read; an operator may go on without it."""
 
 import errno
 import os
@@ -72,7 +72,7 @@ def test_a_changed_byte_in_the_middle_of_a_segment_is_named(folder, base, byte):
 
 
 def test_any_changed_byte_of_any_file_is_found_or_makes_no_difference(folder):
-    """Each byte of a closed log: what is read is right, or an error."""
+    """Each byte of a closed log: reading is right, or an error."""
     dice, named = random.Random(5), set()
     for path in sorted(folder.glob("0*")):
         whole = path.read_bytes()

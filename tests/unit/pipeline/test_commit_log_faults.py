@@ -1,4 +1,4 @@
-"""A disk that is full, or fails, at any call: what was appended is still there, whole, and all goes on afterwards."""
+"""A disk that is full, or fails, at any call: appended entries are still there, whole, and all goes on afterwards."""
 
 import errno
 import os
@@ -62,7 +62,7 @@ class Fault:
 
 
 class Model:
-    """What was appended, acknowledged and flushed, and what may be compacted away by now."""
+    """Entries that were appended, acknowledged and flushed, and those that may be compacted away by now."""
 
     def __init__(self, folder):
         self.log = CommitLog(folder / "log", segment_bytes=300, sync_seconds=1e9)
@@ -77,7 +77,7 @@ class Model:
         first = self.log.end
         try:
             self.log.append(batch)
-        finally:  # what came into the log before it failed is there, too
+        finally:  # entries that came into the log before it failed are there, too
             self.entries += [Entry(first + at, *entry) for at, entry in enumerate(batch[: self.log.end - first])]
 
     def sync(self):

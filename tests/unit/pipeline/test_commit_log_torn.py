@@ -18,7 +18,7 @@ BATCHES = [
 ]
 ENTRIES = [Entry(at, *entry) for at, entry in enumerate(entry for batch in BATCHES for entry in batch)]
 ENDS = [0, 3, 6, 9, 12]
-"""Where batches end: what is torn goes as a whole, for its checksum is that of the batch."""
+"""Ends of batches: a torn batch goes as a whole, for its checksum is that of the batch."""
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_what_a_look_sees_of_a_torn_log_is_whole(root, power):
 
 
 def test_after_a_failed_sync_the_tail_is_written_again(root, power):
-    """What is read back may be in memory only: nobody would write it again, and the next sync would not know."""
+    """The tail read back may be in memory only: nobody would write it again, and the next sync would not know."""
     _, synced, whole = written(root / "log", power)
     again = []
     power.pwrite, real = (

@@ -1,4 +1,4 @@
-"""What a pipeline compacts of its commit log, and what it leaves there for writers that are not at work just now."""
+"""Compaction of a pipeline's commit log, and the part left there for writers that are not at work just now."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Pipelines declared in YAML: what is read of them, and what is told of one that is wrong, with its line."""
+"""Pipelines declared in YAML: their parts, and the errors of a wrong one, each with its line."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the code of others does to a pipeline: transforms that raise, drop and exit, readers and writers that exit."""
+"""The effect of others' code on a pipeline: transforms that raise, drop and exit, readers and writers that exit."""
 
 import sys
 from dataclasses import replace

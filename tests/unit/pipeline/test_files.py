@@ -1,4 +1,4 @@
-"""What the file formats promise beyond the contract: torn tails, files that are never written over, odd values."""
+"""Promises of the file formats beyond the contract: torn tails, files that are never written over, odd values."""
 
 import builtins
 import json
@@ -208,7 +208,7 @@ def test_it_goes_on_after_the_files_that_were_read(tmp_path):
 
 
 def test_files_of_others_are_rows(tmp_path):
-    table = pq.read_table  # what wrote it knows nothing of us
+    table = pq.read_table  # its writer knows nothing of us
     writer(tmp_path / "x", format="parquet").write([message(id=1)])
     plain = table(tmp_path / "x" / "public.t" / "00000001.parquet").select(["id"])
     pq.write_table(plain, tmp_path / "planes.parquet")

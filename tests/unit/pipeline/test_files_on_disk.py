@@ -1,4 +1,4 @@
-"""What file writers promise of the disk: kills at any call, no room, folders and files that change under them."""
+"""Promises of file writers about the disk: kills at any call, no room, folders and files that change under them."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.fixture
 def synced(monkeypatch):
-    """What is synced, in order: folders with the names that they had, files with their sizes."""
+    """Return the syncs, in order: folders with the names that they had, files with their sizes."""
     found, real = [], os.fsync
 
     def fsync(descriptor):

@@ -18,7 +18,7 @@ class Metadata:
 
 
 class Record:
-    """What the client hands out: a record, or an error in place of one."""
+    """A message from the client: a record, or an error in place of one."""
 
     def __init__(self, code=None, timestamp=5):
         self._error = KafkaError(code, "bad batch") if code is not None else None

@@ -1,4 +1,4 @@
-"""How far a writer is: what is kept, when, and what is never kept too early."""
+"""The offset of a writer: kept in time, and never too early."""
 
 import pytest
 from support.log_format import decode

@@ -1,4 +1,4 @@
-"""What decoded changes become: one message for each row, and what was not sent of a row is asked for."""
+"""Messages of decoded changes: one for each row, and a part of a row that was not sent is asked for."""
 
 import pytest
 

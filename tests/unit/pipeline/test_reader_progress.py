@@ -1,4 +1,4 @@
-"""What a reader is told of, and when; and that it is let go."""
+"""Progress reported to a reader, and when; and that the reader is let go."""
 
 import threading
 

@@ -159,7 +159,7 @@ def test_operators_choices_mark_as_acknowledged_without_sending(tmp_path):
 
 
 def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(tmp_path):
-    """What every writer has passed is dropped from closed segments; the reader is still given its last messages."""
+    """Messages that every writer has passed are dropped from closed segments; the reader still gets its last ones."""
     log = CommitLogSettings(segment_bytes=4096, compact_seconds=0.0)
     given = [*messages("C"), *messages("AB" * 200, first=1)]
     c0, reader = Taking(), Script(given, batch=50)

@@ -1,4 +1,4 @@
-"""How a pipeline ends: told to, by a failure, by policy; and what it leaves to go on from."""
+"""Ends of a pipeline: on request, by a failure, by policy; and what each leaves to go on from."""
 
 import threading
 import time
@@ -150,7 +150,7 @@ def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(
 
 
 def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
-    """So it can be told to stop between any two of the log's messages."""
+    """So it can stop between any two of the log's messages."""
     declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
     Pipeline(declaration).run()
     new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})

@@ -1,4 +1,4 @@
-"""What `OutboxRecord.check` lets through can be stored and sent; what it stops, it names."""
+"""Records that `OutboxRecord.check` passes can be stored and sent; it names the fault of the others."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Where set-up keeps what it downloads, what it trusts, and what cleaning leaves."""
+"""The folder for downloads of the set-up, the certificates it trusts, and what cleaning leaves."""
 
 import functools
 import http.server

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.quick
 
 PAGE = ROOT / "docs" / "log-events.md"
 SENTENCES = "airflow_dags/"
-"""Where tasks write for people: into the log of Airflow's task."""
+"""Folder of tasks that write sentences: into the log of Airflow's task."""
 
 MADE_ELSEWHERE = {
     ("harvest_lib/database.py", "error"): (

@@ -1,4 +1,4 @@
-"""What set-up brings of the machine, and what becomes of tests where it is lacking."""
+"""Programs that the set-up installs on the machine, and the tests that need one that is lacking."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The runner of the tiers: what failed is asked once more, alone, and nothing that did not run counts as passed."""
+"""The runner of the tiers: a failed test runs once more, alone, and nothing that did not run counts as passed."""
 
 import json
 import os

@@ -72,7 +72,7 @@ def dockerfile(instruction):
 
 
 def accepted(words):
-    """Tell whether the command line is one that the command takes."""
+    """Return True if the command takes the command line."""
     command = get_command(app)
     name, sub, arguments = command.resolve_command(Context(command), words)
     return sub.make_context(name, list(arguments), resilient_parsing=False)

@@ -1,4 +1,4 @@
-"""What a session of tests leaves in the state folder."""
+"""Files that a session of tests leaves in the state folder."""
 
 from types import SimpleNamespace
 

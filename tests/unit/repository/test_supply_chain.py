@@ -1,4 +1,4 @@
-"""What is said of the packages beside our own, with the real lock, the real uv and a database that answers as told."""
+"""The report on packages beside our own, with the real lock, the real uv and a database with fixed answers."""
 
 import json
 import socket

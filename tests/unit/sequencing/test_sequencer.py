@@ -1,4 +1,4 @@
-"""What becomes of single messages, as the sequencer counts them."""
+"""The fate of single messages, as the sequencer counts them."""
 
 import pytest
 

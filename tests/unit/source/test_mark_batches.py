@@ -77,7 +77,7 @@ def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_fo
 
 
 def test_what_was_parked_is_not_purged_once_people_have_put_it_back():
-    """By whoever goes on from a position that was kept meanwhile: it was never sent."""
+    """The successor goes on from a position that was kept meanwhile: it was never sent."""
     table = filled(4)
     leader = MarkPages(FakeSource(table))
     leader.open(None)

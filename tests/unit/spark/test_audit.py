@@ -1,4 +1,4 @@
-"""What the audit by Spark promises without Spark, Kafka and Postgres."""
+"""Promises of the audit by Spark without Spark, Kafka and Postgres."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How the command lines of the jobs end, and what they say when they do."""
+"""Ends of the jobs' command lines, and their messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the contracts refuse, in pandas, and that both models of each say the same."""
+"""Refusals of the contracts, in pandas, and that both models of each say the same."""
 
 import uuid
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What the flights job promises without Spark and without Postgres."""
+"""Promises of the flights job without Spark and without Postgres."""
 
 import gzip
 import zipfile

@@ -1,4 +1,4 @@
-"""What the reading half of the format `outbox` decides without a database."""
+"""Decisions of the reading half of the format `outbox` without a database."""
 
 import subprocess
 import sys

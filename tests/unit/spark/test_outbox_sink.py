@@ -1,4 +1,4 @@
-"""What the sink promises without Spark and without Postgres."""
+"""Promises of the sink without Spark and without Postgres."""
 
 import pytest
 from psycopg import sql

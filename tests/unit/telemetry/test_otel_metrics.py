@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 
 class Subject:
-    """Whose numbers are reported: `asked` says how often."""
+    """The subject of the numbers: `asked` says how often."""
 
     def __init__(self, delivered=7):
         self.delivered = delivered

@@ -1,4 +1,4 @@
-"""The server of `--listen`: what it answers, to whom, and who cannot hold it up."""
+"""The server of `--listen`: its answers, the clients that get them, and those that cannot hold it up."""
 
 import logging
 import socket
@@ -23,7 +23,7 @@ COUNTER = Metric(name="a_total", kind="counter", help="Counts.", labels=())
 
 
 class Subject:
-    """What is served: as it is told to be."""
+    """The subject that is served, as a test sets it."""
 
     def __init__(self):
         self.series = {("orders",): 1.0}
