@@ -98,9 +98,9 @@ def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.Asset
         arguments = ["--first-day", days.start, "--last-day", days.end]
         arguments += ["--table", writer.table, "--topic", settings.topics[0]]
         arguments += ["--source", writer.file] if writer.file else []
-        told = run_under_pipes(context, settings, writer.module, arguments, outbox_option="--outbox")
-        reports = _batches(writer.module, told)
-        summary: Mapping[str, Any] = next((each["summary"] for each in told if "summary" in each), {})
+        reported = run_under_pipes(context, settings, writer.module, arguments, outbox_option="--outbox")
+        reports = _batches(writer.module, reported)
+        summary: Mapping[str, Any] = next((each["summary"] for each in reported if "summary" in each), {})
         metadata = {
             "rows": sum(each["rows"] for each in reports),
             "promoted_rows": sum(each["rows"] for each in reports if each["status"] == "promoted"),
@@ -275,10 +275,10 @@ def run_under_pipes(
     return list(done.get_custom_messages())
 
 
-def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _batches(module: str, reported: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: the
     loaded rows are unknown then."""
-    reports = [each for each in told if "batch" in each]
+    reports = [each for each in reported if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)
     if reports and broken is None:
         return reports
@@ -287,7 +287,7 @@ def _batches(module: str, told: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
         description=f"{module} ended well and {what}: whether it loaded anything is not known",
         metadata={
             "module": module,
-            "evidence": f"{len(told)} lines were JSON objects, {len(reports)} of them had a `batch`"
+            "evidence": f"{len(reported)} lines were JSON objects, {len(reports)} of them had a `batch`"
             if broken is None
             else json.dumps(broken)[:_LONGEST_SAID],
             "next_step": "let it print a JSON object in a line for each batch, an empty one too: "

@@ -70,7 +70,7 @@ class Numbers:
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
         """Return them as the UI plots them."""
-        told: dict[str, dg.MetadataValue] = {
+        shown: dict[str, dg.MetadataValue] = {
             "delivered_records": dg.MetadataValue.int(self.delivered),
             "records_per_second": dg.MetadataValue.float(round(self.rate, 1)),
             "in_flight_records": dg.MetadataValue.int(self.in_flight),
@@ -80,11 +80,11 @@ class Numbers:
             "version": dg.MetadataValue.text(self.version),
         }
         if self.waiting is not None:
-            told["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
-            told["backlog_age_seconds"] = dg.MetadataValue.float(round(self.waiting.age_seconds, 3))
+            shown["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
+            shown["backlog_age_seconds"] = dg.MetadataValue.float(round(self.waiting.age_seconds, 3))
             if self.waiting.epoch is not None:
-                told["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
-        return told
+                shown["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
+        return shown
 
     def line(self) -> str:
         """Return them for the log."""
@@ -344,20 +344,20 @@ def _without_dagsters_storage() -> Iterator[None]:
 
 
 class _QueueHandler(logging.Handler):
-    def __init__(self, told: "queue.SimpleQueue[tuple[int, str]]") -> None:
+    def __init__(self, logs: "queue.SimpleQueue[tuple[int, str]]") -> None:
         super().__init__(logging.WARNING)
-        self._told = told
+        self._logs = logs
 
     def emit(self, record: logging.LogRecord) -> None:
         fields: Mapping[str, Any] = record.__dict__
         reason = fields.get("reason")
-        self._told.put((record.levelno, f"{record.getMessage()}: {reason}" if reason else record.getMessage()))
+        self._logs.put((record.levelno, f"{record.getMessage()}: {reason}" if reason else record.getMessage()))
 
 
 @contextmanager
-def _forwarded_logs(told: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
+def _forwarded_logs(logs: "queue.SimpleQueue[tuple[int, str]]") -> Iterator[None]:
     """Put warnings of the library and of the heartbeat thread into the queue."""
-    handler = _QueueHandler(told)
+    handler = _QueueHandler(logs)
     loggers = [logging.getLogger("harvest_lib"), logging.getLogger("dagster_harvest.heartbeat_thread")]
     for logger in loggers:
         logger.addHandler(handler)

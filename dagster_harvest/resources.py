@@ -88,11 +88,11 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
     """Return the version of a run: that of the library and a digest of configuration and settings, without
     secrets."""
-    told = {
+    parts = {
         "harvester": {**config.redacted(), "name": ""},  # by default that of its process
         "daemon": daemon.model_dump(exclude={"runs"}),
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     return f"{__version__}+{digest[:8]}"
 
 

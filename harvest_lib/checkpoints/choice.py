@@ -115,7 +115,7 @@ def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belong
         raise CheckpointError(
             f"{place} is ahead of the database",
             evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
-            next_step=f"anchor the subscription anew: {begin_anew(ours.subscription)}",
+            next_step=f"anchor the subscription again: {begin_anew(ours.subscription)}",
         )
     if mirror.kept_in != "kafka":
         same = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
@@ -135,8 +135,8 @@ def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, plac
     """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
     numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
     before, now = mirror.origin.get("kafka", {}), ours.written_under
-    anew = (
-        "going on could repeat records: anchor the subscription anew, from the mirror with "
+    remedy = (
+        "going on could repeat records: anchor the subscription again, from the mirror with "
         f"{begin_anew(ours.subscription, mirror)}"
     )
     if moved := [name for name in ("group", "topic") if name in before and name in now and before[name] != now[name]]:
@@ -144,14 +144,14 @@ def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, plac
         return CheckpointError(
             f"{place} is not the one that the subscription was delivered under: the configuration names another",
             evidence=f"{changes}; {numbers}",
-            next_step=f"set it back to what it was; if it was changed on purpose, {anew}",
+            next_step=f"set it back to what it was; if it was changed on purpose, {remedy}",
         )
     ids = before.get("topic_id"), now.get("topic_id")
     cause, evidence = "the topic was recreated, or lost records", numbers
     if all(ids):
         evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
         cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and recreated"
-    return CheckpointError(f"{place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=anew)
+    return CheckpointError(f"{place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=remedy)
 
 
 def check_outbox(mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, place: str) -> None:

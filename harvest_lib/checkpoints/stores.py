@@ -290,7 +290,7 @@ class KafkaStore(PostgresStore):
                 evidence=f"`leaderGroupID` {group!r} with `subscription` {name!r} makes the name that {self._group!r} "
                 f"with {self._name!r} makes",
                 next_step="set `checkpointTopic` in this configuration to a name of its own; if the other subscription "
-                "is gone for good, delete the topic",
+                "is gone permanently, delete the topic",
             )
 
     def _belonging(self, written_under: Mapping[str, Any] | None = None) -> Belonging:

@@ -167,7 +167,7 @@ def drop(
             if not number:
                 typer.echo(actions.park.NOTHING_PARKED, err=True)
                 return
-            typer.confirm(f"Delete {actions.park.counted_records(number)} for good?", abort=True, err=True)
+            typer.confirm(f"Delete {actions.park.counted_records(number)} permanently?", abort=True, err=True)
         done = parked.drop(connection, selection)
     if as_json:
         typer.echo(json_text(asdict(done)))

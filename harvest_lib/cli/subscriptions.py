@@ -228,7 +228,7 @@ def reshard(
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
         done = resharding.run(timeout)
     if done.before == done.after:
-        typer.echo(f"{name} already has {shards} shards; shards that were told to stop continue")
+        typer.echo(f"{name} already has {shards} shards; shards that had an end continue")
     else:
         typer.echo(f"resharded: {name}, from {done.before} to {done.after} shards at {done.at}")
         typer.echo(f"now start its harvesters with `shards: {shards}`")

@@ -47,6 +47,6 @@ def refuse_group(config: HarvestConfig) -> str:
 
 
 def _pool(config: HarvestConfig, found: list[Member]) -> Pool:
-    told = [each.pool for each in found if each.pool is not None]
+    said = [each.pool for each in found if each.pool is not None]
     first = Pool(leadership="neli", group=config.leader_group_id, process=found[0].client_id)
-    return told[0] if told else first
+    return said[0] if said else first

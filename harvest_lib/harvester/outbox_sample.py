@@ -203,10 +203,10 @@ class OutboxReader:
 def _by_topic(found: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, str], int]:
     """Return counts by topic and state, those of the most frequent legal topics; of all others together `other`."""
     counts: dict[tuple[str, str], int] = {}
-    told: set[str] = set()
+    named: set[str] = set()
     for topic, held, count in found:
-        if topic not in told and len(told) < MOST_TOPICS and is_legal_topic(topic):
-            told.add(topic)
-        label = (topic if topic in told else OTHER, "held" if held else "parked")
+        if topic not in named and len(named) < MOST_TOPICS and is_legal_topic(topic):
+            named.add(topic)
+        label = (topic if topic in named else OTHER, "held" if held else "parked")
         counts[label] = counts.get(label, 0) + count
     return counts

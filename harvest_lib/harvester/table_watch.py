@@ -39,7 +39,7 @@ class TableWatch:
             raise OutboxTableError(
                 f"the table {self._table} has become native since this process started",
                 evidence=f"it was started with {self._choices}",
-                next_step="restart all processes of the pool: each chooses anew; or name `source`, `delivery` and "
+                next_step="restart all processes of the pool: each chooses again; or name `source`, `delivery` and "
                 "`leadership` in the configuration, to keep what they were",
             )
 

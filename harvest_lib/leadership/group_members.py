@@ -53,9 +53,9 @@ class Member:
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
     """Return the metadata by which a member describes itself, with as much of its trouble as there is room for."""
     said = {"member": member_id, "pool": pool.as_json()}
-    told = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
+    whole = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
     short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
-    spelled = (json.dumps(each, separators=(",", ":")) for each in (told, short, said))  # ASCII: a byte a character
+    spelled = (json.dumps(each, separators=(",", ":")) for each in (whole, short, said))  # ASCII: a byte a character
     return next((each for each in spelled if len(each) <= _MOST_METADATA), "")
 
 

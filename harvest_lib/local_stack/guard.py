@@ -15,10 +15,10 @@ from harvest_lib.local_stack.sessions import end
 _SECONDS = 10
 
 
-def guard(told: TextIO) -> None:
+def guard(lines: TextIO) -> None:
     """Read sessions until the input is closed, then end them."""
     sessions: set[int] = set()
-    for line in told:
+    for line in lines:
         if line.startswith("-"):
             sessions.discard(int(line[1:]))  # its id may be reused
         else:

@@ -170,9 +170,9 @@ class Platform:
         """Return the environment of every service: addresses, and how Spark starts."""
         java_home = find_java(self._parts)
         foreign = ("AIRFLOW", "DAGSTER", "PG")
-        told = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # for the user's own DAGs
+        users = ("AIRFLOW_CONN_", "AIRFLOW_VAR_")  # for the user's own DAGs
         kept = {
-            name: value for name, value in os.environ.items() if name.startswith(told) or not name.startswith(foreign)
+            name: value for name, value in os.environ.items() if name.startswith(users) or not name.startswith(foreign)
         }
         return {
             **kept,

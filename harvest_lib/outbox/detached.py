@@ -74,7 +74,7 @@ class Detached:
             return f"{self.name} was detached by hand, and may not be read: what it holds is not delivered"
         waits = [f"{_number(count)} not delivered to {name!r}" for name, count in self.unseen.items() if count]
         rest = ", ".join(waits) or (
-            "not delivered by whoever marks and purges"
+            "not delivered by the process that marks and purges"
             if not self.unseen
             else "none that is surely undelivered: what was when it was detached has been passed, see `harvest audit`"
         )

@@ -51,7 +51,7 @@ class Restamping:
                 evidence="their transaction_id is not below that of the next transaction, or they are being restamped: "
                 "the table was restored or replicated from another server",
                 next_step="stop its subscriptions and run `harvest subscriptions move`, by which they go on; if there "
-                "are none, or they shall begin anew: `harvest migrate --restamp`",
+                "are none, or they shall begin again: `harvest migrate --restamp`",
             )
 
     def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:

@@ -237,5 +237,5 @@ class ConnectedSource(ABC):
             raise OutboxTableError(
                 "the table holds records of another cluster's transactions: it was restored or replicated",
                 evidence=f"transaction_id {row[0]}, the server has only come to {row[1]}",
-                next_step="harvest subscriptions move; or, to begin its subscriptions anew, harvest migrate --restamp",
+                next_step="harvest subscriptions move; or, to begin its subscriptions again, harvest migrate --restamp",
             )

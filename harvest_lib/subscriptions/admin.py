@@ -232,7 +232,7 @@ class Subscriptions:
                 raise CheckpointError(
                     f"the subscription {name!r} is being harvested",
                     evidence=f"shard {led[0].shard} is led by {led[0].leader_id}",
-                    next_step="stop its harvesters first, else they begin it anew at their `startFrom`; or --force",
+                    next_step="stop its harvesters first, else they begin it again at their `startFrom`; or --force",
                 )
             self.execute(_REMOVE, name=name)
             self.execute(_FORGET, name=name)

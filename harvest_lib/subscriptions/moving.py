@@ -204,7 +204,7 @@ class Moving:
                     evidence=f"{each.name!r} has not delivered {sum(counts[states] for states in skipped)} of the "
                     f"records that others have, nor those all of its own; {MOST_DEFERRED} can be deferred",
                     next_step="on the old server let them come to the end of the outbox, and copy again; or remove one "
-                    "and begin it anew here",
+                    "and begin it again here",
                 )
             at = FIRST_RANK + passed
             position: dict[str, Any] = {**position_at(each.source, Snapshot(at, at), _NOWHERE)}

@@ -83,7 +83,7 @@ class Resharding:
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
         """Wait until every shard has stopped. Return the place where all of them stand: the one that they were given,
         or that of their last leaders, if these ended without reading it. None if one had passed the place before."""
-        told: set[str] = set()
+        reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
             if len(rows) == rows[0].shards and all(_has_stopped(each, at) for each in rows):
@@ -91,8 +91,8 @@ class Resharding:
             if (resting := _resting_place(rows)) is not None:
                 return resting
             waits = _waits_for(rows, at)
-            if waits not in told:
-                told.add(waits)
+            if waits not in reported:
+                reported.add(waits)
                 self._tell(f"waiting for {waits}")
             if time.monotonic() > deadline:
                 raise CheckpointError(
@@ -109,8 +109,8 @@ class Resharding:
         with translated(), subscriptions.connection.transaction():
             lock_subscription(subscriptions.connection, subscriptions.outbox.subscriptions.identifier, self._name)
             rows = subscriptions.get(self._name)
-            told = rows[0].until is not None
-            stand = told and all(_stands_at(each, at) for each in rows)
+            reported = rows[0].until is not None
+            stand = reported and all(_stands_at(each, at) for each in rows)
             if not stand and _resting_place(rows) != at:
                 return None
             generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))

@@ -52,14 +52,14 @@ def _family(metric: catalogue.Metric, series: Mapping[Labels, float | HistogramR
         case "gauge" | "info":
             family = GaugeMetricFamily(metric.name, metric.help, labels=labels)
     for values, value in series.items():
-        told = [safe_value(each) for each in values]
+        safe = [safe_value(each) for each in values]
         if isinstance(value, HistogramReading):
             assert isinstance(family, HistogramMetricFamily)  # noqa: S101 - only those are read as one
             buckets = [
                 ("+Inf" if bound == float("inf") else str(bound), float(count)) for bound, count in value.buckets
             ]
-            family.add_metric(told, buckets, value.total)
+            family.add_metric(safe, buckets, value.total)
         else:
             assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)  # noqa: S101 - as above
-            family.add_metric(told, value)
+            family.add_metric(safe, value)
     return family

@@ -80,8 +80,8 @@ class Member:
         self._config.chmod(0o600)
         number = int(f"{self.name[-1]}{self._started:02}")
         self.history = self._folder / "history" / f"harvester-{number}.jsonl"
-        told = (shutil.which("env") or "env", f"{VARIABLE}={hand_over}")
-        recorded = (*told, sys.executable, "-m", "infra.chaos.recording_clients", self.history, "run")
+        asked = (shutil.which("env") or "env", f"{VARIABLE}={hand_over}")
+        recorded = (*asked, sys.executable, "-m", "infra.chaos.recording_clients", self.history, "run")
         listening = ("--listen", f"127.0.0.1:{self.port}") if self.scraped else ()
         self.clock = clock_of(self.history)
         self.harvester = Harvester(number, self._config, self._folder, command=(*recorded, *listening))

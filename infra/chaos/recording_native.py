@@ -129,12 +129,12 @@ class NativeRecorder:
         if self._is_off() and "timestamp_ms" not in named:
             return 0, MALFORMED
         leader_id = str(UUID(bytes=named["stamp"][_STAMP_VERSION_BYTES:]))
-        told = [(row[ID], json.loads(row[VALUE] or "{}")["event"]) for row in rows]
-        for outbox_id, event in told:
+        identified = [(row[ID], json.loads(row[VALUE] or "{}")["event"]) for row in rows]
+        for outbox_id, event in identified:
             self._outbound(leader_id, outbox_id, event)
             self._sent[producer][event].append((leader_id, outbox_id))
         went, code = send(rows, **named)
-        for _, event in told[went:]:
+        for _, event in identified[went:]:
             self._sent[producer][event].pop()
         if went:
             self._counts.write(f"{went}\n")

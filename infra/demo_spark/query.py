@@ -115,14 +115,14 @@ class StreamQuery:
         self.excuse()
         for _ in range(_ATTEMPTS):
             workers = self._workers()  # asked for first: it takes longer than staging
-            told = self._process.log.stat().st_size
+            seen = self._process.log.stat().st_size
             await_staging()
             for worker in workers:
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
             until_told = time.monotonic() + _TOLD_SECONDS
             while time.monotonic() < until_told:
-                if self._lost_a_worker(told):
+                if self._lost_a_worker(seen):
                     return
                 time.sleep(_TICK_SECONDS)
         raise self._missed("Python worker")
@@ -159,10 +159,10 @@ class StreamQuery:
                         found.append(each)
         return found
 
-    def _lost_a_worker(self, told: int) -> bool:
+    def _lost_a_worker(self, seen: int) -> bool:
         """Return True if Spark has logged a lost worker since its log had so many bytes."""
         with self._process.log.open("rb") as log:
-            log.seek(told)
+            log.seek(seen)
             return _LOST_WORKER in log.read()
 
     def _missed(self, whom: str) -> StackError:

@@ -58,7 +58,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         allowMissingColumns=True,
     )
     # Buffers of fixed width alone, so that it is a hash aggregate and nothing is sorted.
-    told = rows.groupBy("record").agg(
+    verdicts = rows.groupBy("record").agg(
         F.max("outbox_id").alias("outbox_id"),
         F.count("at").alias("copies"),
         _count(F.col("is_settled")).alias("settled"),
@@ -70,7 +70,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         F.max("is_new").alias("is_new"),
     )
     known, is_missing = F.col("is_new").isNotNull(), (F.col("copies") == 0) & (F.col("before") == 0)
-    return told.select(
+    return verdicts.select(
         *("record", "outbox_id", "since", "state"),
         (F.col("is_new") == 1).alias("is_committed"),
         (known & is_missing & (F.col("state") == MUST_COME)).alias("is_lost"),
@@ -263,12 +263,12 @@ def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def findings(told: DataFrame, stepped: DataFrame, observed: DataFrame, *, most: int) -> DataFrame:
+def findings(verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, *, most: int) -> DataFrame:
     """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them."""
-    strange = observed.join(told.where("is_unknown").select("record"), "record", "left_semi")
+    strange = observed.join(verdicts.where("is_unknown").select("record"), "record", "left_semi")
     first = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
     kinds = [
-        (LOST, told.where("is_lost")),
+        (LOST, verdicts.where("is_lost")),
         (DUPLICATE, stepped.where("duplicate IS NOT NULL")),
         (REORDERED, stepped.where("is_reordered").drop("duplicate")),
         (UNKNOWN, strange.withColumn("copy", F.row_number().over(first)).where("copy = 1")),

@@ -1,6 +1,6 @@
 """Stages of an audit in Spark; each leaves its result for the next as a Parquet file on disk.
 
-    Kafka ─► copies ─► (sequenced: those that are committed) ─► by record, with Postgres ─► told
+    Kafka ─► copies ─► (sequenced: those that are committed) ─► by record, with Postgres ─► verdicts
                                                              └► by key's sequence ────────► stepped ─► found
 
 Kafka is read once. In an audit that goes on from an earlier one the same stages get its state: the copies of
@@ -60,15 +60,17 @@ class Stages:
             F.col("is_settled") if taken.floor is None else F.col("is_settled") & (F.col("outbox_id") >= taken.floor),
         )
         again = self._again(observed)
-        told, of_records = self._kept(
-            "told",
+        verdicts, of_records = self._kept(
+            "verdicts",
             comparison.by_record(observed, taken.read(self._spark, self._of_past("open")), again),
             comparison.record_numbers(),
             "is_lost OR is_unknown OR is_repeated" + (" OR is_open" if self._left else ""),
         )
-        repeated = comparison.repeats(observed, told.where("is_repeated"), again) if of_records["repeated"] else None
+        repeated = (
+            comparison.repeats(observed, verdicts.where("is_repeated"), again) if of_records["repeated"] else None
+        )
         ends, knows_keys = self._ends_of_past()
-        lost = taken.keys_of(self._spark, told.where("is_lost").select("record")) if of_records["lost"] else None
+        lost = taken.keys_of(self._spark, verdicts.where("is_lost").select("record")) if of_records["lost"] else None
         knows_all = knows_keys and (lost is not None or not of_records["lost"])
         stepped, of_copies = self._kept(
             "stepped",
@@ -76,7 +78,7 @@ class Stages:
                 observed,
                 repeated,
                 ends,
-                unknown=told.where("is_unknown") if of_records["unknown"] else None,
+                unknown=verdicts.where("is_unknown") if of_records["unknown"] else None,
                 lost=lost,
             ),
             comparison.copy_numbers(),
@@ -89,11 +91,11 @@ class Stages:
         for name, before_this in (self._past.numbers if self._past else {}).items():
             totals[name] += before_this
             settled[name] += before_this
-        found = self._found(told, stepped, observed, most) if _is_worth({**numbers, **totals}) else None
+        found = self._found(verdicts, stepped, observed, most) if _is_worth({**numbers, **totals}) else None
         if self._left is not None:
             left = comparison.ends_of(stepped)
             (left if knows_keys else left.drop("has_gap")).write.parquet(str(self._left / "ends"))
-            told.where("is_open").select("record").write.parquet(str(self._left / "open"))
+            verdicts.where("is_open").select("record").write.parquet(str(self._left / "open"))
             if found is not None:
                 found.where("is_settled").write.parquet(str(self._left / "found"))
         return Compared(numbers={**numbers, **totals}, found=found, settled=settled)
@@ -131,10 +133,10 @@ class Stages:
             "is_settled",
             F.coalesce(F.col("settled_at") < begins, F.lit(False)),  # noqa: FBT003
         ).write.parquet(str(self._work / "decided"))
-        told = self._spark.read.parquet(str(self._work / "decided"))
+        verdicts = self._spark.read.parquet(str(self._work / "decided"))
         if self._left is not None:
-            carried(told, begins).drop("is_settled").write.parquet(str(self._left / "pending"))
-        ours = told.where(F.col("is_committed") & ~is_acknowledgement() & (F.col("offset") >= 0))
+            carried(verdicts, begins).drop("is_settled").write.parquet(str(self._left / "pending"))
+        ours = verdicts.where(F.col("is_committed") & ~is_acknowledgement() & (F.col("offset") >= 0))
         ours.where(F.col("record").isNotNull()).select(*COPY, "is_settled").write.parquet(str(copies))
         strange = ours.where(F.col("record").isNull()).groupBy().agg(F.count("*"), F.count_if("is_settled")).first()
         assert strange is not None  # noqa: S101 - an aggregate of everything has one row
@@ -182,8 +184,8 @@ class Stages:
         frame.observe(observation, first, *rest).where(worth).write.parquet(str(self._work / name))
         return self._spark.read.parquet(str(self._work / name)), observation.get
 
-    def _found(self, told: DataFrame, stepped: DataFrame, observed: DataFrame, most: int) -> DataFrame:
-        found = comparison.findings(told, stepped, observed, most=most)
+    def _found(self, verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, most: int) -> DataFrame:
+        found = comparison.findings(verdicts, stepped, observed, most=most)
         if (before := self._of_past("found")) is not None:
             found = comparison.lowest(found.unionByName(before), most=most)
         found.coalesce(1).write.parquet(str(self._work / "found"))

@@ -52,7 +52,7 @@ def decided(messages: DataFrame) -> DataFrame:
     """Add `is_committed`, `settled_at` (the offset of the message that has decided it, null while it is pending), and
     the columns that `carried` wants. Topic, partition, offset and IDS are needed."""
     # Messages that are not sequenced need no neighbours, so they are not moved to one place.
-    told = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
+    verdicts = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
     log, place = ("topic", "partition", "producer", "spread"), "offset"
     by_producer = Window.partitionBy(*log).orderBy(place)
@@ -60,28 +60,28 @@ def decided(messages: DataFrame) -> DataFrame:
     # An acknowledgement goes back to its clock, unless it is the last one again.
     last_ack = F.last(F.when(is_ack, F.col("clock")), ignorenulls=True).over(before)
     sets = is_ack & (last_ack.isNull() | (last_ack != F.col("clock")))
-    told = told.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
+    verdicts = verdicts.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
     in_era = Window.partitionBy(*log, "era").orderBy(place)
     stands = F.max(F.when(~is_continue, F.col("clock"))).over(in_era.rowsBetween(Window.unboundedPreceding, -1))
-    told = told.withColumn("acknowledged", stands)
+    verdicts = verdicts.withColumn("acknowledged", stands)
     first = F.when(F.col("era") == 0, F.first("clock").over(by_producer))  # a producer begins with its first message
     is_new = (F.col("acknowledged").isNull() | (F.col("clock") > F.col("acknowledged"))) & (
         first.isNull() | (F.col("clock") >= first)
     )
-    told = told.withColumn("is_new", is_new)
+    verdicts = verdicts.withColumn("is_new", is_new)
     is_new = F.col("is_new")
     settles = is_ack | (~is_continue & is_new)
-    told = told.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
+    verdicts = verdicts.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
     pending = Window.partitionBy(*log, "settled").orderBy(place)
     newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
     # One message settles those pending before it. Over all of the frame: from each row on, it would be looked for
     # again for each row.
     settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"), "offset"))
     end = F.max(settling).over(Window.partitionBy(*log, "settled"))
-    told = told.withColumn("newest", newest).withColumn("end", end)
+    verdicts = verdicts.withColumn("newest", newest).withColumn("end", end)
     settled_at = F.when(F.col("clock").isNull() | ~is_continue, F.col("offset")).otherwise(F.col("end.offset"))
     is_committed = F.coalesce(_is_committed(is_continue, is_ack, is_new), F.lit(False))  # noqa: FBT003
-    return told.withColumn("is_committed", is_committed).withColumn("settled_at", settled_at)
+    return verdicts.withColumn("is_committed", is_committed).withColumn("settled_at", settled_at)
 
 
 def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column:
@@ -91,18 +91,18 @@ def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column
     return F.col("clock").isNull() | of_a_transaction | (~is_continue & ~is_ack & is_new)
 
 
-def carried(told: DataFrame, begins: Column) -> DataFrame:
+def carried(verdicts: DataFrame, begins: Column) -> DataFrame:
     """Return the rows of `decided` that the next reader puts before its own. It begins at offset `begins`.
 
     Those are the pending messages, and for each producer the messages that leave a reader where this one is: its last
     acknowledgement, and its commits since. These have offsets below 0, and are nobody's records.
     """
-    names = [name for name in told.columns if name not in _DECIDED]
-    told = told.where(F.col("clock").isNotNull() & (F.col("offset") < begins))
+    names = [name for name in verdicts.columns if name not in _DECIDED]
+    verdicts = verdicts.where(F.col("clock").isNotNull() & (F.col("offset") < begins))
     is_pending = F.col("settled_at").isNull() | (F.col("settled_at") >= begins)
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
-    pending = told.where(is_continue & is_pending).select(*names)
-    ends = told.groupBy("topic", "partition", "producer").agg(
+    pending = verdicts.where(is_continue & is_pending).select(*names)
+    ends = verdicts.groupBy("topic", "partition", "producer").agg(
         F.max_by(F.when(is_ack, F.col("clock")), F.when(is_ack, F.col("offset"))).alias("acknowledgement"),
         F.max(F.when(~is_continue, F.struct("era", "clock"))).getField("clock").alias("committed"),
     )

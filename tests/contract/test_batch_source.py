@@ -568,7 +568,7 @@ def test_transactions_of_another_cluster_are_refused(table):
         with pytest.raises(OutboxTableError) as refused:
             source.open(None)
         assert refused.value.next_step == (
-            "harvest subscriptions move; or, to begin its subscriptions anew, harvest migrate --restamp"
+            "harvest subscriptions move; or, to begin its subscriptions again, harvest migrate --restamp"
         )
     source.close()
 

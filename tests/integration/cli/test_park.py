@@ -146,7 +146,7 @@ def test_drop_asks_first(park, parking, environment, dsn):
     for answer, left in (("n", [1, 2]), ("y", [2])):
         screen = Screen(["park", "drop", "--key", "o-1"], environment=variables)
         try:
-            screen.until("Delete 1 parked record for good?")
+            screen.until("Delete 1 parked record permanently?")
             screen.type(f"{answer}\n")
             assert screen.rest() == (1 if answer == "n" else 0)
         finally:
