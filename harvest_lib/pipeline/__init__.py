@@ -4,9 +4,9 @@
                          └► transforms ─► writer 2 ─► its offset log
 
 Promises
-- At least once: what the reader sent down is in the commit log before any writer gets it, and reaches each of them.
+- At least once: a message of the reader is in the commit log before any writer gets it, and reaches each of them.
 - Per namespace, each writer gets messages in the order of the log.
-- Only what a writer did since its offsets were last flushed can come to it again.
+- Only messages that a writer wrote since its offsets were last flushed can come to it again.
 
 By the design of Transporter.
 """

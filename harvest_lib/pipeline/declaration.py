@@ -1,20 +1,20 @@
-"""What a pipeline is declared as, in YAML: a reader, and writers with their filters and transforms.
+"""Declaration of a pipeline, in YAML: a reader, and writers with their filters and transforms.
 
     folder: flights.pipeline            # where commit log and offsets are, beside this file
     reader:
       adaptor: postgres
-      …                                 # what the adaptor needs
+      …                                 # options of the adaptor
     writers:
       lake:                             # a name of one's own
         adaptor: file
-        …                               # what the adaptor needs
+        …                               # options of the adaptor
         namespace: ^public\\.flights$    # default: everything
         transforms:
           - omit: [tailnum]
         on_error: stop                  # or stop_writer: the others go on
         on_transform_error: stop        # or park: its message is parked in the folder
 
-Everything that is wrong with a file is reported together, each problem with its line, and none with a value.
+All problems of a file are reported together, each with its line, and none with a value.
 """
 
 import difflib
@@ -42,7 +42,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredReader:
-    """Where messages come from. `open` makes what reads them; it connects when it is used."""
+    """Source of messages. `open` makes its reader, which connects when it is used."""
 
     adaptor: str
     open: Callable[[], Reader]
@@ -50,7 +50,7 @@ class DeclaredReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredWriter:
-    """Where messages go. `open` makes what writes them; it connects when it is used."""
+    """Destination of messages. `open` makes its writer, which connects when it is used."""
 
     name: str
     adaptor: str
@@ -70,24 +70,24 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Return the pipeline's name, by default that of its folder."""
         return self.settings.name or self.settings.folder.name
 
     @property
     def folder(self) -> Path:
-        """Where commit log and offsets are."""
+        """Return the folder of commit log and offsets."""
         return self.settings.folder
 
 
 def load(path: str | os.PathLike[str]) -> Declaration:
-    """Read a declaration; nothing is connected to. Raises ConfigError with all that is wrong."""
+    """Read a declaration; nothing is connected to. Raises ConfigError with all problems."""
     file = Path(path)
     values, origins = read(file)
     return _Reading(file, origins).declaration(values)
 
 
 class _Reading:
-    """Collects what is wrong while it makes a declaration of values."""
+    """Collects problems while it makes a declaration of values."""
 
     def __init__(self, file: Path, origins: Origins) -> None:
         self._file = file
@@ -158,7 +158,7 @@ class _Reading:
     def _adaptor(
         self, given: dict[str, Any], path: Place, look: Callable[[str], Side[Made]], beside: Sequence[str] = ()
     ) -> tuple[str, Callable[[], Made]] | None:
-        """Return an adaptor's name and what makes its reader or writer, from all that is no setting of ours."""
+        """Return an adaptor's name and the factory of its reader or writer, from settings that are not ours."""
         name = given.get("adaptor")
         if not isinstance(name, str) or not name:
             self._note((*path, "adaptor"), "is missing", f"choose one of {', '.join(adaptors.names())}", at=path)
@@ -188,7 +188,7 @@ class _Reading:
     def _without_unknown(
         self, values: Mapping[str, Any], path: Place, known: Sequence[str], all_known: Sequence[str]
     ) -> dict[str, Any]:
-        """Take out what nobody knows, and note it with what it may have meant."""
+        """Take out unknown settings, and note each with the nearest known one."""
         for key in values.keys() - set(known):
             near = difflib.get_close_matches(key, all_known, n=1)
             remedy = f"did you mean `{near[0]}`?" if near else f"remove it; known here: {', '.join(sorted(all_known))}"

@@ -1,4 +1,4 @@
-"""What would flow where, as a drawing of plain text."""
+"""Flow of a pipeline, as a drawing of plain text."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def drawn(declaration: Declaration) -> str:
 
 
 def explained(declaration: Declaration) -> Iterator[str]:
-    """Yield what the drawing leaves out, line by line."""
+    """Yield the settings that the drawing leaves out, line by line."""
     settings = declaration.settings
     log = settings.commit_log
     yield f"folder: {declaration.folder}"

@@ -1,7 +1,7 @@
-"""A batch of messages that are encoded, of which no object is made as long as nobody looks at one.
+"""A batch of encoded messages, of which no object is made until one is read.
 
 Reader, commit log and writers pass bytes on: of each message its head, which many share, and its encoded data. A batch
-is a sequence of messages all the same. Whoever looks at one gets a `Message`, made at that moment.
+is a sequence of messages all the same. Reading one makes a `Message` at that moment.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ class EncodedMessages(Sequence[Message]):
     __slots__ = ("heads", "values")
 
     def __init__(self, heads: Sequence[Head], values: Sequence[bytes]) -> None:
-        """`values` are what `extended_json.dumps` makes of the data of each."""
+        """`values` are the data of each, as `extended_json.dumps` encodes it."""
         self.heads = heads
         self.values = values
 
@@ -35,7 +35,7 @@ class EncodedMessages(Sequence[Message]):
         """Return the data of one message."""
 
     def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
-        """Return what a field holds in the messages from one place to before another, None where there is no such."""
+        """Return the values of a field in the messages from `begin` to before `end`, None where there is no such."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> Message:

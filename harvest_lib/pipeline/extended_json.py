@@ -1,4 +1,4 @@
-"""Data of messages as bytes and back: JSON, and MongoDB's extended JSON for what JSON has no type for.
+"""Data of messages as bytes and back: JSON, and MongoDB's extended JSON for types that JSON lacks.
 
 | in Python | as written |
 | --- | --- |
@@ -8,11 +8,11 @@
 | float that is not a number, or infinite | `{"$numberDouble": "NaN"}`, `"Infinity"`, `"-Infinity"` |
 
 Promises
-- What `dumps` takes comes back from `loads` equal, of the same types (tuples as lists). A key of the user's that begins
+- Data come back from `dumps` and `loads` equal, of the same types (tuples as lists). A key of the user's that begins
   with `$` is written with one more of them, and so comes back as it was.
 - Read, not written: `$numberInt`, `$numberLong`, and dates as numbers of milliseconds, as MongoDB's tools write them.
-- A number of somebody else's JSON that a float does not hold (`1e400`, 20 digits) is read as a Decimal.
-- What cannot be kept is refused, by its type and place, without its value.
+- A number of foreign JSON that a float does not hold (`1e400`, 20 digits) is read as a Decimal.
+- A value that cannot be kept is refused, by its type and place, without its value.
 """
 
 import base64
@@ -37,7 +37,7 @@ _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 quoted: Callable[[str], str] = json.encoder.encode_basestring
-"""Returns text as JSON has it. Raises TypeError for what is no text."""
+"""Returns text as JSON has it. Raises TypeError for anything else."""
 
 
 class Encoded(dict[str, Any]):
@@ -46,7 +46,7 @@ class Encoded(dict[str, Any]):
     __slots__ = ("encoded",)
 
     def __init__(self, data: Mapping[str, Any], encoded: bytes) -> None:
-        """`encoded` is what `dumps` makes of the data."""
+        """`encoded` is the data as `dumps` encodes it."""
         super().__init__(data)
         self.encoded = encoded
 
@@ -62,7 +62,7 @@ def dumps(data: Mapping[str, Any]) -> bytes:
         return data.encoded
     if type(data) is dict:
         encode = _quickly if _TYPED.isdisjoint(map(type, data.values())) else _typed_ones
-        # What it does not know, a `$` of the user's own and half of a character take the slow way.
+        # Unknown types, a `$` of the user's own and half of a character take the slow way.
         with suppress(TypeError, ValueError, RecursionError, MessageRefused):
             found, count = encode(data)
             if found.count(_SPECIAL) == count and _has_plain_keys(data):
@@ -71,7 +71,7 @@ def dumps(data: Mapping[str, Any]) -> bytes:
 
 
 def document(value: object) -> str:
-    """Return a value as JSON for those who read it as that: as `dumps` writes it, with the user's keys as they are.
+    """Return a value as JSON for readers of plain JSON: as `dumps` writes it, with the user's keys as they are.
 
     Raises MessageRefused.
     """
@@ -97,7 +97,7 @@ def as_dumped(text: str) -> bytes | None:
 
 
 def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:
-    """Return what JSON alone has types for, and how often we wrote a `$` of ours."""
+    """Return data of JSON's own types as JSON, and the number of our `$` in it."""
     return _encode(data), 0
 
 
@@ -126,7 +126,7 @@ def _slowly(data: Mapping[str, Any]) -> bytes:
 
 
 def loads(text: bytes | str) -> dict[str, Any]:
-    """Return what `dumps` was given. Raises MessageRefused for what is not a JSON object."""
+    """Return the data that `dumps` was given. Raises MessageRefused for anything but a JSON object."""
     try:
         read = text if isinstance(text, str) else text.decode()
         data = (_decode_typed if _SPECIAL in read else _decode)(read)
@@ -143,7 +143,7 @@ def loads(text: bytes | str) -> dict[str, Any]:
 
 
 def _has_plain_keys(data: dict[Any, Any]) -> bool:
-    """Tell whether all keys are text: the encoder makes text of numbers and of None, which would come back as such."""
+    """Return True if all keys are text: the encoder makes text of numbers and None, which would come back as such."""
     left: list[Any] = [data]
     for inner in left:  # which grows meanwhile
         values = inner
@@ -161,7 +161,7 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def _plain(value: object, path: str, more: str = "$") -> object:
-    """Return what JSON has a type for, keys of the user's that begin with `$` with one more."""
+    """Return a value in JSON's own types, keys of the user's that begin with `$` with one more."""
     match value:
         case None | bool() | str() | int():
             return value

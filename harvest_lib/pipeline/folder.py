@@ -3,7 +3,7 @@
 flights.pipeline/
   commit/          the commit log, and the lock
   offsets/         a log of offsets for each writer
-  parked/          one file for each writer that has something parked
+  parked/          one file for each writer that has parked messages
 """
 
 import logging
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 def commit_folder(folder: Path) -> Path:
-    """Return where a pipeline's commit log is."""
+    """Return the folder of a pipeline's commit log."""
     return folder / "commit"
 
 
 def offsets_folder(folder: Path, writer: str = "") -> Path:
-    """Return where a writer's offsets are, or those of all of them."""
+    """Return the folder of a writer's offsets, or that of all writers'."""
     return folder / "offsets" / writer
 
 
@@ -55,7 +55,7 @@ class OpenLogs:
         self.offsets = offsets
         self.message_cache = MessageCache(log.end)
         self.abandoned = False
-        """A thread that would not end still uses them: errors of closing them say nothing."""
+        """True if a thread that did not end still uses them: errors of closing them are ignored."""
         self._declaration = declaration
 
     def writer_progress(self, declared: DeclaredWriter) -> WriterProgress:

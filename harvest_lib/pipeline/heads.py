@@ -1,4 +1,4 @@
-"""Heads of messages: what an entry of the log has beside offset and data. Many messages share one."""
+"""Heads of messages: the parts of an entry of the log beside offset and data. Many messages share one."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import overload
@@ -32,7 +32,7 @@ class SharedHeads(Sequence[Head]):
         return map(self.table.__getitem__, self.numbers)
 
     def count_of(self, kept: Collection[Head]) -> int:
-        """Return how many messages have one of these heads."""
+        """Return the number of messages that have one of these heads."""
         return sum(self.numbers.count(number) for number, head in enumerate(self.table) if head in kept)
 
 

@@ -1,6 +1,6 @@
 """A batch of an outbox's records that were encoded in C: its encodings lie behind each other, and go on so.
 
-What a message holds is read from its encoding when somebody looks at it. The rows are no longer needed then.
+The data of a message is decoded when it is read. The rows are no longer needed then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Messages of the log as writers get them: bytes, and each a `Message` for whoever looks at it."""
+"""Messages of the log as writers get them: bytes, and a `Message` for each that is read."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ class Run:
     """Messages that stand one after the other in the log, of one batch or several."""
 
     def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
-        """`parts` are batches, and from which place to before which they are of it."""
+        """`parts` are batches, each with the first place that belongs to the run, and the place after the last."""
         self.first = first
         self.parts = parts
         self._ends = list(accumulate(end - begin for _, begin, end in parts))
@@ -66,7 +66,7 @@ class Run:
         return batch.logged(end - (self._ends[part] - number), self.first + number)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return what a field holds in each, None where there is no such field."""
+        """Return the values of a field in each, None where there is no such field."""
         return _joined([batch.column(name, begin, end) for batch, begin, end in self.parts])
 
     def selected(self, wanted: Callable[[Head], bool]) -> "LoggedMessages":
@@ -93,7 +93,7 @@ class LoggedMessages(Sequence[Message]):
 
     @cached_property
     def joined(self) -> Sequence[tuple[JoinedMessages, int, int]] | None:
-        """Return the batches that they are of, and from which place to before which, if all of these are joined."""
+        """Return their batches, each with its first place and the place after its last, if all are joined."""
         found = [part for part in self._run.parts if isinstance(part[0], JoinedMessages)]
         return cast("Sequence[tuple[JoinedMessages, int, int]]", found) if len(found) == len(self._run.parts) else None
 
@@ -108,7 +108,7 @@ class LoggedMessages(Sequence[Message]):
         return self._of(self._run.values)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return what a field holds in each, None where there is no such field."""
+        """Return the values of a field in each, None where there is no such field."""
         return self._of(self._run.column(name))
 
     def _of(self, column: Sequence[Any]) -> Sequence[Any]:

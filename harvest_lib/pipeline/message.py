@@ -1,4 +1,4 @@
-"""What flows through a pipeline: what was done, when, to which namespace, and the data it was done with."""
+"""Messages of a pipeline: the operation, its time, its namespace, and its data."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Op(IntEnum):
-    """What was done."""
+    """Operation of a message."""
 
     INSERT = 0
     UPDATE = 1
@@ -17,10 +17,10 @@ class Op(IntEnum):
 
 
 class Mode(IntEnum):
-    """How far a namespace is."""
+    """State of a namespace."""
 
     COPY = 0
-    """What was there is being copied."""
+    """Its present contents are being copied."""
     SYNC = 1
     """Changes follow as they occur."""
     COMPLETE = 2
@@ -28,15 +28,15 @@ class Mode(IntEnum):
 
 
 class Message(NamedTuple):
-    """One of them. Immutable; transforms return others."""
+    """A message. Immutable; transforms return others."""
 
     op: Op
     timestamp: int
-    """Milliseconds since 1970, UTC: when it was done, as far as the reader knows."""
+    """Time of the operation in milliseconds since 1970, UTC, as far as the reader knows."""
     namespace: str
     """The table, topic or file it is of."""
     data: Mapping[str, Any]
-    """What JSON can hold, and datetime (with a zone), Decimal and bytes."""
+    """Values that JSON can hold, and datetime (with a zone), Decimal and bytes."""
     mode: Mode = Mode.SYNC
     offset: int = -1
     """Its offset in the commit log, -1 before it has one."""

@@ -1,4 +1,4 @@
-"""The messages that came to the log last, as bytes in memory: writers that keep up need not read what was just written.
+"""The last messages of the log, as bytes in memory: writers that keep up need not read them from the log.
 
 Added to by one thread, read by any number. It forgets the oldest when their encodings take more than `most_bytes`.
 """
@@ -18,7 +18,7 @@ class MessageCache:
     def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
         """`end` is that of the log, before anything is added."""
         self.end = end
-        """What lies behind it in the log is of a batch that is still being appended."""
+        """Messages behind it in the log are of a batch that is still being appended."""
         self._most_bytes = most_bytes
         self._bytes = 0
         self._lock = threading.Lock()

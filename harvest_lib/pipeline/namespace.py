@@ -1,4 +1,4 @@
-"""Which messages a writer gets: those whose namespace a regular expression finds something in, by default all.
+"""Filter of a writer's messages: those in whose namespace a regular expression finds something, by default all.
 
 As in Transporter expressions are those of Go's `regexp`, and a match anywhere counts: write `^` and `$` where the whole
 namespace is meant. They are compiled by RE2, whose syntax Go's is. Python's `re` reads many of them as something else:
@@ -30,7 +30,7 @@ class NamespaceFilter:
 
     @classmethod
     def parse(cls, expression: str = EVERYTHING) -> "NamespaceFilter":
-        """Compile one. Raises ValueError, which says what is wrong with it."""
+        """Compile one. Raises ValueError, which names its fault."""
         return cls(pattern=compiled(expression))
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class NamespaceFilter:
 
 
 def compiled(expression: str) -> Pattern:
-    """Compile a regular expression of Go's. Raises ValueError, which says what is wrong with it."""
+    """Compile a regular expression of Go's. Raises ValueError, which names its fault."""
     options = re2.Options()
     options.log_errors = False  # RE2 writes them to the standard error itself
     try:

@@ -1,4 +1,4 @@
-"""How far a writer is: a log of offsets, keyed by namespace, whose entries have the commit log's format.
+"""Position of a writer: a log of offsets, keyed by namespace, whose entries have the commit log's format.
 
 Each entry's data is the offset of the last message of its namespace that the writer is done with, 8 bytes, big-endian.
 A writer handles messages in the order of the log, so it is done with all before the highest of them.
@@ -66,7 +66,7 @@ class OffsetLog:
 
     @property
     def repaired(self) -> tuple[Cut, ...]:
-        """Return what was cut off its own end when it was opened, because it was not written whole."""
+        """Return the parts that were cut off its own end when it was opened, because they were not written whole."""
         return self._log.repaired
 
     @property
@@ -76,7 +76,7 @@ class OffsetLog:
             return dict(self._offsets)
 
     def check(self, end: int) -> None:
-        """See that the log that ends there has them all. Raises OffsetBeyondLog."""
+        """Check that a log that ends there has them all. Raises OffsetBeyondLog."""
         if self._position > end:
             raise OffsetBeyondLog(
                 f"a writer has acknowledged up to offset {self._position - 1}, and the log ends at {end}",
@@ -86,7 +86,7 @@ class OffsetLog:
             )
 
     def acknowledge(self, namespace: bytes, offset: int) -> None:
-        """Have a message as done, and with it all before; in memory, until it is flushed. One below is no step back."""
+        """Note a message as done, and with it all before; in memory, until it is flushed. One below is no step back."""
         with self._lock:
             if offset <= self._offsets.get(namespace, -1):
                 return
@@ -96,7 +96,7 @@ class OffsetLog:
                 self._since = self._clock()
 
     def flush(self) -> None:
-        """Have all that was acknowledged on the disk. Raises LogUnwritable, and then it is still to be flushed."""
+        """Sync all acknowledged offsets to the disk. Raises LogUnwritable, and then they are still to be flushed."""
         with self._flushing:
             with self._lock:
                 waiting, since = self._waiting, self._since
@@ -128,7 +128,7 @@ class OffsetLog:
             self._compact()
 
     def close(self) -> None:
-        """Flush and let go of it. Idempotent. Raises LogUnwritable, having let go of it."""
+        """Flush and release it. Idempotent. Raises LogUnwritable, having released it."""
         try:
             self.flush()
         finally:
@@ -140,7 +140,7 @@ class OffsetLog:
 
 
 def flushed_position(folder: Path) -> int:
-    """Return a writer's position as its log has it now, without taking that from who writes it; 0 without a log."""
+    """Return a writer's position as its log has it now, without taking that from its process; 0 without a log."""
     return max(_read(CommitLog.look(folder)).values(), default=-1) + 1 if CommitLog.is_there(folder) else 0
 
 

@@ -1,4 +1,4 @@
-"""What an operator does with a pipeline that does not run, and how its state is read while it does.
+"""Operators' actions on a pipeline that does not run, and its state, which is read also while it does.
 
 Reading takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
 refused while one has it.
@@ -26,7 +26,7 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatus:
-    """`position` is the first offset that is not acknowledged; `behind` how far that is from the log's end."""
+    """`position` is the first offset that is not acknowledged; `behind` its distance from the log's end."""
 
     name: str
     adaptor: str
@@ -48,7 +48,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What a step did for a writer: sent one message, or found that there was none to send."""
+    """Result of a step for a writer: one message that was sent, or None if there was none to send."""
 
     writer: str
     sent: Message | None
@@ -71,7 +71,7 @@ def pipeline_status(declaration: Declaration) -> PipelineStatus:
 def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
     """Yield the messages from one offset to another, both included, as the reader sent them down.
 
-    What was compacted away is missing. Raises PipelineError where the log ends before the first.
+    Messages that were compacted away are missing. Raises PipelineError where the log ends before the first.
     """
     _require_log(declaration)
     log = CommitLog.look(commit_folder(declaration.folder))
@@ -86,7 +86,7 @@ def messages(declaration: Declaration, first: int, last: int) -> Iterator[Messag
 
 
 def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
-    """Send each writer that is behind, or the one named, its next message, as what became of the one before is taken.
+    """Send each writer that is behind, or the one named, its next message, each as the caller takes its result.
 
     Raises PipelineError where it is not taken.
     """
@@ -130,7 +130,7 @@ def compact(declaration: Declaration) -> Compacted:
 
 
 def skip_damage(declaration: Declaration, offset: int) -> Skipped:
-    """Have the log read on behind the damage at an offset, for good: what cannot be read is lost to every writer."""
+    """Skip the damage at an offset of the log permanently: unreadable messages are lost to every writer."""
     _require_log(declaration)
     with open_folder(declaration) as logs:
         return logs.log.skip(offset)

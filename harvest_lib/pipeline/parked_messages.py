@@ -36,7 +36,7 @@ class ParkedMessages:
         try:
             size = os.fstat(handle).st_size
             if size and read_at(handle, 1, size - 1) != b"\n":
-                text = b"\n" + text  # what a full disk or a kill cut short is no part of this line
+                text = b"\n" + text  # a line that a full disk or a kill cut short is no part of this one
             write_all(handle, text, size)
             os.fsync(handle)
         finally:
@@ -45,7 +45,7 @@ class ParkedMessages:
             sync_folder(self.path.parent)  # a new file's name has to be on the disk, too
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield what is parked, in order, each offset once."""
+        """Yield the parked messages, in order, each offset once."""
         seen: set[int] = set()
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")

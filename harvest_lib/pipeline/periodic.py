@@ -2,9 +2,9 @@
 
 Promises
 - Appended messages and acknowledged offsets are on the disk at their intervals, whatever readers and writers wait for
-  meanwhile. A bulk may take a writer minutes; what it acknowledged before is flushed in time.
-- Compaction keeps in the log what any writer with offsets in the folder has not acknowledged. That includes a
-  writer that is not declared now: it may be again.
+    meanwhile. A bulk may take a writer minutes; offsets acknowledged before are flushed in time.
+  - Compaction keeps messages in the log that any writer with offsets in the folder has not acknowledged. That includes
+    a writer that is not declared now: it may be again.
 """
 
 import logging
@@ -35,14 +35,14 @@ class PeriodicThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def act(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         raise NotImplementedError
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait until it has finished what it does just now."""
+        """End the thread, and wait until it has finished its present work."""
         self._stopping.set()
         self._thread.join()
 
@@ -83,7 +83,7 @@ class Compactor(PeriodicThread):
     """Compacts the commit log. A failed compaction does not stop the pipeline; stopping ends one early."""
 
     def __init__(self, declaration: Declaration, log: CommitLog, *, flushed: Callable[[], int]) -> None:
-        """`flushed` returns up to where the offsets of all declared writers are on the disk."""
+        """`flushed` returns the offset up to which those of all declared writers are on the disk."""
         super().__init__("compactor", interval_seconds=declaration.settings.commit_log.compact_seconds)
         self._declaration = declaration
         self._log = log

@@ -3,13 +3,13 @@
     resuming ──► running ──► stopping ──► stopped
        └────────────────────────┘
 
-- *Resuming*: every writer gets what lies between its offset and the log's end, one message at a time.
+- *Resuming*: every writer gets the messages between its offset and the log's end, one at a time.
 - *Running*: once all have reached it the reader starts, from its last messages in the log; writers write in bulk.
 - *Stopping*: on request, or because something failed, or because a reader that ends has ended and all is written. The
-  reader stops first; then writers have until `shutdown_seconds` are over for what is in the log; then all is flushed.
+    reader stops first; then writers have until `shutdown_seconds` are over for the log's messages; then all is flushed.
 
 A failure while resuming stops the pipeline. So does one while running, but for a writer whose `on_error` says that it
-stops alone: the log then keeps what that one has not acknowledged, and the next start resumes it.
+stops alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
 """
 
 import logging
@@ -36,11 +36,11 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _WRITERS_PART = 0.8
-"""Of the time for stopping, what writers may begin bulks in; the rest is for the last one of each, and to flush."""
+"""Part of the time for stopping in which writers may begin bulks; the rest is for the last of each, and to flush."""
 
 
 class PipelineState(Enum):
-    """Where a pipeline is in its life."""
+    """States of a pipeline."""
 
     CREATED = "created"
     RESUMING = "resuming"
@@ -51,7 +51,7 @@ class PipelineState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSeen:
-    """How one writer goes: `position` is the first offset that it has not acknowledged."""
+    """State of one writer: `position` is the first offset that it has not acknowledged."""
 
     name: str
     position: int
@@ -66,7 +66,7 @@ class Pipeline:
         self.state = PipelineState.CREATED
         self.name = declaration.name
         self.turned_at: float | None = None
-        """When it last looked after its threads, in boot seconds."""
+        """Time of the last check of its threads, in boot seconds."""
         self._log: CommitLog | None = None
         self._declaration = declaration
         self._settings = declaration.settings
@@ -89,7 +89,7 @@ class Pipeline:
         return self._log.end if self._log is not None else None
 
     def writers(self) -> Sequence[WriterSeen]:
-        """Return how the writers go. From any thread."""
+        """Return the state of each writer. From any thread."""
         return [
             WriterSeen(
                 name=each.progress.name,
@@ -101,7 +101,7 @@ class Pipeline:
         ]
 
     def retained(self) -> "Sequence[Retained]":
-        """Return what is known of the logs that the reader reads. From any thread; does not wait."""
+        """Return the retention of the logs that the reader reads. From any thread; does not wait."""
         return self._reader.retained() if self._reader is not None else ()
 
     def run(self, *, resume_only: bool = False) -> None:
@@ -120,7 +120,7 @@ class Pipeline:
                     left = self._shut_down()
                     logs.abandoned = bool(left)
         except HarvestError:
-            self._report(left)  # that the logs could not be closed does not hide what stopped it
+            self._report(left)  # an error of closing the logs does not hide the one that stopped it
             raise
         self._enter(PipelineState.STOPPED)
         self._report(left)
@@ -153,7 +153,7 @@ class Pipeline:
         return all(each.resumed for each in self._writers) and not self._some_failed() and not self._told
 
     def _flow(self, logs: OpenLogs) -> None:
-        """Have the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
+        """Let the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
         self._enter(PipelineState.RUNNING)
         reading = ReaderProgress(
             logs.log,
@@ -176,7 +176,7 @@ class Pipeline:
             self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
 
     def _shut_down(self) -> Sequence[str]:
-        """End the reader, then the writers; return the names of those who did not end in time."""
+        """End the reader, then the writers; return the names of those that did not end in time."""
         self._stopping.set()
         self._enter(PipelineState.STOPPING)
         seconds, left = self._settings.shutdown_seconds, []
@@ -197,7 +197,7 @@ class Pipeline:
         return left
 
     def _report(self, left: Sequence[str]) -> None:
-        """Raise what stopped the pipeline, if anything did."""
+        """Raise the error that stopped the pipeline, if there is one."""
         for each in (self._reader, *self._writers, self._flusher):
             if each is not None and each.failure is not None:
                 raise each.failure
@@ -208,7 +208,7 @@ class Pipeline:
                 next_step="run it again: what was not acknowledged is sent again; `shutdown` gives more time",
             )
 
-    # -- what they ask of each other
+    # -- conditions
 
     def _folder_failed(self) -> bool:
         return self._flusher is not None and self._flusher.failure is not None

@@ -1,8 +1,8 @@
-"""Appends what the reader yields to the commit log, and tells the reader what all writers have kept.
+"""Appends the reader's messages to the commit log, and notifies the reader of those that all writers have kept.
 
 Promises
 - A batch is in the commit log before the reader is asked for the next one.
-- The reader hears that messages are kept only once every writer's offsets are on the disk past them, and the log too.
+- The reader is notified of kept messages only once every writer's offsets are on the disk past them, and the log too.
 - The reader is never more than `most_ahead` messages, and one batch, ahead of the slowest writer that is at work.
 """
 
@@ -35,9 +35,9 @@ class ReaderProgress:
     ) -> None:
         """Prepare.
 
-        `changed` is told of what is appended, and tells of writers that go on. `slowest` returns the position of the
-        slowest at work, None if there is none; `flushed` up to where the offsets of all are on the disk.
-        `message_cache` gets what is appended, for them.
+        `changed` is notified of appended messages, and of writers that go on. `slowest` returns the position of the
+        slowest at work, None if there is none; `flushed` the offset up to which those of all are on the disk.
+        `message_cache` gets appended messages, for them.
         """
         self._log = log
         self._changed = changed
@@ -50,7 +50,7 @@ class ReaderProgress:
         self._mark: tuple[int, Mapping[str, Message]] | None = None
 
     def run(self, reader: Reader, stopping: threading.Event) -> None:
-        """Read until the end, or until asked to stop. Raises what the reader and the log raise."""
+        """Read until the end, or until asked to stop. Raises errors of the reader and the log."""
         self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest().items()}
         self.tell(reader)
         batches = reader.read(dict(self._last))
@@ -63,7 +63,7 @@ class ReaderProgress:
                 if stopping.is_set():
                     break
         finally:
-            close = getattr(batches, "close", None)  # a generator lets go of what it holds
+            close = getattr(batches, "close", None)  # a generator releases its resources
             if close is not None:
                 close()
 
@@ -78,8 +78,8 @@ class ReaderProgress:
             self._changed.notify_all()
 
     def tell(self, reader: Reader) -> None:
-        """Tell the reader what is kept, if there is news of it."""
-        # One mark at a time: however far behind a writer is, what is remembered is one message of each namespace.
+        """Notify the reader of kept messages, if there are new ones."""
+        # One mark at a time: however far behind a writer is, only one message of each namespace is remembered.
         flushed = self._flushed()
         while True:
             if self._mark is None and self._log.end > self._told:

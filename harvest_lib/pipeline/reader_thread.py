@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReaderThread:
-    """Reads until the reader ends, or `stopping` is set; tells `changed` of its end."""
+    """Reads until the reader ends, or `stopping` is set; notifies `changed` of its end."""
 
     def __init__(
         self,
@@ -41,27 +41,27 @@ class ReaderThread:
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end, and tell whether it came."""
+        """Wait for its end; return True if it came in time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def retained(self) -> "Sequence[Retained]":
-        """Return what is known of the logs that are read. From any thread; does not wait."""
+        """Return the retention of the logs that are read. From any thread; does not wait."""
         reader = self._reader if self.at_work else None
         return reader.retained() if isinstance(reader, RetainedReader) else ()
 
     def close(self) -> None:
-        """Tell the reader what is kept by now, and let it go. For after the thread's end."""
+        """Notify the reader of messages kept by now, and close it. For after the thread's end."""
         if self._reader is None:
             return
         try:
             if self.failure is None:
                 self._reading.tell(self._reader)
-        except Exception as error:  # noqa: BLE001 - it will be told again; all that was to be kept is
+        except Exception as error:  # noqa: BLE001 - it will be notified again; kept messages are kept
             _log.warning("reader_not_told", extra={"reason": one_line(error)})
         try:
             self._reader.close()
-        except Exception as error:  # noqa: BLE001 - it hides nothing of what stopped the pipeline
+        except Exception as error:  # noqa: BLE001 - it does not hide the error that stopped the pipeline
             _log.warning("reader_not_closed", extra={"reason": one_line(error)})
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""What of the commit log a writer gets, and in which form: by its filter, then its transforms.
+"""Routing of the commit log's messages to a writer: by its filter, then its transforms.
 
 Promises
-- What a writer does not get (another namespace, a NOOP, dropped by a transform, parked) counts as acknowledged.
+- A message that a writer does not get (another namespace, a NOOP, dropped, parked) counts as acknowledged.
 - A message that a transform fails at is parked durably before it counts so, or nothing from it on does.
 """
 
@@ -18,7 +18,7 @@ from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
 
 Park = Callable[[Message, str], None]
-"""Sets a message aside for good, with the reason."""
+"""Parks a message permanently, with the reason."""
 
 
 class Routing:
@@ -31,25 +31,25 @@ class Routing:
         *,
         park: Park | None = None,
     ) -> None:
-        """`park` takes what transforms fail at; without it they stop the writer."""
+        """`park` takes messages that transforms fail at; without it they stop the writer."""
         self._namespace = namespace
         self._transforms = transforms
         self._park = park
-        # What others wrote may change what is inside of data: they get their own.
+        # Transforms of others may change the inside of data: they get their own.
         self._shares_data = all(is_ready(transform) for _, transform in transforms)
         self._wanted: dict[bytes, bool] = {}
 
     def wants(self, entry: Entry) -> bool:
-        """Tell whether an entry passes the filter; it may still be dropped."""
+        """Return True if an entry passes the filter; it may still be dropped."""
         return self._passes((entry.timestamp, entry.mode, entry.key))
 
     def as_it_is(self, run: Run) -> LoggedMessages | None:
-        """Return what the writer gets of messages in memory; None where a transform has to see each of them."""
+        """Return the writer's messages of a run in memory; None where a transform has to see each of them."""
         return None if self._transforms else run.selected(self._passes)
 
     def message(self, entry: Entry, run: Run | None = None) -> Message | None:
-        """Return what the writer gets of an entry, of a run in memory or of the log. Raises TransformFailed, and
-        UnreadableEntry."""
+        """Return the writer's message of an entry, of a run in memory or of the log; None if it gets none. Raises
+        TransformFailed, and UnreadableEntry."""
         if not self.wants(entry):
             return None
         in_memory = run if self._shares_data else None

@@ -55,7 +55,7 @@ def _namespace(value: object) -> object:
 
 
 def name_complaint(name: str) -> str:
-    """Say why a text can be no pipeline's and no writer's name; empty if it can."""
+    """Return the reason that a text is no name of a pipeline or a writer; empty if it is one."""
     return "" if _NAME.fullmatch(name) else "is not a name: letters, digits, `_`, `-`, 64 at most, a letter first"
 
 
@@ -71,45 +71,45 @@ class _Settings(BaseModel):
 
 
 class CommitLogSettings(_Settings):
-    """How the commit log is kept."""
+    """Settings of the commit log."""
 
     segment_bytes: Bytes = Field(default=1 << 30, alias="segment_size")
     """A segment that has as many is closed, and another begun. Default 1 GiB."""
     sync_seconds: Seconds = Field(default=1.0, alias="sync")
-    """What was appended is on the disk after so long, even if the machine loses power. Default 1 s."""
+    """Time until appended messages are on the disk, even if the machine loses power. Default 1 s."""
     compact_seconds: Seconds = Field(default=60.0, alias="compact_every")
     """Closed segments that every writer has passed are compacted so often; 0 for never. Default 1 min."""
 
 
 class PipelineSettings(_Settings):
-    """What holds for all of a pipeline."""
+    """Settings of a pipeline."""
 
     name: str = ""
-    """For people. Default: the file's name."""
+    """For operators. Default: the file's name."""
     folder: Path
-    """Where commit log and offsets are. A relative one begins at the file's folder."""
+    """Folder of commit log and offsets. A relative one begins at the file's folder."""
     commit_log: CommitLogSettings = CommitLogSettings()
     flush_seconds: Seconds = Field(default=1.0, alias="flush_offsets")
-    """What a writer did for so long may come to it again after a kill. Default 1 s."""
+    """Time whose messages may come to a writer again after a kill. Default 1 s."""
     shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
-    """How long writers have for what is in the log when the pipeline stops. Default 30 s."""
+    """Time that writers have for messages in the log when the pipeline stops. Default 30 s."""
     most_ahead: int = Field(default=10_000, ge=1)
     """The reader waits while it is so many messages ahead of the slowest writer: after a kill they go one at a time."""
 
 
 class WriterSettings(_Settings):
-    """What holds for one writer, whatever it writes to."""
+    """Settings of one writer, whatever it writes to."""
 
     namespace: Filter = NamespaceFilter.parse()
     """Messages of namespaces in which this regular expression finds something. Default: all."""
     transforms: list[Any] = []
-    """What becomes of each message before it is written."""
+    """Transforms of each message before it is written."""
     on_error: Literal["stop", "stop_writer"] = "stop"
-    """What a failed bulk stops: the pipeline, or this writer alone."""
+    """Scope of a stop by a failed bulk: the pipeline, or this writer alone."""
     on_transform_error: Literal["stop", "park"] = "stop"
-    """What a transform that fails does: stop as a failed bulk does, or park its message in the folder."""
+    """Effect of a transform that fails: stop as a failed bulk does, or park its message in the folder."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
-    """How many messages of the log one write takes at most."""
+    """Messages of the log in one write, at most."""
 
 
 def by_their_names_in_files(model: type[BaseModel]) -> list[str]:

@@ -4,14 +4,14 @@ from harvest_lib.errors import HarvestError, PipelineError
 
 
 def one_line(error: BaseException) -> str:
-    """Return what went wrong and how that is known: what to do about it is left out."""
+    """Return cause and evidence of an error: the next step is left out."""
     if isinstance(error, HarvestError):
         return "; ".join(filter(None, [error.cause, error.evidence]))
     return f"{type(error).__name__}: {error}"
 
 
 def stop_error(error: BaseException, otherwise: str) -> HarvestError:
-    """Return an error of ours as it is; any other, of an adaptor say, with what to do about it."""
+    """Return an error of ours as it is; any other, of an adaptor say, with a next step."""
     if isinstance(error, HarvestError):
         return error
     wrapped = PipelineError(

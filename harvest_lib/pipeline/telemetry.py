@@ -15,7 +15,7 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class PipelineTelemetry:
-    """Waits for no server. What Kafka keeps of topics that it reads is asked beside, once a minute."""
+    """Waits for no server. Kafka is asked for the retention of topics that it reads beside, once a minute."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -23,7 +23,7 @@ class PipelineTelemetry:
         self._watching = threading.Lock()
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what the metrics are now."""
+        """Yield the present values of the metrics."""
         pipeline, end, writers = self._pipeline, self._pipeline.log_end, self._pipeline.writers()
         name = pipeline.name
         yield catalogue.PIPELINE_RUNNING, {(name,): float(pipeline.state is PipelineState.RUNNING)}
@@ -39,7 +39,7 @@ class PipelineTelemetry:
         yield catalogue.PIPELINE_WRITER_AT_WORK, {(name, each.name): float(each.at_work) for each in writers}
 
     def live(self) -> Verdict:
-        """Tell whether it takes turns, whatever the servers do."""
+        """Return a healthy verdict if it takes turns, whatever the servers do."""
         turned_at = self._pipeline.turned_at
         if self._pipeline.state not in _AT_WORK or turned_at is None:
             return Verdict(is_healthy=False, reason=f"it is {self._pipeline.state.value}")
@@ -48,7 +48,7 @@ class PipelineTelemetry:
         return Verdict(is_healthy=True, reason="it turns")
 
     def ready(self) -> Verdict:
-        """Tell whether it runs or resumes, and no writer has failed."""
+        """Return a healthy verdict if it runs or resumes, and no writer has failed."""
         verdict = self.live()
         failed = [each.name for each in self._pipeline.writers() if each.has_failed]
         if verdict.is_healthy and failed:
@@ -60,7 +60,7 @@ class PipelineTelemetry:
         )
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Tell whether each writer that is behind has gone on within a time, since it was first asked about."""
+        """Return a healthy verdict if each writer that is behind has gone on within a time, since the first call."""
         end, now = self._pipeline.log_end, boot_seconds()
         with self._watching:
             for each in self._pipeline.writers():

@@ -2,9 +2,9 @@
 
 Promises
 - A message counts as acknowledged once its writer returned from it, or once it is known that the writer does not get
-  it; never before what precedes it in the log.
-- Where a bulk fails, nothing of it counts. Where one message of it cannot be sent for what a transform did, what stands
-  before it is written, and counts.
+    it; never before the messages that precede it in the log.
+  - Where a bulk fails, nothing of it counts. Where a transform fails at one message of it, the messages before it are
+    written, and count.
 """
 
 import threading
@@ -41,9 +41,9 @@ class WriterProgress:
         flush_seconds: float = 1.0,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
-        """Stand where the offsets say. Raises OffsetBeyondLog where the log does not reach so far.
+        """Begin at the position of the offsets. Raises OffsetBeyondLog where the log does not reach so far.
 
-        `message_cache` has what was appended last: a bulk of it is not read from the log.
+        `message_cache` has the messages appended last: a bulk of them is not read from the log.
         """
         self.name = name
         self._log = log
@@ -59,14 +59,14 @@ class WriterProgress:
         self.flushed = offsets.position
         """All before it would still be acknowledged after a kill."""
         self.missed = 0
-        """How many offsets were compacted away, or given up, before this writer came to them; known once it resumed."""
+        """Offsets that were compacted away, or given up, before this writer came to them; known once it resumed."""
         self._flushed_at = clock()
         self._flushing = threading.Lock()
 
     def resume(self, writer: Writer, end: int) -> Iterator[Message | None]:
-        """Write what there is before `end`, one message at a time.
+        """Write the messages before `end`, one at a time.
 
-        Yields each once it was taken, and None for what the writer does not get. Raises PipelineError, and stands at
+        Yields each once it was taken, and None for one the writer does not get. Raises PipelineError, and stands at
         the message that was not taken.
         """
         for entry in self._log.read(self.position, end):
@@ -80,7 +80,7 @@ class WriterProgress:
         self.position = max(self.position, end)
 
     def bulk(self, writer: Writer, end: int) -> None:
-        """Write a batch of what there is before `end`. Raises PipelineError, and keeps its position."""
+        """Write a batch of the messages before `end`. Raises PipelineError, and keeps its position."""
         run = self._message_cache.run(self.position, end, self._batch)
         messages = None if run is None else self._routing.as_it_is(run)
         if run is None or messages is None:
@@ -138,7 +138,7 @@ class WriterProgress:
         self._acknowledge({found.key: found.offset}, found.offset + 1)
 
     def flush(self) -> None:
-        """Have what was acknowledged stay so, whatever happens."""
+        """Flush acknowledged offsets, so that they stay so, whatever happens."""
         with self._flushing:
             position = self.position
             self._offsets.flush()  # which has the log on the disk before
@@ -146,7 +146,7 @@ class WriterProgress:
             self._flushed_at = self._clock()
 
     def flush_if_due(self) -> None:
-        """Flush what was acknowledged an interval ago."""
+        """Flush offsets that were acknowledged an interval ago."""
         if self.position != self.flushed and self._clock() - self._flushed_at >= self._flush_seconds:
             self.flush()
 

@@ -3,7 +3,7 @@
 A destination that has taken messages, and whose database then does not answer, is waited for: each attempt has a writer
 of its own, so a new connection.
 
-What it acknowledged is flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
+Acknowledged offsets are flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
 
 import logging
@@ -25,7 +25,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class WriterThread:
-    """What others ask of it is read under `changed`, which it tells of all that happens."""
+    """Its state is read under `changed`, which it notifies of all changes."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class WriterThread:
             self._changed.notify_all()
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end, and tell whether it came."""
+        """Wait for its end; return True if it came in time."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -118,7 +118,7 @@ class WriterThread:
         return False
 
     def _resume(self, writer: Writer) -> bool:
-        """Send what lies before the log's end, a message at a time; False if asked to stop meanwhile."""
+        """Send the messages before the log's end, one at a time; False if asked to stop meanwhile."""
         end, sent = self._log.end, 0
         for message in self.progress.resume(writer, end):
             sent += message is not None

@@ -55,7 +55,7 @@ class RowPage(Sequence[Row]):
 
     @abstractmethod
     def sampled_traceparents(self, most: int) -> list[str]:
-        """Do what the function of this name does, without making rows."""
+        """Return the same as the function of this name, without making rows."""
 
 
 def ids_of(rows: Sequence[Row]) -> list[int]:

@@ -16,9 +16,9 @@ Promises
   and is read again once it is acknowledged.
 - Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there.
 
-What it cannot keep: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
-some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, and what
-was exactly once is at least once until it has caught up. Pure, no I/O.
+One limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
+some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, but
+delivery is at least once until it has caught up. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

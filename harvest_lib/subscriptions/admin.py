@@ -122,7 +122,7 @@ class Moved:
 class Subscriptions:
     """The subscriptions of the outbox that `selection` reads, on a connection of the caller's, in autocommit.
 
-    All calls raise DatabaseError, and CheckpointError for what does not fit.
+    All calls raise DatabaseError, and CheckpointError for a subscription that does not fit.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], outbox: OutboxTable, selection: Selection) -> None:
@@ -240,7 +240,7 @@ class Subscriptions:
         return shards
 
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
-        """Have a subscription go on from `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
+        """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
 
         `source` changes the kind of its positions; where the new kind cannot express the old one, records repeat.
         """

@@ -47,7 +47,7 @@ class Resharded:
 
 
 class Resharding:
-    """A change of the number of shards. `tell` is called with the shards that are waited for."""
+    """A change of the number of shards. `tell` gets a text with the shards that are waited for."""
 
     def __init__(
         self, subscriptions: Subscriptions, name: str, shards: int, *, tell: Callable[[str], None] = lambda _text: None

@@ -66,7 +66,7 @@ def fall_behind(events, dice):
     failovers = at(events, FailoverLoss)
     found = [
         (failover, stored)
-        for failover, following in zip(failovers, [*failovers[1:], len(events)], strict=True)
+        for failover, following in zip(failovers, [*failovers, len(events)][1:], strict=True)
         for stored in at(events, CheckpointWrite)
         if failover < stored < following
     ]

@@ -1,4 +1,4 @@
-"""What pipelines read from and write to. Others add theirs by the entry point `harvest_lib.adaptors`.
+"""Sources and destinations of pipelines. Packages add theirs by the entry point `harvest_lib.adaptors`.
 
 An entry point leads to an `Adaptor`: its name is the one that declarations use. A side that it lacks is None.
 
@@ -35,13 +35,12 @@ class Reader(Protocol):
         """Return messages in batches, an empty one where nothing is ready, for ever or until all was read.
 
         `last` has the last message of each namespace that this reader had sent down before, as it stands in the commit
-        log, NOOPs included: it goes on from there. A batch that is asked for says that the one before is in the commit
-        log.
+        log, NOOPs included: it goes on from there. Asking for a batch says that the one before is in the commit log.
         """
         ...
 
     def kept(self, last: Mapping[str, Message]) -> None:  # noqa: ARG002 - for those who need it
-        """Hear that all up to these has reached every writer, and may be forgotten at the source."""
+        """Note that all messages up to these have reached every writer, and may be forgotten at the source."""
         return
 
     def close(self) -> None:
@@ -54,7 +53,7 @@ class RetainedReader(Protocol):
     """A reader of logs whose source removes old messages, read or not."""
 
     def retained(self) -> "Sequence[Retained]":
-        """Return what is known of them. From any thread, often; does not wait."""
+        """Return the state of each partition. From any thread, often; does not wait."""
         ...
 
 
@@ -64,8 +63,8 @@ class Writer(Protocol):
     def write(self, messages: Sequence[Message]) -> None:
         """Write them in their order, and return once all of them are durable.
 
-        Raises where any of them was not taken: which of them were, is unknown then. Writing one again has no other
-        effect than writing it once, where the destination can tell.
+        Raises if any of them was not taken: the others may have been. Writing one again has no other effect than
+        writing it once, where the destination can recognize it.
         """
         ...
 
@@ -85,7 +84,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side(Generic[Made_co]):
-    """One of the two sides of an adaptor: the options, a model that checks itself, and what is made from them.
+    """One of the two sides of an adaptor: the options, a model that checks itself, and their reader or writer.
 
     Making connects to nothing yet, so that a declaration can be checked anywhere.
     """
@@ -96,7 +95,7 @@ class Side(Generic[Made_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptor:
-    """What can be read, written, or both. `summary` says in a line what it is."""
+    """A kind of source, of destination, or of both. `summary` describes it in a line."""
 
     summary: str
     reads: Side[Reader] | None = None
@@ -108,7 +107,7 @@ def names() -> Sequence[str]:
 
 
 def find(name: str) -> Adaptor:
-    """Return an adaptor by its name. Raises ConfigError for one that there is not, AdaptorError if it cannot be had."""
+    """Return an adaptor by its name. Raises ConfigError if there is none, AdaptorError if it cannot be loaded."""
     places = _places()
     found = places.get(name, [])
     if not found:
@@ -142,12 +141,12 @@ def find(name: str) -> Adaptor:
 
 
 def reading(name: str) -> Side[Reader]:
-    """Return how an adaptor reads. Raises ConfigError if it does not."""
+    """Return the reading side of an adaptor. Raises ConfigError if it has none."""
     return _side(name, "read", lambda adaptor: adaptor.reads)
 
 
 def writing(name: str) -> Side[Writer]:
-    """Return how an adaptor writes. Raises ConfigError if it does not."""
+    """Return the writing side of an adaptor. Raises ConfigError if it has none."""
     return _side(name, "write", lambda adaptor: adaptor.writes)
 
 
@@ -164,7 +163,7 @@ def _side(name: str, verb: str, side_of: Callable[[Adaptor], Side[Made_co] | Non
 
 
 def _places() -> Mapping[str, Sequence[str]]:
-    """Return where each name leads, as entry points spell it."""
+    """Return the targets of each name, as entry points spell them."""
     places = {name: {place} for name, place in OURS.items()}
     for each in entry_points(group=GROUP):
         places.setdefault(each.name, set()).add(each.value)

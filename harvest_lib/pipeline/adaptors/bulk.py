@@ -1,4 +1,4 @@
-"""What a run of messages comes to per row, so that a bulk touches each row once. Does no input and output."""
+"""Outcome of a run of messages per row, so that a bulk touches each row once. Does no input and output."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What becomes of a row. `clears`: what it was before is of no account. `data`: what it has then, None if it is
-    not there. `is_new`: whether it is known to have been inserted; else columns that are not in `data` stay."""
+    """Outcome of a row. `clears`: its state before is of no account. `data`: its columns afterwards, None if it is
+    deleted. `is_new`: it is known to have been inserted; else columns that are not in `data` stay."""
 
     clears: bool
     data: Mapping[str, Any] | None
@@ -20,8 +20,8 @@ class Outcome:
 
 
 def outcomes(keyed: Iterable[tuple[Key, Message]]) -> dict[Key, Outcome]:
-    """Return what becomes of each row, in the order in which rows were first touched. Writing each outcome once leaves
-    what writing the messages one after the other would leave."""
+    """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once leaves
+    the same rows as writing the messages one after the other."""
     found: dict[Key, Outcome] = {}
     for key, message in keyed:
         before = found.get(key)

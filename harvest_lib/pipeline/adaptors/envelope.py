@@ -3,7 +3,7 @@
     envelope   {"op":"update","timestamp":1356999300000,"namespace":"public.flights","data":{"id":1}}
     data       {"id":1}
 
-Data is extended JSON, so what is written as an envelope is read back as the same message.
+Data is extended JSON, so an envelope is read back as the same message.
 """
 
 import json
@@ -25,7 +25,7 @@ from harvest_lib.pipeline.message import Message, Op
 Content: TypeAlias = Literal["envelope", "data"]
 
 JoinedEncodings: TypeAlias = "tuple[Pieces, Array[c_int32]]"
-"""What the messages of a batch are, and the kind of each."""
+"""Encodings of the messages of a batch, and the kind of each."""
 
 _OPS = {each.name.lower(): each for each in Op}
 _TIMESTAMPS = 1 << 64
@@ -59,8 +59,8 @@ def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
 
 
 def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"") -> "list[JoinedEncodings] | None":
-    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None where that has to look at
-    them."""
+    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None where that needs single
+    messages."""
     if not isinstance(messages, LoggedMessages) or messages.joined is None:
         return None
     if content == "data" and any(map(_needs_its_op, messages.kinds)):
@@ -76,7 +76,7 @@ def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"
 
 
 def wrapped(part: "tuple[JoinedMessages, int, int]", around: Mapping[Head, Wrapping]) -> JoinedEncodings:
-    """Return what messages of a batch are in their wrappings, which their heads have; those without are left out."""
+    """Return messages of a batch in the wrappings of their heads; those without one are left out."""
     batch, begin, end = part
     return batch.rows.wrapped(begin, end, [around.get(head) for head in batch.table])
 

@@ -6,12 +6,12 @@ is bytes where the column is.
     NOOP  outbox/SUBSCRIPTION  {"generation": …, "number": …, "delivered": …, "position": {…}}
 
 Promises
-- What the snapshot source promises: nothing is skipped, a key's records come in the order in which they were committed
-  (if writers lock the key), what is returned was on disk before. Rows are only read.
-- Retention keeps what has not reached every writer: the subscription's checkpoint is written in `kept`, never earlier.
+- Those of the snapshot source: nothing is skipped, a key's records come in the order in which they were committed
+  (if writers lock the key), returned records were on disk before. Rows are only read.
+- Retention keeps records until all writers have them: the subscription's checkpoint is written in `kept`, not earlier.
 - Of two that read by one subscription the later deposes the earlier, which stops.
 - A subscription that is rewound (`harvest subscriptions rewind`) goes on from there, when the pipeline is next started.
-  One that was added with a filter reads what that lets through; one with a snapshot to stop at reads no further.
+  One that was added with a filter reads the records it lets through; one with a snapshot to stop at reads no further.
 - A subscription that was removed is an error: nothing was kept for it since.
 """
 
@@ -58,7 +58,7 @@ class OutboxReading(Options):
     """A subscription to an outbox."""
 
     data_source: DataSource
-    """Where Postgres is, as in `dataSource`."""
+    """The Postgres server and database, as in `dataSource`."""
 
     outbox_table: str = Field(default="outbox", min_length=1)
     """The native outbox table. Default: outbox."""
@@ -120,7 +120,7 @@ class OutboxReader:
         if place is None or self._source is None or self._checkpoints is None:
             return
         if place.data["generation"] != self._generation or place.data["number"] <= self._saved:
-            return  # of before the subscription was rewound, or said already
+            return  # of before the subscription was rewound, or saved already
         seen, holds = self._source.retention_bounds(place.data["position"])
         try:
             is_saved = self._checkpoints.save(_checkpoint(place.data, seen=seen, holds=holds))
@@ -179,7 +179,7 @@ class OutboxReader:
             )
 
     def _newer(self, checkpoint: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
-        """Return where to go on: the log is ahead of the subscription, unless that was rewound since."""
+        """Return the checkpoint to go on from: the log is ahead of the subscription, unless that was rewound since."""
         if checkpoint.generation > logged["generation"]:
             return checkpoint
         if checkpoint.generation < logged["generation"] or checkpoint.number > logged["number"]:
@@ -206,8 +206,8 @@ def _checkpoint(place: Mapping[str, Any], **seen: Any) -> Checkpoint:
 def messages_of(
     rows: Sequence[Row], timestamp: int, namespace: str, place: Mapping[str, Any]
 ) -> "JoinedMessages | OutboxMessages":
-    """Return a page of records, an insert each, and a NOOP that says up to where they are: encoded in C if that is in
-    use and understands all of them. `place` is the data of the NOOP, and `namespace` its own."""
+    """Return a page of records, an insert each, and a NOOP with their position: encoded in C if that is in use and
+    understands all of them. `place` is the data of the NOOP, and `namespace` its own."""
     found = encode(rows, dumps(place)) if isinstance(rows, NativeRows) else None
     if found is None:
         return OutboxMessages(list(rows), timestamp, namespace, place)
@@ -250,7 +250,7 @@ def _data(row: Row) -> Mapping[str, Any]:
 
 
 def _encoded(rows: Sequence[Row]) -> Iterator[bytes]:
-    """Yield what `dumps` makes of the data of each row."""
+    """Yield the data of each row as `dumps` encodes it."""
     for row in rows:
         record_id, _, key, value, names, contents = row
         try:

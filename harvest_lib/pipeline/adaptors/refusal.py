@@ -6,7 +6,7 @@ from harvest_lib.errors import MessageRefused
 
 
 def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:
-    """Return it. `offsets` are those of all messages that may be to blame, `remedy` is what makes them fit.
+    """Return it. `offsets` are those of all messages that may be to blame, `remedy` makes them fit.
 
     To acknowledge without sending is advised of a single message alone: of several, it would leave out a good one.
     """

@@ -13,14 +13,14 @@ from harvest_lib.pipeline.message import Message
 
 
 class StdoutWriting(Options):
-    """What is printed."""
+    """Options of the printed lines."""
 
     content: Content = Field(default="envelope")
     """`envelope`: whole messages; `data`: their data alone, without deletes and commands. Default: envelope."""
 
 
 class StdoutWriter(Writer):
-    """`Writer` to the standard output. What the next program made of it is not known here."""
+    """`Writer` to the standard output. The result in the next program is not known here."""
 
     def __init__(self, options: StdoutWriting) -> None:
         self._content = options.content

@@ -1,20 +1,20 @@
-"""The commit log: what a pipeline's reader sent down, in order, on the disk.
+"""The commit log: the messages of a pipeline's reader, in order, on the disk.
 
     folder/
-      log.json                        which segments there are, and the version of the format
+      log.json                        the segments, and the version of the format
       lock                            of the process that writes it
       00000000000000000000.0.log      a segment: entries and nothing else; named by the offset it began with
-      00000000000000000000.0.index    what vouches for each block of it
+      00000000000000000000.0.index    offsets and checksum of each block of it
 
 Promises
-- What `append` returned for can be read, and outlives the process. What was synced outlives the machine.
-- What was not written whole is cut off when the log is opened, and `repaired` says what; it is never read.
-- What is damaged is never read either: who comes to it hears of file and byte, and an operator may `skip` it.
+- Entries for which `append` returned can be read, and outlive the process. Synced entries outlive the machine.
+- Entries not written whole are cut off when the log is opened, and `repaired` has the cuts; they are never read.
+- Damaged entries are never read either: a reader gets an error with file and byte; an operator may `skip` them.
 - Compaction leaves each offset as it was and the newest entry of each key, takes place at one moment, and stops nobody.
 - An error leaves the log as it was, but for whole entries at its end.
 
 When it is synced: every `sync_seconds` (1 by default) while something is appended, when a segment is closed, when the
-log is, and whenever somebody asks. Who keeps an offset elsewhere syncs first: an offset that outlives its entry would
+log is, and on request. A caller that keeps an offset elsewhere syncs first: an offset that outlives its entry would
 stand for another later.
 
 Knows bytes only. The format of entries is in `entry`, that of the index in `index`.

@@ -1,4 +1,4 @@
-"""How a closed segment becomes smaller: a new one is written beside it, and takes its place once it is on the disk."""
+"""Compaction of a closed segment: a new one is written beside it, and takes its place once it is on the disk."""
 
 import os
 from bisect import bisect_left
@@ -14,16 +14,16 @@ from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     segments: int
-    """How many segments it rewrote or removed."""
+    """Segments that it rewrote or removed."""
     freed_bytes: int
 
 
 class CompactionStopped(Exception):
-    """It is not to go on."""
+    """Compaction was asked to stop."""
 
 
 def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> Segment | None:
-    """Write what is left of a segment without the entries below `up_to` that are not among those kept, ascending.
+    """Write the rest of a segment without the entries below `up_to` that are not among those kept, ascending.
 
     Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
     nothing to leave out. Raises LogDamaged, OSError, and CompactionStopped once `going_on` says no; then nothing is

@@ -3,7 +3,7 @@
     offset           8 bytes
     message length   4 bytes   of all from the key length to the end
     timestamp        8 bytes
-    mode             1 byte    bits 0 - 1: Copy 0, Sync 1, Complete 2; bits 2 - 4: what was done
+    mode             1 byte    bits 0 - 1: Copy 0, Sync 1, Complete 2; bits 2 - 4: the op
     key length       4 bytes
     key              that many
     data length      4 bytes
@@ -29,7 +29,7 @@ _LENGTH = Struct(">I")
 _LENGTHS_BYTES = 2 * _LENGTH.size
 _BEFORE_MESSAGE_BYTES = Struct(">QIQB").size
 FIXED_BYTES = _BEFORE_MESSAGE_BYTES + _LENGTHS_BYTES
-"""What an entry takes beside its key and its data."""
+"""Size of an entry beside its key and its data."""
 
 _MODE_BITS = 2
 _HIGHEST_MODE = 3
@@ -81,11 +81,11 @@ class Packable(Iterable[Unnumbered]):
 
     @abstractmethod
     def packing(self, offset: int) -> "Packing":
-        """Return what `Packing` would be of them."""
+        """Return an equivalent of `Packing` for them."""
 
 
 class _Packers(dict[int, Callable[..., bytes]]):
-    """By the length of a key, what packs all of an entry but its data."""
+    """Functions, by the length of a key, that pack all of an entry but its data."""
 
     def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
         if len(self) >= _PACKERS_KEPT:
@@ -117,8 +117,8 @@ class Packing:
     def take(self, most_bytes: int | None) -> Packed:
         """Return the next of them, at most so many bytes, or one of whatever size for None.
 
-        What does not fit is held for the next call: without any, there was no room for it, or `done`. Raises
-        EntryRefused, and what the entries raise as they come; what came before it in the same call is not packed then.
+        An entry that does not fit is held for the next call: without any, there was no room for it, or `done`. Raises
+        EntryRefused, and errors of the entries as they come; entries before it in the same call are not packed then.
         """
         room = 0 if most_bytes is None else most_bytes
         parts: list[bytes] = []
@@ -149,7 +149,7 @@ class Packing:
 
     @property
     def done(self) -> bool:
-        """Tell whether nothing is left. Raises what the entries raise as they come."""
+        """Return True if nothing is left. Raises errors of the entries as they come."""
         if self._held is None:
             self._held = next(self._entries, None)
         return self._held is None
@@ -188,8 +188,8 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
 
 
 def whole_entries(data: bytes) -> int:
-    """Return how many of the bytes are whole entries, going by their lengths only; more than there are if that is what
-    the first takes."""
+    """Return the number of bytes in whole entries, going by their lengths only; the length of the first if that is
+    more than there are."""
     at, size = 0, len(data)
     while at + FIXED_BYTES <= size:
         end = at + _BEFORE_MESSAGE_BYTES + _HEAD.unpack_from(data, at)[1]

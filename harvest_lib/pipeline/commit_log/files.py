@@ -1,4 +1,4 @@
-"""What is done to files, so that it is on the disk, whole or not at all, and so that its failure says what to do."""
+"""Operations on files: on the disk whole or not at all, and with errors that name a remedy."""
 
 import errno
 import os
@@ -36,13 +36,13 @@ def segment_files(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """Return what was to take the place of another file, and never did."""
+    """Return files that were to take the place of others, and never did."""
     return [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
 
 
 @contextmanager
 def writing(what: Path, doing: str) -> Iterator[None]:
-    """Have errors of the disk say what could not be done, and what to do about it."""
+    """Turn errors of the disk into LogUnwritable, with the action that failed and a remedy."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def writing(what: Path, doing: str) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: OSError) -> LogError:
-    """Return the error that says that a file cannot be read as it is."""
+    """Return the error of a file that cannot be read as it is."""
     return LogError(
         "the log cannot be read",
         evidence=f"{path}: {error.strerror}",
@@ -82,7 +82,7 @@ def read_at(handle: int, size: int, at: int) -> bytes:
 
 
 def make_folder(folder: Path) -> None:
-    """Have it, and its name on the disk, also if who made it was killed before that was so."""
+    """Make it, and sync its name to the disk, also if a process that made it was killed before that."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Sync the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -100,7 +100,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Have a file with this content, or the one before: nothing between, whatever happens. Raises OSError."""
+    """Replace a file: it has this content, or the one before, nothing between, whatever happens. Raises OSError."""
     beside = path.with_name(f"{path.name}.new")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

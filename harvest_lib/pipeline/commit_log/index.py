@@ -1,4 +1,4 @@
-"""The format of the index beside a segment: what vouches for each block of it. All numbers are big-endian.
+"""The format of the index beside a segment: offsets and checksum of each block of it. All numbers are big-endian.
 
     magic            4 bytes   c7 4c 49 78
     record length    4 bytes   of all of the record
@@ -15,8 +15,8 @@
     record checksum  4 bytes   CRC-32 of all of the record before it
 
 Records are only ever added. One of the same position as that before it takes its place: a block that grew. A mark says
-that all before byte `length` of the segment was on the disk when it was written, and the index up to there too: what is
-not as it should be before a mark was damaged, what is so after the last one may just not have been written in time.
+that all before byte `length` of the segment was on the disk when it was written, and the index up to there too: bytes
+that are wrong before a mark were damaged, those after the last one may just not have been written in time.
 
 Pure: bytes in, bytes out.
 """
@@ -34,7 +34,7 @@ _CHECKSUM = Struct(">I")
 
 
 class IndexRecordKind(IntEnum):
-    """What a record says of its block."""
+    """Kind of a record, which is the state of its block."""
 
     ENTRIES = 0
     """It holds entries, by this checksum."""
@@ -43,7 +43,7 @@ class IndexRecordKind(IntEnum):
     PASSED_OVER = 2
     """It is damaged, and an operator decided to go on without it."""
     LOST = 3
-    """Never written: nothing vouches for this part of the segment, for the index is damaged."""
+    """Never written: the index is damaged, and has no checksum of this part of the segment."""
 
 
 class Block(NamedTuple):
@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
 
 class IndexRecord(NamedTuple):
-    """A record, and where the index has it."""
+    """A record, and its place in the index."""
 
     block: Block
     newest: Mapping[bytes, int]
@@ -89,7 +89,7 @@ def mark(length: int, offset: int) -> bytes:
 
 
 def decode(data: bytes) -> list[IndexRecord]:
-    """Return the records that are whole. What is between them is left out: `blocks_of` finds what it was for."""
+    """Return the records that are whole. Bytes between them are left out: `describe` finds their blocks."""
     records = []
     at = data.find(_MAGIC)
     while at >= 0:
@@ -123,14 +123,14 @@ def _record(data: bytes, at: int) -> IndexRecord | None:
 
 
 class SegmentBlocks(NamedTuple):
-    """What an index says of a segment."""
+    """Contents of a segment, as its index has them."""
 
     blocks: list[Block]
-    """One after the other, without gaps, those of kind LOST where nothing vouches for it."""
+    """One after the other, without gaps, those of kind LOST where a record is missing."""
     newest: dict[bytes, int]
     """The last offset of each key, as far as is known."""
     synced: int
-    """Up to which byte of the segment all was on the disk for sure."""
+    """The byte of the segment up to which all was on the disk for sure."""
 
 
 def describe(records: Sequence[IndexRecord], base: int) -> SegmentBlocks:

@@ -23,7 +23,7 @@ SEGMENT_BYTES = 1 << 30
 
 
 class CommitLog(LogView):
-    """A log in a folder of its own. One process at a time has it; its threads may call whatever they like."""
+    """A log in a folder of its own. One process at a time has it; any of its threads may call any method."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class CommitLog(LogView):
     ) -> None:
         """Open it, or begin it where there is none.
 
-        A segment holds `segment_bytes` at most, or one larger entry. What was appended is on the disk `sync_seconds`
-        later, as long as somebody appends or calls `sync_if_due`; before `append` returns for 0. Raises LogInUse,
-        LogTooNew, LogDamaged, LogUnwritable.
+        A segment holds `segment_bytes` at most, or one larger entry. Entries are on the disk `sync_seconds` after they
+        were appended, as long as somebody appends or calls `sync_if_due`; before `append` returns for 0. Raises
+        LogInUse, LogTooNew, LogDamaged, LogUnwritable.
         """
         self._segment_bytes = segment_bytes
         self._sync_seconds = sync_seconds
@@ -59,13 +59,13 @@ class CommitLog(LogView):
 
     @staticmethod
     def is_there(folder: Path) -> bool:
-        """Tell whether a folder has a log. Raises LogTooNew, LogDamaged."""
+        """Return True if a folder has a log. Raises LogTooNew, LogDamaged."""
         return manifest.read(folder) is not None
 
     look = staticmethod(look)
 
     repaired: tuple[Cut, ...]
-    """What was cut off when it was opened, because it was not written whole."""
+    """Parts that were cut off when it was opened, because they were not written whole."""
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class CommitLog(LogView):
             return range(first, self.end)
 
     def sync(self) -> None:
-        """Have all that was appended on the disk. Raises LogUnwritable."""
+        """Sync all appended entries to the disk. Raises LogUnwritable."""
         with self._lock:
             self._check()
             if not self._writer.synced:
@@ -135,7 +135,7 @@ class CommitLog(LogView):
             self._writer = writer
 
     def close(self) -> None:
-        """Have all on the disk and let go of the log. Idempotent. Raises LogUnwritable, having let go of it."""
+        """Sync all to the disk and release the log. Idempotent. Raises LogUnwritable, having released it."""
         with self._compacting, self._lock:
             if self._closed:
                 return
@@ -186,9 +186,9 @@ class CommitLog(LogView):
     # -- taking away
 
     def compact(self, up_to: int, *, going_on: Callable[[], bool] = lambda: True) -> Compacted:
-        """Drop from closed segments what is before an offset and not the newest of its key in any of them.
+        """Drop from closed segments entries that are before an offset and not the newest of their key in any of them.
 
-        Offsets stay as they are, and who reads goes on reading. The newest of each key is read first: nothing is
+        Offsets stay as they are, and readers go on reading. The newest of each key is read first: nothing is
         dropped for one that is damaged. It ends early once `going_on` says no. Raises LogDamaged, LogUnwritable; the
         segments done by then are compacted.
         """

@@ -1,6 +1,6 @@
-"""Which segments a log is made of, in which version of the format: the file `log.json` of its folder.
+"""The segments of a log, and the version of its format: the file `log.json` of its folder.
 
-It is replaced as a whole, and what it does not name is no part of the log: a segment begins, and takes the place of
+It is replaced as a whole, and a file that it does not name is no part of the log: a segment begins, and replaces
 another, at one moment. And the lock, by which one process at a time writes a log.
 """
 
@@ -28,7 +28,7 @@ class ClosedSegment:
     base: int
     """The offset it began with, which its files are named by."""
     generation: int
-    """How often it was compacted."""
+    """Number of its compactions."""
     end: int
     """The offset after its last."""
     size_bytes: int
@@ -40,16 +40,16 @@ class ClosedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What the file says."""
+    """Contents of the file."""
 
     closed: tuple[ClosedSegment, ...]
     """In order of offsets."""
     active: int
-    """The offset that the segment began with which is added to."""
+    """The first offset of the segment that entries are added to."""
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return what it says, None where there is no log. Raises LogError: too new, damaged, unreadable."""
+    """Return its contents, None where there is no log. Raises LogError: too new, damaged, unreadable."""
     path = folder / _NAME
     try:
         text = path.read_bytes()
@@ -75,7 +75,7 @@ def read(folder: Path) -> Manifest | None:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Have it say so from now on, whatever happens. Raises OSError, and then it says what it did before."""
+    """Replace its contents as a whole, whatever happens. Raises OSError, and then it has those from before."""
     content = {"version": VERSION, **asdict(manifest)}
     content["closed"] = list(content["closed"])
     content["checksum"] = _checksum(content)
@@ -97,7 +97,7 @@ def _damaged(path: Path, why: str) -> LogDamaged:
 
 
 class Lock:
-    """The right to write a log: of one process, and one object in it, until it is let go or the process ends."""
+    """The right to write a log: of one process, and one object in it, until it is released or the process ends."""
 
     def __init__(self, folder: Path) -> None:
         """Take it. Raises LogInUse, OSError."""
@@ -119,11 +119,11 @@ class Lock:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
         except OSError:
-            pass  # who holds it is for people; a full disk is no reason not to open the log
+            pass  # its holder is for operators; a full disk is no reason not to open the log
         self._held = True
 
     def release(self) -> None:
-        """Let it go. Idempotent."""
+        """Release it. Idempotent."""
         if self._held:
             self._held = False
             os.close(self._handle)

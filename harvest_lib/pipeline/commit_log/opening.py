@@ -1,7 +1,7 @@
-"""How a log is opened: its segments are read from the folder, and what is torn is cut off.
+"""Opening of a log: its segments are read from the folder, and a torn end is cut off.
 
-What was written after the last mark of the active segment may not all have come to the disk. It is checked block by
-block, and the log ends before the first that is not whole. What is before the mark is checked when it is read: what is
+Blocks written after the last mark of the active segment may not all have come to the disk. They are checked one by one,
+and the log ends before the first that is not whole. Blocks before the mark are checked when they are read: one that is
 not whole there was damaged, and is never cut.
 """
 
@@ -31,19 +31,19 @@ _AT_ONCE_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What was taken off the end of a file, because it was not written whole."""
+    """A part taken off the end of a file, because it was not written whole."""
 
     path: Path
     byte: int
-    """What it ends at now."""
+    """The byte at which it ends now."""
     size_bytes: int
-    """How much was cut."""
+    """Bytes that were cut."""
     offset: int
     """The log goes on with this one."""
 
 
 def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
-    """Return a segment that nothing is added to. What is damaged of it shows when it is read. Raises LogError."""
+    """Return a segment that nothing is added to. Damage of it shows when it is read. Raises LogError."""
     segment = Segment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
@@ -59,15 +59,15 @@ class ActiveSegment:
 
     segment: Segment
     index_bytes: int
-    """How much of its index holds."""
+    """Bytes of its index that hold."""
     synced_bytes: int
-    """Up to where its entries were on the disk for sure."""
+    """Bytes of its entries that were on the disk for sure."""
     synced_index_bytes: int
-    """Up to where its index was."""
+    """Bytes of its index that were."""
 
 
 def active_segment(folder: Path, base: int) -> ActiveSegment:
-    """Return the segment that is added to, without what is torn of it. Raises LogError."""
+    """Return the segment that is added to, without its torn end. Raises LogError."""
     segment = Segment(folder, base, 0, end=base)
     records = _records_of(segment)
     marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
@@ -95,7 +95,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
 
 
 def _records_of(segment: Segment) -> list[IndexRecord]:
-    """Return what its index says, nothing where that is missing. Raises LogError where it may not be read."""
+    """Return the records of its index, none where that is missing. Raises LogError where it may not be read."""
     try:
         return index.decode(segment.index.read_bytes())
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _records_of(segment: Segment) -> list[IndexRecord]:
 
 
 def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
-    """Return how many of the records hold: all to the last mark, and those after it whose entries are there."""
+    """Return the number of records that hold: all to the last mark, and those after it whose entries are there."""
     last = records[marked]
     begin = end = last.block.length
     checksum, index_end = 0, last.end
@@ -123,7 +123,7 @@ def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
 
 
 def remove_leftovers(folder: Path, manifest: Manifest) -> None:
-    """Remove what was being written when a process ended, and what had been replaced. Raises LogDamaged, OSError."""
+    """Remove files unfinished when a process ended, and files that had been replaced. Raises LogDamaged, OSError."""
     named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
     for path in unfinished_files(folder):
         path.unlink()
@@ -143,10 +143,10 @@ def remove_leftovers(folder: Path, manifest: Manifest) -> None:
 
 
 def repair(found: ActiveSegment) -> tuple[SegmentWriter, tuple[Cut, ...]]:
-    """Cut off what is torn, have the rest on the disk, and return what adds to it. Raises OSError.
+    """Cut off a torn end, sync the rest to the disk, and return its writer and the cuts. Raises OSError.
 
-    What lies past the last mark is written once more: where a sync failed, what is read back may be in memory only, and
-    the next sync would not know of it.
+    Bytes past the last mark are written once more: where a sync failed, bytes read back may be in memory only, and
+    the next sync would not know of them.
     """
     segment = found.segment
     cuts = []
@@ -176,7 +176,7 @@ def _write_again(path: Path, begin: int, end: int) -> None:
 
 
 def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
-    """Return what a log consists of, with a writer of its active segment and what was cut off.
+    """Return the manifest and the segments of a log, a writer of its active segment and the cuts.
 
     A log that is missing is created. Raises LogTooNew, LogDamaged, OSError.
     """
@@ -184,7 +184,7 @@ def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentW
     if found is None:
         return _created(folder)
     remove_leftovers(folder, found)
-    sync_folder(folder)  # who was killed may have named the segments, and not have come to this
+    sync_folder(folder)  # a killed process may have named the segments, and not have come to this
     closed = [closed_segment(folder, each) for each in found.closed]
     writer, cuts = repair(active_segment(folder, found.active))
     return found, (*closed, writer.segment), writer, cuts

@@ -43,14 +43,14 @@ class LogView:
 
     @property
     def segments(self) -> int:
-        """Return how many there are."""
+        """Return the number of segments."""
         return len(self._segments)
 
     def read(self, begin: int, end: int | None = None) -> Iterator[Entry]:
         """Yield the entries from one offset on, before another: by default, that at which the log ends now.
 
         Offsets rise, and those that were compacted away are missing. Raises OffsetBeyondLog, and LogDamaged where it
-        comes to what is damaged.
+        comes to a damaged block.
         """
         ends = self.end
         if begin > ends:
@@ -105,7 +105,7 @@ class LogView:
         return None
 
     def _has(self, segment: Segment) -> bool:
-        """Tell whether a segment is part of the log now."""
+        """Read the manifest again; return True if a segment is part of the log now."""
         self._segments = _look(self.folder)
         return any(each.path == segment.path for each in self._segments)
 
@@ -122,7 +122,7 @@ def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
 
 
 def look(folder: Path) -> LogView:
-    """Return a log as it is now, without taking it from who writes it. Raises LogError, also without a log."""
+    """Return a log as it is now, without taking it from its writer. Raises LogError, also without a log."""
     return LogView(folder, _look(folder))
 
 

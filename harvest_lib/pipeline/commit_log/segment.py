@@ -1,9 +1,9 @@
-"""A segment: a file of entries and the index beside it, which says of what blocks it is made.
+"""A segment: a file of entries and the index beside it, which lists its blocks.
 
 Promises
-- What is read is what was written: a block is checked as a whole before any of its entries is given away.
+- Entries are read as they were written: a block is checked as a whole before any of its entries is returned.
 - A write that fails leaves the segment as it was before.
-- What `sync` returned for is on the disk, and is known to have been.
+- Entries for which `sync` returned are on the disk, and marked as such.
 """
 
 import os
@@ -21,14 +21,14 @@ from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at,
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
 BLOCK_BYTES = 1 << 17
-"""What is read and checked at once: large enough for an index of a thousandth of the log, small enough to read one
-entry in two tenths of a millisecond."""
+"""Bytes that are read and checked at once: large enough for an index of a thousandth of the log, small enough to read
+one entry in two tenths of a millisecond."""
 
 _NEXT = attrgetter("next")
 
 
 class Segment:
-    """What is known of one. Its blocks may become more while it is read."""
+    """A segment as its index has it. Its blocks may become more while it is read."""
 
     def __init__(self, folder: Path, base: int, generation: int, *, end: int) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """Return how much of its file is entries."""
+        """Return the bytes of its file that are entries."""
         return self.blocks[-1].end if self.blocks else 0
 
     def block_from(self, offset: int) -> Block | None:
@@ -55,7 +55,7 @@ class Segment:
     def open(self) -> int:
         """Return a handle to read its entries from.
 
-        Raises LogDamaged when the file is missing, LogError when it may not be opened: that can be mended, and is no
+        Raises LogDamaged when the file is missing, LogError when it may not be opened: that can be fixed, and is no
         reason to give its messages up.
         """
         try:
@@ -95,12 +95,12 @@ class Segment:
         return data
 
     def lost(self, block: Block) -> LogDamaged:
-        """Return the error that says that the index is what is damaged."""
+        """Return the error of a block of which the index is damaged."""
         why = f"{self.index.name} is damaged, and nothing vouches for {block.length} bytes from there"
         return self.damaged(block.position, range(block.first, block.next), why)
 
     def damaged(self, byte: int, offsets: range, why: str) -> LogDamaged:
-        """Return the error that says so."""
+        """Return the error of damaged messages."""
         return LogDamaged(
             f"messages {offsets.start} to {offsets.stop - 1} of the log are damaged",
             path=self.path,
@@ -116,13 +116,13 @@ class SegmentWriter:
     """Adds to a segment. Used by one thread."""
 
     def __init__(self, segment: Segment, *, index_bytes: int = 0) -> None:
-        """`index_bytes` is how long the index is. Raises OSError."""
+        """`index_bytes` is the length of the index. Raises OSError."""
         self.segment = segment
         self.index_bytes = index_bytes
         self._grows = False  # the last block may, until it is synced
         self.synced = index_bytes > 0
         self.failed = False
-        """Whether a sync failed: then the system may have forgotten that something is not on the disk."""
+        """True if a sync failed: then the system may have forgotten that something is not on the disk."""
         flags = os.O_RDWR | os.O_CREAT | (0 if index_bytes else os.O_TRUNC)
         self._log = os.open(segment.path, flags, 0o644)
         try:
@@ -133,7 +133,7 @@ class SegmentWriter:
 
     @property
     def block_room(self) -> int:
-        """Return how many bytes the last block has room for."""
+        """Return the bytes that the last block has room for."""
         return BLOCK_BYTES - self.segment.blocks[-1].length if self._grows else BLOCK_BYTES
 
     def write(self, packed: Packed) -> None:
@@ -167,23 +167,23 @@ class SegmentWriter:
         self._grows = False
 
     def note(self, newest: Mapping[bytes, int]) -> None:
-        """Have these as the last offsets of their keys; after entries were copied. Raises OSError."""
+        """Record these as the last offsets of their keys; after entries were copied. Raises OSError."""
         if self.segment.blocks:
             self._write(b"", 0, index.encode(self.segment.blocks[-1], newest))
             self.segment.newest.update(newest)
         self._grows = False
 
     def sync(self) -> None:
-        """Have all of it on the disk. Raises OSError, and then nobody knows what is."""
+        """Sync all of it to the disk. Raises OSError, and then the state of the disk is unknown."""
         self._flush(self._log)
         self._flush(self._index)
         self._write(b"", 0, index.mark(self.segment.size_bytes, self.segment.end))  # and only now say so
         self._flush(self._index)
-        self._grows = False  # a block that grew later could be torn, and what is marked of it with it
+        self._grows = False  # a block that grew later could be torn, and its marked part with it
         self.synced = True
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         os.close(self._log)
         os.close(self._index)
 
@@ -198,7 +198,7 @@ class SegmentWriter:
                 write_all(self._log, data, position)
             write_all(self._index, record, self.index_bytes)
         except OSError:
-            with suppress(OSError):  # what is left there would be written over, or cut when the log is opened
+            with suppress(OSError):  # a rest there would be written over, or cut when the log is opened
                 os.ftruncate(self._index, self.index_bytes)
                 if data:
                     os.ftruncate(self._log, position)

@@ -1,4 +1,4 @@
-"""What an operator does about damage: the log goes on without what cannot be read. The entries' file stays as it is."""
+"""Skipping of damage, by an operator: the log goes on without unreadable entries, whose file stays as it is."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """What became of damaged messages."""
+    """Outcome of damaged messages."""
 
     given_up: range
     """These offsets are not read any more."""
@@ -26,8 +26,8 @@ class Skipped:
 def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
     """Give up the damaged block that has an offset, and those right behind it that are damaged too.
 
-    Where the index is what is damaged, entries that fit together are taken as they are. All of the segment is on the
-    disk. Returns what is known of it now and how long its index is. Raises LogError where nothing is damaged, OSError.
+    If the index is damaged, entries that fit together are taken as they are. All of the segment is on the disk. Returns
+    the new segment, the length of its index, and the outcome. Raises LogError where nothing is damaged, OSError.
     """
     try:
         handle = segment.open()
@@ -61,7 +61,7 @@ def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
 
 
 def _records(before: Segment, after: Segment, handle: int) -> Iterator[bytes]:
-    """Yield the new index. What is newest of a key may have been given up: all is read to find what is, then."""
+    """Yield the new index. The newest entry of a key may have been given up: all is read to find the newest then."""
     for block in after.blocks:
         entries = _entries(after, handle, block)
         if entries is None:
@@ -82,7 +82,7 @@ def _entries(segment: Segment, handle: int, block: Block) -> list[Entry] | None:
 
 
 def _instead(handle: int, block: Block) -> Iterator[Block]:
-    """Yield what there is from now on in place of a damaged block."""
+    """Yield the blocks that take the place of a damaged one."""
     at, offset = block.position, block.first
     if block.kind == IndexRecordKind.LOST:
         while at < block.end and (taken := _unchecked(handle, block, at, offset)):
@@ -93,7 +93,7 @@ def _instead(handle: int, block: Block) -> Iterator[Block]:
 
 
 def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
-    """Return a block of what begins there, if it fits."""
+    """Return a block of the entries that begin there, if they fit."""
     try:
         data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
         size = whole_entries(data)

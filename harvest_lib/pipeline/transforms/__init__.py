@@ -1,12 +1,12 @@
-"""What may become of a message on its way to a writer: functions that change it, or drop it.
+"""Transforms of a message on its way to a writer: functions that change it, or drop it.
 
     transforms:
       - pick: [flight, origin, dest]            a ready one, see `ready` and `cloud_events`
       - call: shop.cleaning:without_tests       one's own, by its import path
-        with: {country: NZ}                     and what it is called with beside the message
+        with: {country: NZ}                     its arguments beside the message
 
-A message that was dropped counts as acknowledged. One that raises, or returns what is no message, stops the pipeline,
-or by policy has its message parked.
+A message that was dropped counts as acknowledged. A function that raises, or returns neither a message nor None, stops
+the pipeline, or by policy has its message parked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Me
 
 
 def _complaint(result: object) -> str:
-    """Say what is wrong with what a transform returned; empty if nothing is."""
+    """Return the fault of a transform's result; empty if there is none."""
     if type(result) is not Message:
         return f"{type(result).__name__}, neither a Message nor None"
     if type(result.namespace) is not str or not result.namespace:

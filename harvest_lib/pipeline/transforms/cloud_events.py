@@ -1,6 +1,6 @@
 """The envelope of CloudEvents 1.0, in its JSON form, around a message's data.
 
-A message that is sent again has the same `id`, so who reads can tell: it is made of the message's offset and time.
+A message that is sent again has the same `id`, made of its offset and time, so readers can recognize it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _OPS = ("insert", "update", "delete", "command", "noop")
 
 @dataclass(frozen=True, slots=True)
 class CloudEvents:
-    """`source` says where events are from, a URI reference; `type` what they are, with `{namespace}` and `{op}` in it.
+    """`source` is the origin of events, a URI reference; `type` is their type, with `{namespace}` and `{op}` in it.
 
     `subject` names a field whose content is the event's subject.
     """

@@ -1,6 +1,6 @@
-"""From what a declaration says to a function: `{pick: [a, b]}`, `{call: shop.cleaning:without_tests}`.
+"""From an entry of a declaration to a function: `{pick: [a, b]}`, `{call: shop.cleaning:without_tests}`.
 
-Everything here raises NotATransform, which says what is wrong, for `declaration` to report with its line.
+Everything here raises NotATransform, which names the fault, for `declaration` to report with its line.
 """
 
 import importlib
@@ -16,14 +16,14 @@ from harvest_lib.pipeline.transforms.ready import REDACTED, Omit, Pick, Redact, 
 
 
 class NotATransform(ValueError):
-    """What is declared is none, and cannot be made one."""
+    """An entry is no transform, and cannot be made one."""
 
 
 _Make = Callable[[Any], Transform]
 
 
 def load(entry: object, *, beside: Path | None = None) -> tuple[str, Transform]:
-    """Return the transform's name, for people, and the transform.
+    """Return the transform's name, for operators, and the transform.
 
     Modules are also looked for in the folder `beside`. Raises NotATransform.
     """
@@ -50,7 +50,7 @@ def _call(entry: Mapping[str, Any], beside: Path | None) -> tuple[str, Transform
 
 
 def imported(path: object, *, beside: Path | None = None) -> Transform:
-    """Return what an import path such as `package.module:name` leads to. Raises NotATransform."""
+    """Return the object that an import path such as `package.module:name` leads to. Raises NotATransform."""
     module_name, colon, name = str(path).partition(":")
     if not isinstance(path, str) or not (colon and module_name and name):
         raise NotATransform("is not an import path: write `package.module:function`")
@@ -135,7 +135,7 @@ READY: Mapping[str, _Make] = {
 
 
 def is_ready(transform: Transform) -> bool:
-    """Tell whether a transform is one of ours, which leave what they are given as it is."""
+    """Return True if a transform is one of ours, which leave their message as it is."""
     return isinstance(transform, Pick | Omit | Rename | Redact | Route | CloudEvents)
 
 
@@ -153,7 +153,7 @@ def _is_text(value: object) -> bool:
 
 
 def _described(name: str, settings: object) -> str:
-    """Name a transform as people would, with as little of its settings as tells it from others."""
+    """Return a transform's name for operators, with as few of its settings as distinguish it from others."""
     if name == "route":
         to = settings if isinstance(settings, str) else settings.get("to") if isinstance(settings, dict) else ""
         return f"route to {to}"

@@ -54,7 +54,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Redact:
-    """Put something else in the place of what fields hold. Fields that hold nothing (null) are left so."""
+    """Replace the values of fields. Fields that hold nothing (null) are left so."""
 
     fields: Sequence[str]
     by: Any = REDACTED
@@ -69,7 +69,7 @@ class Redact:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Have a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of what `find` matched.
+    """Put a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of what `find` matched.
 
     Without `find` all messages are routed; with it those whose whole namespace matches. It is one of Go's expressions,
     as those of filters are. Remembers its answers: there are few namespaces and many messages.
@@ -82,7 +82,7 @@ class Route:
 
     @classmethod
     def parse(cls, to: str, find: str | None = None) -> "Route":
-        """Compile one. Raises ValueError for what can never work."""
+        """Compile one. Raises ValueError for one that can never work."""
         if find is None:
             return cls(to=to)
         pattern = compiled(find)

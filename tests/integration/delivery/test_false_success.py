@@ -95,7 +95,6 @@ def test_what_the_client_calls_delivered_and_is_not_comes_all_the_same(
         group_id,
         source=source,
         leadership="solo",
-        session_timeout_seconds=60.0,  # forty requests, one after the other, are in time on a busy machine too
         delivery=delivery,
         producer_kafka_config=SMALL_BATCHES,
     )

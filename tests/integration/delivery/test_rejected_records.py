@@ -269,7 +269,8 @@ def test_a_topic_that_refuses_our_clock_holds_up_others_only_for_a_while(
     topic, late = make_topic(partitions=2), make_topic(partitions=1, **{"message.timestamp.before.max.ms": 30_000})
     provider = partial(BehindTheTimes, late)
     only = outbox.insert(late, "bad")
-    with Harvest(config(), kafka_producer_provider=provider) as harvest:
+    soon = config(limits={"heartbeat_timeout_seconds": 1.5})  # a batch that is refused is given up after as long
+    with Harvest(soon, kafka_producer_provider=provider) as harvest:
         eventually(lambda: harvest.is_leader)
         waited_until = time.monotonic() + 5.0
         eventually(lambda: time.monotonic() > waited_until or outbox.parked())

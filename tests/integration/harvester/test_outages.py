@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from support.databases import Databases
 from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.full
 @pytest.fixture(scope="module")
 def stack(breakable_stack):
     return breakable_stack
+
+
+@pytest.fixture(scope="module")
+def databases(stack):
+    return Databases(lambda: stack.dsn)
 
 
 @pytest.fixture(scope="module")

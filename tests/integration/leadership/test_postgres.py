@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
+from support.databases import Databases
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
@@ -37,6 +38,11 @@ WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND applicati
 def stack(breakable_stack):
     """Servers that a test may kill or freeze."""
     return breakable_stack
+
+
+@pytest.fixture(scope="module")
+def databases(stack):
+    return Databases(lambda: stack.dsn)
 
 
 @pytest.fixture(scope="module")

@@ -23,13 +23,13 @@ class FileReading(Options):
     """Default: json_lines."""
 
     content: Content = "envelope"
-    """JSON lines: whether each is a message or a row. Default: envelope."""
+    """JSON lines: each is a message (`envelope`) or a row (`data`). Default: envelope."""
 
     namespace: str | None = Field(default=None, min_length=1)
     """The namespace of rows. Default: the file's name without its ending; Parquet: the folder's, if there is one."""
 
     follow: bool = False
-    """Whether to wait for more at the end. Default: false."""
+    """True to wait for more at the end. Default: false."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""

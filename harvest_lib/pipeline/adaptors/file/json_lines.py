@@ -3,7 +3,7 @@
 Promises of the writer
 - `write` returns once the lines are on disk (fsync).
 - A line that a crash left unfinished was not acknowledged: it is cut off before the next one is written, and that is
-  logged. What a failed write left is cut off at once, if the disk lets us.
+  logged. The part left by a failed write is cut off at once, if the disk lets us.
 - Several writers may append to one file: each batch comes as a whole. Where a file was moved away another is begun.
 
 Promises of the reader
@@ -92,7 +92,7 @@ class JsonLinesWriter:
             raise
 
     def _append_to(self, file: BinaryIO, path: Path, lines: bytes) -> int:
-        """Return where the file ends then."""
+        """Return the end of the file afterwards."""
         begin = file.seek(0, os.SEEK_END)
         if begin != self._ends.get(path):  # not as we left it
             begin = _repair(file, path)
@@ -199,7 +199,7 @@ class JsonLinesReader(Reader):
 
 
 def _repair(file: BinaryIO, path: Path) -> int:
-    """Cut off a last line that has no end; return where the file ends then."""
+    """Cut off a last line that has no end; return the end of the file afterwards."""
     size = end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(0, end - _PIECE_BYTES)

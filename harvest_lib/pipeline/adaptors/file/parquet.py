@@ -1,9 +1,9 @@
 """Parquet: each batch of a namespace is a file in the namespace's folder, `00000001.parquet` and so on.
 
 Beside the columns of the data a row has `_op`, `_timestamp` and `_offset` (in the commit log). Later rows of later
-files are newer: the table is what remains of each key's newest row, unless that is a delete. A field that a message
-lacks, while others of its batch have it, is null. A column whose values are
-of several types, or of one that Parquet has no match for, is text: extended JSON, and says so in its metadata.
+files are newer: the table has the newest row of each key, unless that is a delete. A field that a message lacks, while
+others of its batch have it, is null. A column whose values are of several types, or of one that Parquet has no match
+for, is text: extended JSON, and says so in its metadata.
 
 Promises of the writer
 - `write` returns once the files are on disk under their names: written beside, fsync, rename, fsync of the folder.
@@ -192,7 +192,7 @@ class ParquetReader(Reader):
 
 
 def _value(value: Any) -> Any:
-    """Return what a message can hold of what Parquet can."""
+    """Return a value of Parquet in a form that a message can hold."""
     if isinstance(value, datetime):
         return value.astimezone(UTC) if value.tzinfo is not None else value.isoformat(" ")
     if value is None or type(value) in _PLAIN or isinstance(value, Decimal | list | dict):

@@ -1,4 +1,4 @@
-"""What the file formats have in common: names for namespaces, locks, and the system's errors as ours."""
+"""Common parts of the file formats: names for namespaces, locks, and the system's errors as ours."""
 
 import fcntl
 import os

@@ -27,18 +27,18 @@ class _Kafka(Options):
 
 
 class KafkaReading(_Kafka):
-    """Topics that are read, without a group: the pipeline's log says how far."""
+    """Topics that are read, without a group: the pipeline's log has the offsets."""
 
     topics: Annotated[Sequence[str], Field(min_length=1)]
     """Their names. They have to be there."""
 
     content: Content | Literal["record"] = "envelope"
-    """What their records are. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic
+    """Form of their records. `envelope`: messages, as a pipeline writes them. `data`: the value is a row, the topic
     its namespace, no value a delete of the key. `record`: anything; key, value and headers are passed on as they are.
     Default: envelope."""
 
     start: Literal["beginning", "end"] = "beginning"
-    """Where a topic is begun that was never read. Default: beginning."""
+    """Start of a topic that was never read. Default: beginning."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""
@@ -62,7 +62,7 @@ class KafkaWriting(_Kafka):
     """Topics that are missing are made with so many partitions. Default: they have to be there."""
 
     delivery_timeout_seconds: float = Field(default=120.0, gt=0, alias="delivery_timeout")
-    """How long a batch may take until the brokers have all of it, as a duration (`30s`). Default: 2m."""
+    """Limit of the time until the brokers have all of a batch, as a duration (`30s`). Default: 2m."""
 
     @field_validator("delivery_timeout_seconds", mode="before")
     @classmethod

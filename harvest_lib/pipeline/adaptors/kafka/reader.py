@@ -1,4 +1,4 @@
-"""Topics of Kafka, read without a group: how far, the pipeline's log says.
+"""Topics of Kafka, read without a group: the pipeline's log has the offsets.
 
     NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog"}
                                                           the next offset of each partition, and Kafka's id of the topic
@@ -6,7 +6,7 @@
 Promises
 - Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
   after it. Partitions that are added while it reads are found.
-- What retention took away before it was read is an error, never a gap that nobody sees; so is a recreated topic, and
+- Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, and
   a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
 """
@@ -50,12 +50,12 @@ _UNREADABLE = {
     ClientError._NOT_IMPLEMENTED,  # noqa: SLF001
     ClientError._UNSUPPORTED_FEATURE,  # noqa: SLF001
 }
-"""What the client says of records that it cannot make out. It would fetch them for ever, or go on without them."""
+"""Errors of the client for records that it cannot decode. It would fetch them for ever, or go on without them."""
 
 _WAIT_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 30.0
-"""So often it is asked whether there are more partitions."""
+"""Interval of the search for more partitions."""
 
 
 class KafkaReader(Reader):
@@ -110,7 +110,7 @@ class KafkaReader(Reader):
     def _look(self, consumer: Any) -> Sequence[str]:
         """Find partitions that were added. While no broker answers they are found later."""
         try:
-            # What came into a partition before we knew of it is read as well.
+            # Records that came into a partition before we knew of it are read as well.
             return self._begin(consumer, "beginning")
         except (KafkaException, KafkaUnavailable) as error:
             ours = self._translated(error.args[0]) if isinstance(error, KafkaException) else error
@@ -215,7 +215,7 @@ class KafkaReader(Reader):
             return Message(Op.INSERT, timestamp, topic, _whole(record))
         try:
             if value is None:
-                # Only what is written by its data alone has deletes without value; elsewhere they clear a key's past.
+                # Only records of `content: data` have deletes without value; elsewhere they clear a key's past.
                 key = loads(record.key() or b"")
                 return Message(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
             return decode(value, self._options.content, timestamp=timestamp, namespace=topic)

@@ -1,6 +1,6 @@
 """Messages as records of Kafka: key and value.
 
-A record's key says which row it is of: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
+A record's key names its row: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
 where it names none; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
 """
 
@@ -44,8 +44,8 @@ def namespaces_and_record_times(messages: Sequence[Message]) -> Sequence[tuple[s
 
 
 def handed_over(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
-    """Return what `records_of` does as a producer's native side takes it, with the topic of each namespace; None where
-    one is refused, or has no value."""
+    """Return the same as `records_of` in the form of a producer's native side, with the topic of each namespace; None
+    if a time is refused, or a record has no value. Raises MessageRefused."""
     if any(timestamp > _LATEST for timestamp, _, _ in messages.kinds):
         return None
     joined = _joined(messages, options, topics)
@@ -87,11 +87,11 @@ def _joined(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str
 _FIELDS = {(): Field.NOTHING, ("id",): Field.ID, ("key",): Field.KEY}
 """Fields of an outbox's record that are in its encoding as they are in a key."""
 _PLACE = "\0"
-"""What JSON never has as it is."""
+"""A character that JSON never has as it is."""
 
 
 def _key_wrapping(head: Head, options: KafkaWriting) -> Wrapping | None:
-    """Return what `_key` comes to around the field that the key of a record has; None where it is another."""
+    """Return the JSON of `_key` around a field of `_FIELDS`; None where the key has other fields."""
     op, namespace = PARTS[head[1]][1], head[2].decode()
     fields = options.key.get(namespace)
     if options.content == "data" and (fields is None or op is Op.COMMAND):
@@ -139,7 +139,7 @@ def _key(namespace: str, named: Mapping[str, Any], options: KafkaWriting) -> Map
 
 
 def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAndValue] | None:
-    """Return what `_record` makes of each, from columns of bytes; None where it has to look at each of them: one is
+    """Return the same as `_record` for each, from columns of bytes; None where it has to look at each of them: one is
     refused, or something else than text and whole numbers is in its key."""
     kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
     for head in set(messages.heads):
@@ -166,7 +166,7 @@ def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAnd
 def _keys(
     namespace: str, names: Sequence[str], columns: Sequence[Sequence[object]], count: int, options: KafkaWriting
 ) -> Sequence[bytes] | None:
-    """Return the keys of so many messages of a namespace, from what the named fields hold in them; None as above."""
+    """Return the keys of so many messages of a namespace, from the values of the named fields; None as above."""
     template = _template(namespace, names, options)
     try:
         texts = [template % row for row in zip(*(map(scalar, column) for column in columns), strict=True)]
@@ -178,7 +178,7 @@ def _keys(
 
 
 def _template(namespace: str, names: Sequence[str], options: KafkaWriting) -> str:
-    """Return what `_key` comes to as JSON, with `%s` for what each field holds; without fields it has all."""
+    """Return the JSON of `_key`, with `%s` for the value of each field; without fields it is complete."""
     if not names:
         return f'{{"namespace":{quoted(namespace)}}}'
     row = ",".join(quoted(name).replace("%", "%%") + ":%s" for name in names)

@@ -1,13 +1,13 @@
 """Topics of Kafka, written by an idempotent producer.
 
-What a message is as a record, see `records`.
+For the record of a message, see `records`.
 
 Promises
 - `write` returns once all in-sync replicas have all records: each has its offset, and one request is on the wire per
   broker, since the client takes a record for delivered when it sees a later one acknowledged (docs/decisions/0019).
-- Records of one key are in one partition, in order and without gaps: what fails is never overtaken by a later record
+- Records of one key are in one partition, in order and without gaps: none that fails is overtaken by a later one
   (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure a run of them may come again.
-- Nothing of a batch that failed is sent any more afterwards: the producer is thrown away with what it has queued.
+- Nothing of a batch that failed is sent any more afterwards: the producer is discarded with its queue.
 - Topics are never made by accident.
 """
 
@@ -56,7 +56,7 @@ _REFUSED = {
     ClientError.INVALID_TIMESTAMP,
 }
 _REASONS = tuple(ClientError(code).str() for code in _REFUSED)
-"""What a fatal error says of them: it has a code of its own."""
+"""Their texts, as a fatal error has them: it has a code of its own."""
 
 
 _REMEDY = (
@@ -81,7 +81,7 @@ def _is_refusal(error: ClientError) -> bool:
 
 
 def _rank(failure: _Failure) -> int:
-    """Return how little an error says of what is to blame; 0: one of its own records."""
+    """Return a rank that is higher the less an error says of its cause; 0: it is of a refused record."""
     error, topic, _ = failure
     if error.code() in _REFUSED:
         return 0
@@ -91,7 +91,7 @@ def _rank(failure: _Failure) -> int:
 
 
 def _hand_over(sender: NativeSender, records: Sequence[Records], failures: list[_Failure]) -> Iterator[None]:
-    """Hand records over by the producer's native side, which hears what becomes of each."""
+    """Hand records over by the producer's native side, which collects their failures."""
     before = 0
     for some in records:
         went = 0
@@ -131,7 +131,7 @@ def _produce(producer: KafkaProducer, records: Sequence[_Record], failures: list
 
 
 def _not_taken(error: ClientError, topic: str, place: int) -> _Failure:
-    """Return what the client has refused: a record, or any, since it can send no more."""
+    """Return the failure of a record that the client refused, or of all, since it can send no more."""
     return _Failure(error) if is_fatal(error) else _Failure(error, topic, place)
 
 
@@ -152,7 +152,7 @@ class KafkaWriter:
             self._write_one_by_one(written)
 
     def _write_natively(self, messages: LoggedMessages) -> bool:
-        """Write messages of the log as bytes; False if that is for Python to do."""
+        """Write messages of the log as bytes; False if Python has to write them."""
         producer = self._producer or self._make()
         if self._sender is None:
             return False
@@ -185,7 +185,7 @@ class KafkaWriter:
         handing_over: Iterator[None],
         failures: list[_Failure],
     ) -> None:
-        """Have messages delivered; `handing_over` adds to the failures, and stops wherever there is no room."""
+        """Deliver messages; `handing_over` adds to the failures, and stops wherever there is no room."""
         try:
             self._await_delivery(producer, messages, handing_over, failures)
         except BaseException:
@@ -207,7 +207,7 @@ class KafkaWriter:
                 break
         else:
             while left and not failures and not deadline.passed:
-                left = len(producer)  # first: what counts no longer has told by now if it failed
+                left = len(producer)  # first: records that it no longer counts have reported their failures by now
                 self._serve(partial(producer.flush, _WAIT_SECONDS) if left else partial(producer.poll, 0), failures)
         if failures:
             self._await_reason(producer, failures)
@@ -216,14 +216,14 @@ class KafkaWriter:
             raise self._late(len(messages))
 
     def _await_reason(self, producer: KafkaProducer, failures: list[_Failure]) -> None:
-        """Wait a little for what is to blame: a record that is refused takes along those in its batch, those behind it
-        and the producer, and any of them may be told first."""
+        """Wait a little for the cause: a refused record takes along those in its batch, those behind it and the
+        producer, and any of their errors may be reported first."""
         deadline = Deadline(_WHY_SECONDS)
         while _rank(min(failures, key=_rank)) and len(producer) and not deadline.passed:
             self._serve(partial(producer.flush, _WAIT_SECONDS), failures)
 
     def _serve(self, call: Callable[[], object], failures: list[_Failure]) -> None:
-        """Have what became of records told by a call of the producer's, which raises what is fatal."""
+        """Serve delivery reports by a call of the producer's, which raises fatal errors; collect the failures."""
         try:
             call()
         except RAISED as error:  # after one that broke the order no other is taken
@@ -314,7 +314,7 @@ class KafkaWriter:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            # That what was on the wire has no known end is no news: why it is let go is said already.
+            # Records on the wire without a known outcome are no news: the reason to discard it is reported already.
             with suppress(KafkaException):
                 producer.poll(0)
             with suppress(KafkaException):

@@ -1,6 +1,6 @@
-"""What has to be there before tables can be read: log level, privileges, publication, keys; and what the tables are.
+"""Requirements for reading tables: log level, privileges, publication, keys; and the tables themselves.
 
-Each thing that is missing is an error which says the statement that helps.
+A missing one is an error which has the statement that fixes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ WITH RECURSIVE base AS (
 SELECT oid::int8 FROM base WHERE typbasetype = 0
 """
 
-# What a table is in a publication by: its own entry, or the publication, where that has all of a schema or database.
+# Entry of a table in a publication: its own, or the publication, where that has all of a schema or database.
 _MEMBERSHIP = """
 SELECT coalesce((SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid = c.oid), p.oid)::int8
 FROM pg_class AS c LEFT JOIN pg_publication AS p ON p.pubname = %s WHERE c.oid = %s
@@ -83,7 +83,7 @@ class Table:
 
     @property
     def rows(self) -> sql.Composable:
-        """What to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
+        """Relation to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
         name = sql.Identifier(self.schema, self.name)
         return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
 
@@ -104,7 +104,7 @@ def refusals(what: str, next_step: str) -> Iterator[None]:
         raise kind(f"Postgres refused: {what}", evidence=evidence_of(error), next_step=next_step) from error
     except psycopg.Error as error:
         translated = translate(error)
-        settled = isinstance(error, pg.ObjectNotInPrerequisiteState | pg.ConfigurationLimitExceeded)  # for good
+        settled = isinstance(error, pg.ObjectNotInPrerequisiteState | pg.ConfigurationLimitExceeded)  # permanent
         if not settled and isinstance(translated, DatabaseUnavailable | DatabaseAccessDenied):
             raise translated from error
         raise AdaptorError(f"Postgres refused: {what}", evidence=evidence_of(error), next_step=next_step) from error
@@ -132,7 +132,7 @@ def require_decoding(connection: psycopg.Connection[Any]) -> None:
 
 
 def publish(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> None:
-    """See to it that a publication is there and has these tables (none named: those that it has)."""
+    """Ensure that a publication is there and has these tables (none named: those that it has)."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
     with refusals("to read publications", "check the user's grants"):
@@ -175,7 +175,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
 
 
 def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
-    """Tell whether a table is in a publication as it was; one that is no more is, as it has no changes."""
+    """Return True if a table is in a publication as it was, or was dropped, as it has no changes then."""
     with refusals("to read publications", "check the user's grants"):
         row = connection.execute(_MEMBERSHIP, (publication, table.oid)).fetchone()
     return row is None or row[0] == table.membership

@@ -1,4 +1,4 @@
-"""Decoded changes of transactions that committed, as messages. No input and output: what it has to ask is passed in.
+"""Decoded changes of transactions that committed, as messages. No input and output: its lookups are passed in.
 
 - An update of a key is a delete of the old one and an insert of the new one.
 - An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity
@@ -36,7 +36,7 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, str | None] | None]
-"""Return columns of the row with a key, as text, but those that are no more; None if there is no such row."""
+"""Return columns of the row with a key, as text, but dropped ones; None if there is no such row."""
 
 _INDEXED = {"d", "i"}
 """Replica identities whose columns alone are marked in the description of a table."""
@@ -51,7 +51,7 @@ class _Layout:
 
 
 class Changes:
-    """Takes decoded changes in their order. `end` is where to go on after the last transaction that was taken whole."""
+    """Takes decoded changes in their order. `end` is the LSN after the last transaction that was taken whole."""
 
     def __init__(self, tables: Sequence[Table], *, base_type: Callable[[int], int], fetch: Fetch) -> None:
         self._tables = {each.oid: each for each in tables}
@@ -61,7 +61,7 @@ class Changes:
         self._timestamp = 0
         self.end = 0
         self.is_open = False
-        """Whether a transaction has begun and not ended."""
+        """True if a transaction has begun and not ended."""
 
     def take(self, change: Decoded) -> Sequence[Message]:
         match change:
@@ -138,7 +138,7 @@ class Changes:
         return [gone, *(self._message(Op.INSERT, layout, data) for data in row)]
 
     def _whole(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Row | None:
-        """Return the new row with what was not sent of it; None if it is gone."""
+        """Return the new row, with values fetched that were not sent; None if it is gone."""
         missing = [name for name, value in zip(layout.names, new, strict=True) if value is UNCHANGED]
         if not missing:
             return new
@@ -153,7 +153,7 @@ class Changes:
         return {name: row[name] for name in key} if is_key else row
 
     def _key(self, layout: _Layout, row: Row) -> Mapping[str, str]:
-        """Return what names a row, whole, as text. Raises AdaptorError: part of a key names another row, or many."""
+        """Return the whole key of a row, as text. Raises AdaptorError: part of a key names another row, or many."""
         named = dict(zip(layout.names, row, strict=True))
         key = {name: value for name in layout.key if isinstance(value := named.get(name), str)}
         if key and len(key) == len(layout.key):

@@ -1,4 +1,4 @@
-"""What tables hold: all of it, read under one snapshot; and single values, as they are by now."""
+"""Contents of tables: all rows, read under one snapshot; and single values, as they are by now."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,10 +43,10 @@ def copied(
 
 
 def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
-    """Return what tells whether all transactions that are open now have ended.
+    """Return a function that returns True once all transactions that are open now have ended.
 
     One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
-    already, such have to be over, so that the snapshot sees what they did.
+    already, such have to be over, so that the snapshot sees their changes.
     """
     with refusals("to read transactions", "check the user's grants"):
         row = connection.execute(_XMAX).fetchone()
@@ -62,7 +62,7 @@ def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
 def row_of(
     connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
 ) -> Mapping[str, str | None] | None:
-    """Return columns of the row with a key, as text, but those that are no more; None if there is no such row."""
+    """Return columns of the row with a key, as text, but dropped ones; None if there is no such row."""
     try:
         return _row(connection, table, key, columns)
     except AdaptorError as error:

@@ -12,19 +12,19 @@ class PostgresReading(Options):
     """Tables to be copied and followed."""
 
     data_source: DataSource
-    """Where Postgres is, as in `dataSource`. The role needs REPLICATION, and SELECT on the tables."""
+    """The Postgres server and database, as in `dataSource`. The role needs REPLICATION, and SELECT on the tables."""
 
     slot: str = Field(pattern=r"^[a-z0-9_]{1,63}$")
     """The replication slot, made if it is not there. No two pipelines may share one."""
 
     publication: str | None = Field(default=None, min_length=1, max_length=63)
-    """The publication, made if it is not there (by whoever owns the tables). Default: named as the slot."""
+    """The publication, made if it is not there (if the role owns the tables). Default: named as the slot."""
 
     tables: Sequence[str] = ()
     """`schema.table`, each; without a schema it is `public`. Default: all that the publication has."""
 
     initial_copy: bool = True
-    """Whether what the tables hold is copied first. Default: true."""
+    """True to copy the rows of the tables first. Default: true."""
 
     batch_rows: int = Field(default=1_000, ge=1, le=100_000)
     """Messages in a batch, at most. Default: 1,000."""
@@ -34,7 +34,7 @@ class PostgresWriting(Options):
     """Tables to be written to. They have to be there, each with a primary key or with `key`."""
 
     data_source: DataSource
-    """Where Postgres is, as in `dataSource`. The role needs SELECT, INSERT, UPDATE and DELETE on the tables."""
+    """The server and database, as in `dataSource`. The role needs SELECT, INSERT, UPDATE and DELETE on the tables."""
 
     table: str | None = None
     """The one table that all messages go to. Default: the one that the namespace names."""

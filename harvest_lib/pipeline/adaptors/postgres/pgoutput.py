@@ -1,4 +1,4 @@
-"""What Postgres' output plugin `pgoutput` sends, protocol version 1, decoded. Pure: bytes in, values out.
+"""Messages of Postgres' output plugin `pgoutput`, protocol version 1, decoded. Pure: bytes in, values out.
 
 Values come as text, as Postgres spells them; `UNCHANGED` stands for a large one (TOAST) that an update left alone and
 that is therefore not sent. Numbers are big-endian; times are microseconds since 2000-01-01.
@@ -14,7 +14,7 @@ from harvest_lib.sql_ascii import ESCAPED
 
 
 class Unchanged(enum.Enum):
-    """The type of the one value in place of what was not sent."""
+    """The type of the one value in place of those that were not sent."""
 
     UNCHANGED = "unchanged"
 
@@ -35,7 +35,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """It ends. Who has taken it in goes on at `end`."""
+    """It ends. A reader that has taken it in goes on at `end`."""
 
     lsn: int
     end: int
@@ -43,7 +43,7 @@ class Commit(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table. `is_key`: part of what identifies a row in updates and deletes."""
+    """A column of a table. `is_key`: part of the key that identifies a row in updates and deletes."""
 
     name: str
     type_oid: int
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """What a table looks like, before the first change of it and after each change of its columns.
+    """Description of a table, before the first change of it and after each change of its columns.
 
     `identity`: `d` the primary key, `n` nothing, `f` the full row, `i` an index.
     """

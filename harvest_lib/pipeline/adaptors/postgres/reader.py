@@ -1,4 +1,4 @@
-"""Tables of Postgres: first all that they hold, then what changes, as it commits.
+"""Tables of Postgres: first all their rows, then changes, as they commit.
 
     slot made, snapshot exported ─► NOOP where it begins ─► tables under that snapshot ─► changes after the slot's begin
                                      Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
@@ -7,14 +7,14 @@
     NOOP  postgres/SLOT/tables  {"public.flights": [16402, 16411], "public.old": null}
                                                      tables that are followed, by their numbers; null: it was once
 Promises
-- Nothing is missed: the slot is made first, and keeps all changes from then on; what the tables hold is read under the
-  snapshot of that very moment.
+- Nothing is missed: the slot is made first, and keeps all changes from then on; the rows of the tables are read under
+  the snapshot of that very moment.
 - Stopped anywhere, it goes on: after the last transaction that the log has whole; and a table whose copy was not
   complete is copied again, under a new snapshot, with all changes since the slot was made still to follow. Versions of
   a row in between may come after a newer one then, until the changes have caught up.
-- What would be a gap is an error: a table that was left out for a while, or out of the publication, or is another under
-  the same name; a server that lacks what was read from it.
-- Only positions that `kept` names are confirmed to the slot. What comes after is there again, whatever happens here.
+- A gap is an error: a table that was left out for a while, or out of the publication, or is another under the same
+  name; a server that lacks changes that were read from it.
+- Only positions that `kept` names are confirmed to the slot. Later changes are there again, whatever happens here.
 - A transaction's messages come together and in order, transactions in the order in which they committed; one that did
   not commit never comes. A large one comes in several batches.
 - While the server is away it is waited for, once the changes have begun to be followed.
@@ -47,11 +47,11 @@ from harvest_lib.source.server_identity import lsn_number
 _log = logging.getLogger(__name__)
 
 _ALL_ROWS = {"row_security": "off"}
-"""What a policy would hide is an error then, not left out."""
+"""Rows that a policy would hide are an error then, not left out."""
 
 _WAIT_SECONDS = 0.2
 _PATIENCE_SECONDS = 5.0
-"""Waiting longer for others' transactions is said."""
+"""Waiting longer for others' transactions is logged."""
 _BUSY_SECONDS = 30.0
 """A server may take a while to notice that the one before us is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -61,7 +61,7 @@ class PostgresReader:
     """`Reader` of published tables."""
 
     def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
-        """While nothing changes in the tables, where the log is is said every `position_seconds`."""
+        """While nothing changes in the tables, the position in the log is sent every `position_seconds`."""
         self._options = options
         self._publication = options.publication or options.slot
         self._namespace = f"postgres/{options.slot}"
@@ -114,7 +114,7 @@ class PostgresReader:
     # -- the slot
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
-        """Make the slot; return where it begins and the name of its snapshot. Waits for transactions that are open."""
+        """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
         patience = self._patience()
@@ -134,7 +134,7 @@ class PostgresReader:
             yield []
 
     def _patience(self) -> Iterator[None]:
-        """Say, once it has taken long, that transactions of others are waited for."""
+        """Log, once it has taken long, that transactions of others are waited for."""
         deadline = Deadline(_PATIENCE_SECONDS)
         while not deadline.passed:
             yield
@@ -143,10 +143,10 @@ class PostgresReader:
             yield
 
     def _confirm(self) -> None:
-        """Tell the server what was kept, if it listens."""
+        """Confirm the position that was kept to the server, if it listens."""
         if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
             return
-        with suppress(psycopg.Error):  # that the connection is lost shows when it is next read from
+        with suppress(psycopg.Error):  # a lost connection shows when it is next read from
             self._stream.confirm(self._kept)
             self._confirmed = self._kept
 
@@ -210,7 +210,7 @@ class PostgresReader:
         batch: list[Message] = []
         look_at = boot_seconds() + self._position_seconds
         said = lsn_number(lsn)
-        owes = False  # messages were sent down since it was last said where to go on
+        owes = False  # messages were sent down since the last position
         while True:
             # A transaction that has begun to come comes at once: its end is waited for.
             received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)

@@ -1,12 +1,12 @@
-"""Postgres' replication protocol over psycopg's libpq: make a slot, follow it, confirm what is kept.
+"""Postgres' replication protocol over psycopg's libpq: make a slot, follow it, confirm kept positions.
 
 psycopg has no class for it; libpq's calls for COPY in both directions are all that is needed. Nothing here waits longer
-than it is told to: what a server takes its time for is asked for again.
+than its timeout: the caller asks again for a late answer.
 
 Promises
 - Only positions given to `confirm` are reported to the server as kept.
-- It is answered when it asks whether we live, by `receive`. It does not give us up for not being asked: a transaction
-  that takes longer to be written than its patience would come from its beginning again and again. A host that is gone
+- `receive` answers the server when it asks for a sign of life. The server has no timeout to give us up: a transaction
+  that takes longer to be written than a timeout would come from its beginning again and again. A host that is gone
   it notices by TCP.
 """
 
@@ -63,7 +63,7 @@ class Replication:
         self._kept = 0  # which the server takes for nothing
 
     def ask(self, command: str) -> None:
-        """Send a command; `answer` returns what comes of it."""
+        """Send a command; `answer` returns its result."""
         self._pgconn.send_query(command.encode())
         self._flush()
 
@@ -89,12 +89,12 @@ class Replication:
         ]
 
     def follow(self, slot: str, publication: str, lsn: str) -> None:
-        """Ask for all changes after a place; `answer` tells whether they come, `receive` returns them."""
+        """Ask for all changes after a place; `answer` returns [] if they come, `receive` returns them."""
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
         self.ask(f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn} (proto_version '1', publication_names {names})")
 
     def receive(self, timeout_seconds: float) -> Change | Alive | None:
-        """Return what comes next, or None if nothing does for so long. Raises psycopg.Error."""
+        """Return the next message, or None if none comes for so long. Raises psycopg.Error."""
         deadline = Deadline(timeout_seconds)
         while True:
             size, data = self._pgconn.get_copy_data(1)
@@ -115,12 +115,12 @@ class Replication:
             self._pgconn.consume_input()
 
     def confirm(self, lsn: str) -> None:
-        """Tell the server that it need not keep what is before a place any more. Raises psycopg.Error."""
+        """Report to the server that it need not keep changes before a place any more. Raises psycopg.Error."""
         self._kept = max(self._kept, lsn_number(lsn))
         self._report()
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._selector.close()
         self._connection.close()
 

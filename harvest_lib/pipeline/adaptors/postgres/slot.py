@@ -1,6 +1,6 @@
-"""Whether a slot, its tables and its server still follow on what a pipeline's log has. Each gap is an error.
+"""Checks that a slot, its tables and its server still follow on a pipeline's log. Each gap is an error.
 
-A gap is what was changed and will never be sent: the slot is gone or was moved on; a table was left out for a while, or
+A gap has changes that will never be sent: the slot is gone or was moved on; a table was left out for a while, or
 recreated; the server was restored to an earlier time, or promoted before it had everything.
 """
 
@@ -30,9 +30,9 @@ def system_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str, Any] | None) -> str | None:
-    """Return where a slot is to be followed from; None if it has to be made. Raises PositionLost.
+    """Return the LSN from which a slot is to be followed; None if it has to be made. Raises PositionLost.
 
-    `before` is where the log has come to: `lsn`, and `system`, the server's identifier.
+    `before` is the position of the log: `lsn`, and `system`, the server's identifier.
     """
     with catalog.refusals("to read slots", "check the user's grants"):
         row = connection.execute(_SLOT, (slot,)).fetchone()
@@ -69,7 +69,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
-    """Return what is known once these are followed."""
+    """Return the known tables once these are followed."""
     return {**dict.fromkeys(before), **{each.namespace: [each.oid, each.membership] for each in tables}}
 
 

@@ -1,4 +1,4 @@
-"""Values of Postgres as text, as its output functions spell them, to what messages hold, and back.
+"""Converts values of Postgres, as text of its output functions, to values of messages, and back.
 
 Numbers, booleans, bytes and points in time become Python's; all else stays the text that it is (timestamps without a
 zone, dates, JSON, arrays, UUIDs, enums, ranges …), which Postgres reads back exactly. The session must have the
@@ -42,7 +42,7 @@ _READ: Mapping[int, Callable[[str], Any]] = {
 
 
 def reader_of(type_oid: int) -> Callable[[str], Any]:
-    """Return what makes a message's value of the text of a type."""
+    """Return the function that converts text of a type to a message's value."""
     return _READ.get(type_oid, str)
 
 

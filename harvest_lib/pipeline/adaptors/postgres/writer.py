@@ -3,10 +3,10 @@
 Promises
 - `write` returns once the transaction is durable. A batch that fails leaves nothing behind.
 - Inserts and updates both add the row or change it; a delete of a row that is not there does nothing. So writing a
-  batch again leaves what writing it once leaves.
+  batch again has the same result as writing it once.
 - Several messages of one row have the effect of one after the other, whatever else the batch has.
 - A column that a message does not have is left alone.
-- Values go as text, which Postgres reads as the column's type: what that does not take, too long a text for instance,
+- Values go as text, which Postgres reads as the column's type: a value that does not fit, too long a text for instance,
   is refused and never cut.
 """
 
@@ -29,7 +29,7 @@ from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, text_of
 from harvest_lib.pipeline.adaptors.refusal import refusal
 from harvest_lib.pipeline.message import Message, Op
 
-# A type without its length is by -1 what it says: by NULL it would be `character`, and `bit`, which have one character.
+# -1 gives a type without its length: NULL would give `character`, and `bit`, which have one character.
 _COLUMNS = """
 SELECT a.attname::text, format_type(a.atttypid, -1), a.attgenerated <> '',
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a'
@@ -94,7 +94,7 @@ class _Target:
         )
 
     def _cast(self, column: str) -> sql.Composed:
-        # Without the type's length: a cast would cut what is too long, storing it refuses it.
+        # Without the type's length: a cast would cut a value that is too long, storing it refuses it.
         return sql.SQL("v.{}::{}").format(sql.Identifier(column), sql.SQL(self.types[column]))
 
 
@@ -235,7 +235,7 @@ def _listed(columns: Sequence[str]) -> sql.Composed:
 
 
 def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
-    """Say which messages were refused and why, by what the server says that holds no values."""
+    """Return the error of refused messages, with those parts of the server's that hold no values."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
         return translated
