@@ -21,6 +21,9 @@ LARGE_PAGE_BYTES = BATCH_BYTES // 4
 """A page of more than this is one record: the batch ends with it, so that no other is in memory beside it."""
 BATCH_SECONDS = 1.0
 
+_LEAST_LATE_BYTES = 250_000
+"""A batch of fewer is late for the sake of a topic in trouble, and has to be large enough to show the others."""
+
 _FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
 
@@ -35,6 +38,7 @@ class BatchSize:
     def __init__(self) -> None:
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
         self._most = float(LARGEST_BATCH)
+        self._record_bytes = 0.0
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_BATCH
         self.page = _FIRST_PAGE
@@ -62,6 +66,8 @@ class BatchSize:
 
     def late(self, records: int) -> None:
         """Note a batch of so many records that failed for none of them, as Kafka did not take it in time."""
+        if records / 2 * self._record_bytes < _LEAST_LATE_BYTES:
+            return
         self._most = max(1.0, records / 2)
         self.records = min(self.records, int(self._most))
 
@@ -84,6 +90,7 @@ class BatchSize:
             if len(rows) < asked:
                 size = sum(map(row_bytes, rows))
         if rows:
+            self._record_bytes = size / len(rows)
             most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
             self.page = max(1, min(most, PAGE_BYTES * len(rows) // max(1, size)))
         return size

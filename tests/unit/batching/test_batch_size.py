@@ -19,6 +19,20 @@ def rows(count, value="v"):
     return [row(each, "k", value=value) for each in range(count)]
 
 
+def of_large_records():
+    size = BatchSize()
+    size.measured(rows(2, "v" * 1_000_000), 500)
+    return size
+
+
+def test_a_small_batch_that_is_late_stays_large_enough_to_show_other_topics():
+    """Else a topic that takes nothing would be all that is ever read, and the others would wait for it for ever."""
+    size = BatchSize()
+    size.measured(rows(1), 500)
+    size.late(1)
+    assert size.records == 1_000
+
+
 def test_a_small_page_does_not_make_the_next_ones_small():
     """More than fits a page takes several statements, when something has come that stood still for a while."""
     size = BatchSize()
@@ -44,7 +58,7 @@ def test_pages_grow_under_a_backlog():
 @pytest.mark.parametrize("takes", [1, 7, 2_500, 60_000])
 def test_batches_that_kafka_does_not_take_in_time_become_small_enough(takes):
     """As under a quota of the brokers. They grow again, and at most every fourth is too large."""
-    size, late, went = BatchSize(), 0, 0
+    size, late, went = of_large_records(), 0, 0
     for _ in range(200):
         if size.records > takes:
             size.late(size.records)
@@ -57,7 +71,7 @@ def test_batches_that_kafka_does_not_take_in_time_become_small_enough(takes):
 
 
 def test_batches_grow_again_once_kafka_takes_them():
-    size, batches = BatchSize(), 0
+    size, batches = of_large_records(), 0
     for _ in range(20):
         size.late(size.records)
     assert size.records == 1
@@ -68,7 +82,7 @@ def test_batches_grow_again_once_kafka_takes_them():
 
 
 def test_a_batch_that_is_late_while_one_record_is_in_doubt_is_halved_too():
-    size = BatchSize()
+    size = of_large_records()
     size.refused(800)
     size.late(400)
     assert size.records == 200
@@ -87,5 +101,6 @@ def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
     stopping.set()
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     loops = [engine.loop(Term(uuid.uuid4(), shard=shard), stopping, callbacks) for shard in (0, 0, 1)]
+    loops[0]._size.measured(rows(2, "v" * 1_000_000), 500)
     loops[0]._size.late(100)
     assert [loop._size.records for loop in loops] == [50, 50, 1_000]
