@@ -153,7 +153,7 @@ def test_only_what_came_since_is_read(since):
 
 
 def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
-    outbox, real, looks = since.native.outbox, Topics.logs, count()
+    outbox, real, looks = since.native.outbox, Topics.settled_logs, count()
 
     def deliver(key):
         write(outbox, key)
@@ -169,7 +169,7 @@ def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
 
     deliver("early")
     with monkeypatch.context() as patch:
-        patch.setattr(Topics, "logs", logs)
+        patch.setattr(Topics, "settled_logs", logs)
         during = since.audit()
     assert (during.records, during.committed, during.ok) == (3, 2, True)
     since.read.clear()
