@@ -8,6 +8,7 @@ import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
+from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.delivery import BatchCommitted, BatchFailed
@@ -32,6 +33,7 @@ def loop_of(term):
         limits=SimpleNamespace(io_error_backoff_seconds=0),
         parking=SimpleNamespace(is_empty=True, lowest=None, is_full=False),
         one_per_key=True,
+        size=BatchSize(),
         emit=nothing,
         delivered=nothing,
     )
