@@ -92,7 +92,7 @@ def test_a_batch_that_is_late_while_one_record_is_in_doubt_is_halved_too():
 
 
 def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
-    """Where records in doubt end a term, as in `pipelined`, each would try what is too large."""
+    """Records in doubt end a term, as in `pipelined`: each would try a batch that is too large."""
     named = {"leadership": "solo", "source": "snapshot", "delivery": "pipelined"}
     engine = BatchEngine(
         HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x"), OutboxTable.parse("outbox")
