@@ -19,7 +19,7 @@ import typer
 
 import harvest_lib
 from harvest_lib.cli import actions
-from harvest_lib.cli.audit import app as audit
+from harvest_lib.cli.audit import audit
 from harvest_lib.cli.check import check
 from harvest_lib.cli.grants import app as grants
 from harvest_lib.cli.init import init
@@ -37,7 +37,7 @@ from harvest_lib.cli.subscriptions import app as subscriptions
 from harvest_lib.errors import HarvestError
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CHECKOUT_ONLY = ("bench", "chaos")
+_CHECKOUT_ONLY = ("bench", "chaos", "history")
 
 
 def _checkout_commands() -> tuple[Any, ...]:
@@ -69,9 +69,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, check, run, status, partition, pump, *_checkout_commands()):
+for _command in (init, migrate, check, run, status, audit, partition, pump, *_checkout_commands()):
     app.command()(_command)
-for _group in (audit, grants, park, pipeline, segments, subscriptions, stack):
+for _group in (grants, park, pipeline, segments, subscriptions, stack):
     app.add_typer(_group)
 
 

@@ -29,7 +29,6 @@ Source = Literal["mark", "snapshot", "transaction_id"]
 ColumnType = Literal["varchar", "text", "bytea"]
 Isolation = Literal["read_committed", "read_uncommitted"]
 LogFormat = Literal["console", "json"]
-PromiseName = Literal["at_least_once", "transactional"]
 DEFAULT_SEGMENT_SIZE = 10_000_000
 DEFAULT_AHEAD = 4
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harvest_lib.audit.checker import Finding
-from harvest_lib.audit.history.events import Poll, Term
+from infra.chaos.checker import Finding
+from infra.chaos.history.events import Poll, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

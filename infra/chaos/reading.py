@@ -10,10 +10,10 @@ from typing import Self
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from harvest_lib.audit.acknowledged import Acknowledged
-from harvest_lib.audit.history.events import Assign, Isolation, Poll, PolledRecord, ReadPosition
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
+from infra.chaos.history.events import Assign, Isolation, Poll, PolledRecord, ReadPosition
+from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.writing import hash_of
 
 _AT_A_TIME = 500

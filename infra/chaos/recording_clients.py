@@ -18,19 +18,6 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from harvest_lib import cli
-from harvest_lib.audit.history.events import (
-    Acknowledge,
-    CheckpointWrite,
-    EventType,
-    Mark,
-    Produce,
-    Purge,
-    Reset,
-    Term,
-    TransactionStep,
-)
-from harvest_lib.audit.history.events import Event as HistoryEvent
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint as Stored
 from harvest_lib.config import HarvestConfig
@@ -44,6 +31,19 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
+from infra.chaos.history.events import (
+    Acknowledge,
+    CheckpointWrite,
+    EventType,
+    Mark,
+    Produce,
+    Purge,
+    Reset,
+    Term,
+    TransactionStep,
+)
+from infra.chaos.history.events import Event as HistoryEvent
+from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.recording_native import NativeRecorder, Place
 
 OWN = (".neli", ".checkpoint")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from harvest_lib.audit.checker import Anomaly, Finding
+from infra.chaos.checker import Anomaly, Finding
 from infra.chaos.faults import FAULTS
 from infra.chaos.run import DUPLICATES, InjectedFault, Outcome
 

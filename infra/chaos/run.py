@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harvest_lib.audit.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
-from harvest_lib.audit.history.events import Event, FailoverLoss, Park, RecreatedTopic, Term, Write
-from harvest_lib.audit.history.events import Fault as FaultEvent
-from harvest_lib.audit.history.reader import BadLine, read_history
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken
+from infra.chaos.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
 from infra.chaos.faults import FAULTS
+from infra.chaos.history.events import Event, FailoverLoss, Park, RecreatedTopic, Term, Write
+from infra.chaos.history.events import Fault as FaultEvent
+from infra.chaos.history.reader import BadLine, read_history
 from infra.chaos.recording_native import count_handed_over
 from infra.chaos.schedule import Schedule
 from infra.chaos.system import Mode

@@ -13,7 +13,6 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.audit.history.events import FailoverLoss, Park, RecreatedTopic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.grants import ReadingMode
@@ -24,6 +23,7 @@ from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from infra.chaos.following import Following
+from infra.chaos.history.events import FailoverLoss, Park, RecreatedTopic
 from infra.chaos.link import Links
 from infra.chaos.member import Member
 from infra.chaos.network_path import NetworkPath

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harvest_lib.audit.history.events import FailoverLoss, Isolation, RecreatedTopic
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.errors import StackError
 from infra.chaos.following import Following
+from infra.chaos.history.events import FailoverLoss, Isolation, RecreatedTopic
+from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.reading import Reader
 from infra.chaos.system import PARTITIONS, SESSION_SECONDS, TOPIC, Mode, System, running
 from infra.chaos.writing import Writers, Writing, make_tables

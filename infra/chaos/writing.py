@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import psycopg
 
-from harvest_lib.audit.history.events import EventType, Write, WrittenRecord
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord, RecordLimits
+from infra.chaos.history.events import EventType, Write, WrittenRecord
+from infra.chaos.history.writer import HistoryWriter
 
 _LOCK_FIRST = "SELECT pg_advisory_xact_lock(hashtext(key)) FROM unnest(%s::text[]) AS keys(key)"
 """Takes no transaction id, as the lock of a row does."""

@@ -2,5 +2,6 @@
 
 from infra.cli.bench import bench
 from infra.cli.chaos import chaos
+from infra.cli.history import history
 
-COMMANDS = (bench, chaos)
+COMMANDS = (bench, chaos, history)

@@ -1,4 +1,4 @@
-"""Time that the checker takes for a long history, as `harvest audit history` reads and checks it."""
+"""Time that the checker takes for a long history, as `harvest history` reads and checks it."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from harvest_lib.audit.checker import Promise
-from harvest_lib.audit.history.lines import to_line
+from infra.chaos.checker import Promise
+from infra.chaos.history.lines import to_line
 from tests.benchmarks.report import Result, at_least, at_most
 from tests.support.well_formed import Shape, history
 
@@ -33,7 +33,7 @@ def check(servers: "Servers", size: "Size") -> Iterator[Result]:
             events = _write(file, promise, events=10 * size.records)
             floor = _parsed(file)
             began = time.monotonic()
-            command = [sys.executable, "-m", "harvest_lib.cli", "audit", "history", str(file)]
+            command = [sys.executable, "-m", "harvest_lib.cli", "history", str(file)]
             subprocess.run([*command, "--promise", promise.delivery], check=True, stdout=subprocess.DEVNULL)
             seconds = time.monotonic() - began
             yield at_least(name, events / seconds, "/s", floor=events / floor, ratio=floor / seconds)

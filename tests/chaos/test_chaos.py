@@ -15,10 +15,10 @@ import pytest
 from support.machine import require
 from typer.testing import CliRunner
 
-from harvest_lib.audit.history.reader import read_history
 from harvest_lib.cli import app
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.native import implementation
+from infra.chaos.history.reader import read_history
 from infra.chaos.namespaces import mounts_lacking, networks_lacking
 
 pytestmark = pytest.mark.full

@@ -21,8 +21,6 @@ from support.written_history import Pen
 # All that is imported from inside the packages, so that it can follow when modules move.
 from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib import Harvest
-from harvest_lib.audit.history.events import Fault
-from harvest_lib.audit.history.lines import from_line, to_line
 from harvest_lib.checkpoints.record import Checkpoint as OutboxCheckpoint
 from harvest_lib.checkpoints.record import read_checkpoint
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
@@ -48,6 +46,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.record.header import stamp
 from harvest_lib.record.header import unpack as unpack_header
+from infra.chaos.history.events import Fault
+from infra.chaos.history.lines import from_line, to_line
 
 pytestmark = pytest.mark.gate
 
@@ -415,7 +415,7 @@ def test_a_history_is_judged(tmp_path):
         path.write_text("".join(map(to_line, (*pen.events, fault))), encoding="utf-8")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     assert [to_line(from_line(line)) for line in lines] == lines
-    told = json.loads(run("audit", "history", path, "--promise", "at_least_once", "--json"))
+    told = json.loads(run("history", path, "--promise", "at_least_once", "--json"))
     assert told["ok"] is True
 
 

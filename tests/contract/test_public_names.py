@@ -38,7 +38,6 @@ from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.definitions import defs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.audit.history.events import KINDS, PolledRecord, WrittenRecord
 from harvest_lib.cli import app as command_line
 from harvest_lib.config import ColumnMapping, HarvestConfig, Limits, load
 from harvest_lib.config.environment import environment_values
@@ -47,6 +46,7 @@ from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.message import Mode, Op
 from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings
 from harvest_lib.pipeline.transforms.loading import READY
+from infra.chaos.history.events import KINDS, PolledRecord, WrittenRecord
 
 pytestmark = pytest.mark.gate
 

@@ -10,8 +10,8 @@ from support.history_mutations import ANY, TRANSACTIONAL, broken
 from support.remake_mutations import MADE_ANEW
 from support.well_formed import Shape, history
 
-from harvest_lib.audit.checker import Promise, check
-from harvest_lib.audit.history.lines import from_line, to_line
+from infra.chaos.checker import Promise, check
+from infra.chaos.history.lines import from_line, to_line
 
 pytestmark = pytest.mark.gate
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from support.history_mutations import at, places, polled
 
-from harvest_lib.audit.history.events import CheckpointWrite, FailoverLoss, Produce
+from infra.chaos.history.events import CheckpointWrite, FailoverLoss, Produce
 
 COPIES = {"duplicate-adjacent", "duplicate-separated", "duplicate-cross-epoch"}
 

@@ -6,7 +6,7 @@ None where a history has nothing that it could break.
 
 from dataclasses import replace
 
-from harvest_lib.audit.history.events import (
+from infra.chaos.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from support.history_mutations import at, polled
 
-from harvest_lib.audit.history.events import Assign, Poll, RecreatedTopic, Write
+from infra.chaos.history.events import Assign, Poll, RecreatedTopic, Write
 
 
 def forget_the_remake(events, dice):

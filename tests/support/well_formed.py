@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from harvest_lib.audit.checker import Promise
-from harvest_lib.audit.history.events import (
+from infra.chaos.checker import Promise
+from infra.chaos.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

@@ -3,7 +3,7 @@
 `a1!` is another event with the same key and seq.
 """
 
-from harvest_lib.audit.history.events import (
+from infra.chaos.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

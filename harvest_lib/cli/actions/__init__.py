@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harvest_lib.cli.actions import audit, check, grants, history, init, liveness, log_output, outbox, park
+    from harvest_lib.cli.actions import audit, check, grants, init, liveness, log_output, outbox, park
     from harvest_lib.cli.actions import (
         partition,
         pipeline,

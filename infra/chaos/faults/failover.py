@@ -16,14 +16,14 @@ import psutil
 import psycopg
 from psycopg.sql import SQL
 
-from harvest_lib.audit.history.events import FailoverLoss, StoredCheckpoint, Write
-from harvest_lib.audit.history.reader import read_history
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault, Injection
+from infra.chaos.history.events import FailoverLoss, StoredCheckpoint, Write
+from infra.chaos.history.reader import read_history
 from infra.chaos.system import Mode, System
 from infra.chaos.writing import Writing
 from infra.waiting import until

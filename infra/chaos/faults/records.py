@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from harvest_lib.audit.history.events import Park
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault
+from infra.chaos.history.events import Park
 from infra.chaos.parked import count, retry_all
 from infra.chaos.system import TOPIC, System
 from infra.chaos.writing import SLOW_KEYS, Writing

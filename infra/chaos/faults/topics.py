@@ -13,10 +13,10 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.audit.history.events import Acknowledge, Event, Produce, RecreatedTopic
-from harvest_lib.audit.history.lines import from_line
 from harvest_lib.clock import Deadline
 from infra.chaos.faults.fault import Fault
+from infra.chaos.history.events import Acknowledge, Event, Produce, RecreatedTopic
+from infra.chaos.history.lines import from_line
 from infra.chaos.parked import count, retry_all
 from infra.chaos.system import TOPIC, System
 from infra.chaos.writing import Writing

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from support.outbox import read_topic
 
-from harvest_lib.audit.history.events import Acknowledge, Produce
-from harvest_lib.audit.history.reader import read_history
 from harvest_lib.native import implementation
 from harvest_lib.outbox import NativeTable, OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from infra.chaos.clock import clock_of
+from infra.chaos.history.events import Acknowledge, Produce
+from infra.chaos.history.reader import read_history
 from infra.chaos.recording_native import count_handed_over
 
 pytestmark = pytest.mark.full
@@ -25,7 +25,7 @@ RECORDS = 300
 _PURGES = """
 import json, sys
 from pathlib import Path
-from harvest_lib.audit.history.writer import HistoryWriter
+from infra.chaos.history.writer import HistoryWriter
 from harvest_lib.native import sender
 from infra.chaos.clock import clock_of
 from infra.chaos.recording_clients import Recorder, record

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from harvest_lib.audit.checker import Finding, Verdict
-from harvest_lib.audit.history.events import Poll, PolledRecord, Term
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 from harvest_lib.native import Implementation
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
+from infra.chaos.checker import Finding, Verdict
 from infra.chaos.faults import FAULTS, Fault
+from infra.chaos.history.events import Poll, PolledRecord, Term
+from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.report import document, proved_nothing, unexplained
 from infra.chaos.run import ChaosPlan, InjectedFault, Outcome, UnderFire, not_kept
 from infra.chaos.system import Mode

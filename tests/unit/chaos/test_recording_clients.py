@@ -4,12 +4,12 @@ from uuid import uuid4
 
 import pytest
 
-from harvest_lib.audit.history.events import CheckpointWrite as Told
 from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.delivery import BatchCommitted, BatchFailed
 from harvest_lib.sequencing.publisher import Intent
+from infra.chaos.history.events import CheckpointWrite as Told
 from infra.chaos.recording_clients import RecordedBatches
 
 pytestmark = pytest.mark.quick

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 from support.written_history import Pen, written
 
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos import following
 from infra.chaos.faults.topics import acknowledged
 from infra.chaos.following import Following
+from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.run import judged
 from infra.chaos.system import Mode
 

@@ -13,12 +13,13 @@ from typer.main import get_command
 
 import harvest_lib
 from harvest_lib import cli
-from harvest_lib.audit.checker import promise
 from harvest_lib.audit.kafka_log import Isolation
 from harvest_lib.cli import options
 from harvest_lib.config import HarvestConfig
 from harvest_lib.native import implementation
 from harvest_lib.outbox import native_table
+from infra.chaos.checker import promise
+from infra.cli.history import PromiseName
 
 pytestmark = pytest.mark.gate
 
@@ -80,13 +81,13 @@ def loaded():
 
 def test_the_help_of_no_command_loads_what_it_does_not_use(loaded):
     assert len(loaded) > 40
-    assert {"", "status", "audit history", "grants consumer kafka"} <= loaded.keys()
+    assert {"", "status", "history", "grants consumer kafka"} <= loaded.keys()
     assert {command: found for command, modules in loaded.items() if (found := unwanted(modules))} == {}
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["status", "--help"], ["audit", "history", "--help"], ["run", "--no-such-option"]],
+    [["--help"], ["status", "--help"], ["history", "--help"], ["run", "--no-such-option"]],
     ids=" ".join,
 )
 def test_a_process_that_only_tells_about_commands_loads_no_more(arguments):
@@ -107,7 +108,7 @@ def test_options_repeat_what_the_library_says():
     assert options.DEFAULT_AHEAD == native_table.DEFAULT_AHEAD
     assert get_args(options.ColumnType) == get_args(native_table.ColumnType)
     assert get_args(options.Isolation) == get_args(Isolation)
-    assert get_args(options.PromiseName) == get_args(promise.Delivery)
+    assert get_args(PromiseName) == get_args(promise.Delivery)
     sources = get_args(HarvestConfig.model_fields["source"].annotation)
     assert {*get_args(options.Source), "auto"} == {*sources}
 

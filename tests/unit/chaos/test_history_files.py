@@ -6,10 +6,10 @@ from threading import Barrier, Thread
 import pytest
 from support.written_history import Pen, written
 
-from harvest_lib.audit.history.events import Effect, Write
-from harvest_lib.audit.history.lines import from_line, to_line
-from harvest_lib.audit.history.reader import read_history
-from harvest_lib.audit.history.writer import HistoryWriter
+from infra.chaos.history.events import Effect, Write
+from infra.chaos.history.lines import from_line, to_line
+from infra.chaos.history.reader import read_history
+from infra.chaos.history.writer import HistoryWriter
 
 pytestmark = pytest.mark.quick
 

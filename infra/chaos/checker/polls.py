@@ -7,11 +7,11 @@ seek resets the position in its partitions. Committed readers may pass over reco
 from bisect import bisect_left, bisect_right
 from operator import attrgetter
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import ObservedLog
-from harvest_lib.audit.checker.records import Partition, Stamp, make_poll, offset_at, stamp
-from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
-from harvest_lib.audit.history.events import Assign, Poll, PolledRecord
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.log import ObservedLog
+from infra.chaos.checker.records import Partition, Stamp, make_poll, offset_at, stamp
+from infra.chaos.checker.recreated_topics import RecreatedTopics
+from infra.chaos.history.events import Assign, Poll, PolledRecord
 
 _Place = tuple[int, Stamp]
 

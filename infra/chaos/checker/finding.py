@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from harvest_lib.audit.history.events import Event
-from harvest_lib.audit.history.lines import to_document
+from infra.chaos.history.events import Event
+from infra.chaos.history.lines import to_document
 
 Anomaly = Literal[
     "lost-write",

@@ -3,7 +3,7 @@
 import pytest
 from support.written_history import LEADER, OTHER, Pen
 
-from harvest_lib.audit.checker import ANOMALIES, Promise, check
+from infra.chaos.checker import ANOMALIES, Promise, check
 
 pytestmark = pytest.mark.quick
 

@@ -6,8 +6,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from harvest_lib.audit.history.events import Event
-from harvest_lib.audit.history.lines import to_line
+from infra.chaos.history.events import Event
+from infra.chaos.history.lines import to_line
 
 
 class HistoryWriter:

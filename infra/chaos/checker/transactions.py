@@ -9,9 +9,9 @@ sent a record in several, leaves that record's transaction unknown, and nothing 
 from bisect import bisect_left
 from collections import defaultdict
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Observation, RecordLifecycle
-from harvest_lib.audit.history.events import Acknowledge, Event, Poll, Produce, TransactionStep
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.records import Observation, RecordLifecycle
+from infra.chaos.history.events import Acknowledge, Event, Poll, Produce, TransactionStep
 
 
 class _TransactionLifecycle:

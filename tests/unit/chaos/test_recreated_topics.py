@@ -3,8 +3,8 @@
 import pytest
 from support.written_history import OTHER, Pen
 
-from harvest_lib.audit.checker import Promise, check
-from harvest_lib.audit.history.lines import from_line, to_line
+from infra.chaos.checker import Promise, check
+from infra.chaos.history.lines import from_line, to_line
 
 BARRIER = Promise(delivery="at_least_once")
 PIPELINED = Promise(delivery="at_least_once", barrier=False)

@@ -6,10 +6,10 @@ inconsistent-offsets: two readers, or a reader and the writer or the acknowledge
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import Observation, Partition, RecordIndex, RecordLifecycle, make_poll, stamp
-from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
-from harvest_lib.audit.history.events import Event, Poll, PolledRecord
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.records import Observation, Partition, RecordIndex, RecordLifecycle, make_poll, stamp
+from infra.chaos.checker.recreated_topics import RecreatedTopics
+from infra.chaos.history.events import Event, Poll, PolledRecord
 
 
 class ObservedLog:

@@ -1,8 +1,8 @@
 """double-effect: a consumer has applied one record twice."""
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import RecordIndex
-from harvest_lib.audit.history.events import Effect
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.records import RecordIndex
+from infra.chaos.history.events import Effect
 
 
 class Effects:

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import SPAN, Observation, Partition, RecordIndex, RecordLifecycle
-from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.history.events import Acknowledge, Assign, RecreatedTopic
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import SPAN, Observation, Partition, RecordIndex, RecordLifecycle
+from infra.chaos.checker.transactions import Transactions
+from infra.chaos.history.events import Acknowledge, Assign, RecreatedTopic
 
 _Ordered = Callable[[Partition], list[Observation]]
 

@@ -5,10 +5,10 @@ of its key was seen. unseen: a committed record was never seen, and nothing more
 seen whose write failed, or which nobody has written. precommitted-read: it was seen before its write began.
 """
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Observation, RecordIndex, RecordLifecycle
-from harvest_lib.audit.history.events import Event
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import Observation, RecordIndex, RecordLifecycle
+from infra.chaos.history.events import Event
 
 
 class Losses:

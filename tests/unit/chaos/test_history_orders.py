@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from support.written_history import LEADER, OTHER, Pen
 
-from harvest_lib.audit.checker import Promise, check
-from harvest_lib.audit.history.events import Poll, Write
+from infra.chaos.checker import Promise, check
+from infra.chaos.history.events import Poll, Write
 
 pytestmark = pytest.mark.quick
 

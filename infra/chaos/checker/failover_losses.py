@@ -6,8 +6,8 @@ and no others, may be sent again.
 
 from typing import NamedTuple
 
-from harvest_lib.audit.checker.records import Observation, RecordIndex
-from harvest_lib.audit.history.events import FailoverLoss, Term
+from infra.chaos.checker.records import Observation, RecordIndex
+from infra.chaos.history.events import FailoverLoss, Term
 
 FAILED_OVER = "another server took over, which did not know of it"
 """The reason for a copy that was sent before a failover and again after it."""

@@ -7,8 +7,8 @@ another only if that was answered before. After a failover the checkpoints of th
 
 from typing import NamedTuple
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.history.events import CheckpointWrite, FailoverLoss
+from infra.chaos.checker.finding import Findings
+from infra.chaos.history.events import CheckpointWrite, FailoverLoss
 
 
 class _Stored(NamedTuple):

@@ -3,9 +3,9 @@
 Records that are parked when the history ends, or were dropped, need not be seen.
 """
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import RecordIndex, make_poll, stamp
-from harvest_lib.audit.history.events import Park, Poll
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.records import RecordIndex, make_poll, stamp
+from infra.chaos.history.events import Park, Poll
 
 
 class Parkings:

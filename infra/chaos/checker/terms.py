@@ -8,11 +8,11 @@ from bisect import bisect_left
 from collections import defaultdict
 from itertools import chain
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.log import ObservedLog
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Observation
-from harvest_lib.audit.history.events import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.log import ObservedLog
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import Observation
+from infra.chaos.history.events import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
 
 _REPORT_SECONDS = 10.0
 """Longest delay of a client's failure report after readers see the records that it sent again because of it."""

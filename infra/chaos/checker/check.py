@@ -4,23 +4,23 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from harvest_lib.audit.checker.checkpoints import Checkpoints
-from harvest_lib.audit.checker.deliveries import Deliveries
-from harvest_lib.audit.checker.effects import Effects
-from harvest_lib.audit.checker.failover_losses import FailoverLosses
-from harvest_lib.audit.checker.finding import Findings, Verdict
-from harvest_lib.audit.checker.log import ObservedLog
-from harvest_lib.audit.checker.losses import Losses
-from harvest_lib.audit.checker.parkings import Parkings
-from harvest_lib.audit.checker.polls import Polls
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Observation, RecordIndex
-from harvest_lib.audit.checker.recreated_topics import RecreatedTopics
-from harvest_lib.audit.checker.sequences import Sequences
-from harvest_lib.audit.checker.terms import Terms
-from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.checker.writes import Writes
-from harvest_lib.audit.history.events import (
+from infra.chaos.checker.checkpoints import Checkpoints
+from infra.chaos.checker.deliveries import Deliveries
+from infra.chaos.checker.effects import Effects
+from infra.chaos.checker.failover_losses import FailoverLosses
+from infra.chaos.checker.finding import Findings, Verdict
+from infra.chaos.checker.log import ObservedLog
+from infra.chaos.checker.losses import Losses
+from infra.chaos.checker.parkings import Parkings
+from infra.chaos.checker.polls import Polls
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import Observation, RecordIndex
+from infra.chaos.checker.recreated_topics import RecreatedTopics
+from infra.chaos.checker.sequences import Sequences
+from infra.chaos.checker.terms import Terms
+from infra.chaos.checker.transactions import Transactions
+from infra.chaos.checker.writes import Writes
+from infra.chaos.history.events import (
     Acknowledge,
     Assign,
     CheckpointWrite,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harvest_lib.audit.history.events import (
+from infra.chaos.history.events import (
     KINDS,
     Acknowledge,
     Assign,
@@ -25,7 +25,7 @@ from harvest_lib.audit.history.events import (
     Write,
     WrittenRecord,
 )
-from harvest_lib.audit.history.lines import from_line, to_line
+from infra.chaos.history.lines import from_line, to_line
 
 pytestmark = pytest.mark.quick
 

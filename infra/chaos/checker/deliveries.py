@@ -4,11 +4,11 @@ purge-before-ack: a row was deleted before Kafka had acknowledged its record or,
 that could hold it was asked to commit.
 """
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import RecordIndex
-from harvest_lib.audit.checker.transactions import Transactions
-from harvest_lib.audit.history.events import Acknowledge, Produce, Purge
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import RecordIndex
+from infra.chaos.checker.transactions import Transactions
+from infra.chaos.history.events import Acknowledge, Produce, Purge
 
 
 class Deliveries:

@@ -6,7 +6,7 @@ Only those parts of an event are kept that a finding would show, so that memory 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harvest_lib.audit.history.events import (
+from infra.chaos.history.events import (
     Acknowledge,
     Effect,
     Event,

@@ -25,12 +25,12 @@ A copy is allowed ("explained") if a reason to send the record again is known an
 from collections import defaultdict
 from typing import NamedTuple
 
-from harvest_lib.audit.checker.failover_losses import FAILED_OVER, FailoverLosses, SentAgain
-from harvest_lib.audit.checker.finding import Anomaly, Findings
-from harvest_lib.audit.checker.log import ObservedLog
-from harvest_lib.audit.checker.promise import Promise
-from harvest_lib.audit.checker.records import Observation, WriteLifecycle
-from harvest_lib.audit.checker.terms import Terms
+from infra.chaos.checker.failover_losses import FAILED_OVER, FailoverLosses, SentAgain
+from infra.chaos.checker.finding import Anomaly, Findings
+from infra.chaos.checker.log import ObservedLog
+from infra.chaos.checker.promise import Promise
+from infra.chaos.checker.records import Observation, WriteLifecycle
+from infra.chaos.checker.terms import Terms
 
 
 class _Copy(NamedTuple):

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # comes with pydantic, which wants this one before Python 3.12
 
-from harvest_lib.audit.history.events import KINDS, Event, Poll, Write
+from infra.chaos.history.events import KINDS, Event, Poll, Write
 
 _NULLABLE = frozenset({"epoch"})
 """Fields that are written down as null; others are left out where they are None."""

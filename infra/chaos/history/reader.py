@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from harvest_lib.audit.history.events import Event
-from harvest_lib.audit.history.lines import from_line
+from infra.chaos.history.events import Event
+from infra.chaos.history.lines import from_line
 
 _LATE_EVENTS = 1_024
 """Threads stamp an event before they queue for the file: so many lines later one may stand than it belongs."""

@@ -1,8 +1,8 @@
 """Keep account of the writes: which record belongs to which transaction, and how that ended."""
 
-from harvest_lib.audit.checker.finding import Findings
-from harvest_lib.audit.checker.records import RecordIndex, WriteLifecycle, make_poll, stamp
-from harvest_lib.audit.history.events import Write
+from infra.chaos.checker.finding import Findings
+from infra.chaos.checker.records import RecordIndex, WriteLifecycle, make_poll, stamp
+from infra.chaos.history.events import Write
 
 
 class Writes:

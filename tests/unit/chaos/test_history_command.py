@@ -1,4 +1,4 @@
-"""`harvest audit history`: its answers and exit codes."""
+"""`harvest history`: its answers and exit codes."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from support.written_history import Pen
 from typer.testing import CliRunner
 
-from harvest_lib.audit.history.writer import HistoryWriter
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
+from infra.chaos.history.writer import HistoryWriter
 
 pytestmark = pytest.mark.quick
 
@@ -22,7 +22,7 @@ def run(tmp_path):
             for event in pen.events:
                 writer.append(event)
         path.write_text(path.read_text() + line)
-        return CliRunner().invoke(app, ["audit", "history", str(path), *options])
+        return CliRunner().invoke(app, ["history", str(path), *options])
 
     return run
 

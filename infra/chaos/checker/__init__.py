@@ -1,0 +1,8 @@
+"""The checker: does a history keep the promise of its delivery? Anomalies have the names of Jepsen's Kafka workload."""
+
+from infra.chaos.checker.check import check
+from infra.chaos.checker.failover_losses import FAILED_OVER
+from infra.chaos.checker.finding import ANOMALIES, Anomaly, Finding, Verdict
+from infra.chaos.checker.promise import Delivery, Promise
+
+__all__ = ["ANOMALIES", "FAILED_OVER", "Anomaly", "Delivery", "Finding", "Promise", "Verdict", "check"]
