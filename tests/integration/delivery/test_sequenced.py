@@ -344,8 +344,12 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(60)
     only.delivery._settings = replace(only.delivery._settings, delivery_timeout_seconds=1)  # nothing comes any more
-    only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
-    assert isinstance(only.guarantee.settle(always), BatchFailed)
+
+    def is_noticed():
+        only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
+        return isinstance(only.guarantee.settle(always), BatchFailed)
+
+    eventually(is_noticed, "the broker has heard that the topic is gone")
 
 
 @pytest.mark.parametrize("ring", [10, 8_192])
