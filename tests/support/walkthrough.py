@@ -64,6 +64,7 @@ def tools(folder):
     scripts = {
         "psql": f'exec "{psql}" --no-psqlrc --set ON_ERROR_STOP=1 "$@"',
         "kafka-topics.sh": f'{kafka}.TopicCommand "$@"',
+        "kafka-console-consumer.sh": f'{kafka}.consumer.ConsoleConsumer "$@"',
         "kafka-consumer-groups.sh": f'{kafka}.consumer.group.ConsumerGroupCommand "$@"',
         "kafka-acls.sh": f'{kafka}.AclCommand "$@"',
         "harvest": f'exec "{sys.executable}" -m harvest_lib.cli "$@"',
