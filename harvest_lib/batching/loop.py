@@ -14,9 +14,11 @@ Promises
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same batch are deferred, and travel in the checkpoint by their ids.
 - A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where
-  Kafka refuses a batch it does not say for which record, or which topic: smaller ones are tried until it is alone. A
-  topic in trouble is waited for, but with a limit (`harvest_lib.delivery.topics`). Parked records that an operator
-  retries go in batches of their own; their ids travel in the checkpoint, and are forgotten once that is kept.
+  Kafka refuses a batch it does not say for which record, or which topic: smaller ones are tried until it is alone.
+  Parked records that an operator retries go in batches of their own; their ids travel in the checkpoint, and are
+  forgotten once that is kept.
+- A topic in trouble is waited for, but with a limit (`harvest_lib.delivery.topic_troubles`). Batches leave its records
+  out meanwhile if other topics take theirs (`paused_records`).
 - A batch of which records may still arrive, visible to readers, ends the term: records on the wire have a session
   timeout to arrive before the next term begins here.
 - A server that is away, or takes our rights away, Postgres or Kafka, is waited for: it is asked again from the last
@@ -35,6 +37,7 @@ from typing import assert_never
 
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
 from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
+from harvest_lib.batching.paused_records import PausedRecords
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.redelivery import Redelivery
 from harvest_lib.batching.state import BatchState, Filled, InFlight, Read
@@ -85,8 +88,9 @@ class BatchLoop:
         self._ports = ports
         self._stopping = stopping
         self._size = ports.size
-        self._redelivery = Redelivery(ports.source, ports.parking)
+        self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles)
         self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
+        self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self._state = BatchState()
 
     @property
@@ -125,7 +129,7 @@ class BatchLoop:
             return
         if boot_seconds() >= self._state.check_at and not self._check_status():
             return
-        if self._redeliver():
+        if self._redeliver() or self._probe():
             return
         filled = self._fill()
         if filled is None:  # restarted, or fenced
@@ -140,9 +144,13 @@ class BatchLoop:
         refused, or pages have to be read again."""
         began, size, more, position = boot_seconds(), 0, True, None
         self._barrier.is_isolated = False
+        self._paused.recheck()
+        if self._ports.parking.is_stale:
+            self._restart(pause_seconds=0.0)
+            return None
         if self._must_commit():
-            position = self._state.position
-            if not self._send([]):
+            position = self._ports.parking.passed(self._state.position)
+            if not self._send(self._paused.sift([])):
                 return None
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
             read = self._read_and_send()
@@ -158,18 +166,18 @@ class BatchLoop:
         return Filled(position, more)
 
     def _must_commit(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: deferred records may go, the last one was kept
-        elsewhere and others have to see where it is now, or the lowest parked id has changed."""
+        """Return True if a checkpoint is due though nothing may be read: deferred records may go, or were parked; the
+        last one was kept elsewhere and others have to see where it is now; or the lowest parked id has changed."""
         is_elsewhere = self._state.checkpoint.kept_in != self._ports.guarantee.store.kept_in
         is_changed = self._state.caught_up and self._state.lowest_told != self._ports.parking.lowest
-        return is_elsewhere or self._barrier.is_waiting or is_changed
+        return is_elsewhere or self._barrier.is_waiting or self._paused.is_due or is_changed
 
     @property
     def _room(self) -> int:
         return self._size.records - self.in_flight.records
 
     def _may_read(self) -> bool:
-        may_keep = not self._barrier.is_full and not self._ports.parking.is_full
+        may_keep = not (self._barrier.is_full or self._paused.is_full or self._ports.parking.is_full)
         return self._may_go_on() and may_keep and not self._barrier.is_isolated
 
     def _may_go_on(self) -> bool:
@@ -203,6 +211,7 @@ class BatchLoop:
         self._state.saved_number = self._state.checkpoint.number
         self._state.position = {name: value for name, value in position.items() if name != "retried"}
         self._barrier.begin()
+        self._paused.begin()
         retried = (self._state.checkpoint.position or {}).get("retried", ())
         self._state.caught_up, self._state.lowest_told = False, min(retried, default=None)
         if not ports.parking.begin(retried):
@@ -268,7 +277,7 @@ class BatchLoop:
             self._restart(pause_seconds=0.0)
             return Read(size, went=False, position=page.position, more=page.more)
         self._barrier.isolated.update(parking.oversized(rows, self._size.largest))
-        went = self._send(rows)
+        went = self._send(self._paused.sift(rows))
         return Read(size, went, parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> bool:
@@ -303,7 +312,8 @@ class BatchLoop:
         self._state.last_sent = None
         self.in_flight.records = self._state.in_doubt = 0
         self.idle = False
-        ports.source.committed(self._barrier.deferred_ids)
+        ports.source.committed(self._deferred_ids)
+        self._paused.committed()
         self._state.position = position
         batch.done(sent, full=full)
         if sent:
@@ -358,6 +368,15 @@ class BatchLoop:
             self._commit(self._state.position, self._redelivery.size, full=True, retried=again.ids)
         return True
 
+    def _probe(self) -> bool:
+        """Send one record of a paused topic, alone; False if there is none to send."""
+        row = self._paused.probe()
+        if row is None:
+            return False
+        if self._hand_over(self._barrier.pick([row])):
+            self._commit(self._ports.parking.passed(self._state.position), self._paused.size, full=False)
+        return True
+
     def _restart(self, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id."""
         if self._state.is_open and not self._save():
@@ -400,7 +419,7 @@ class BatchLoop:
     # -- checkpoints
 
     def _following(self, position: Position) -> Checkpoint:
-        if deferred_ids := self._barrier.deferred_ids:
+        if deferred_ids := self._deferred_ids:
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._state.lowest_told = self._ports.parking.lowest
         seen, holds = self._ports.source.retention_bounds(position)
@@ -414,6 +433,11 @@ class BatchLoop:
             holds=min(needed, default=None),
             kept_in=self._ports.guarantee.store.kept_in,
         )
+
+    @property
+    def _deferred_ids(self) -> list[int]:
+        """Return the ids of records that were read and are still to be sent, in order."""
+        return self._barrier.deferred_ids + self._paused.ids
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
@@ -435,7 +459,7 @@ class BatchLoop:
             return
         may_look = self._redelivery.may_look
         # A term that is over has not been looked for anything.
-        self.idle = self._may_go_on() and not self._barrier.deferred_ids and not may_look
+        self.idle = self._may_go_on() and not self._deferred_ids and not may_look
         if boot_seconds() >= self._state.save_at:
             self._save()
         if not may_look:

@@ -9,6 +9,7 @@ from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.config import Limits
+from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.events import Event
 from harvest_lib.source import BatchSource
 
@@ -20,6 +21,8 @@ class BatchPorts:
     source: BatchSource
     guarantee: Guarantee
     parking: BatchParking | MarkedParking
+    troubles: Troubles
+    """The topics in trouble, as the delivery finds them."""
     limits: Limits
     one_per_key: bool
     """True if the key barrier is on: at most one record of a key in flight."""

@@ -14,7 +14,8 @@ from harvest_lib.batching.key_barrier import Barrier
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.clock import boot_seconds
-from harvest_lib.record import ID, Row
+from harvest_lib.delivery.topic_troubles import Troubles
+from harvest_lib.record import ID, TOPIC, Row
 from harvest_lib.source import BatchSource
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,11 @@ class RedeliveryBatch(NamedTuple):
 class Redelivery:
     """Redelivery of one term. `size` bounds its batches, and is informed of their outcome."""
 
-    def __init__(self, source: BatchSource, parking: BatchParking | MarkedParking) -> None:
+    def __init__(self, source: BatchSource, parking: BatchParking | MarkedParking, troubles: Troubles) -> None:
         self.size = BatchSize()
         self._source = source
         self._parking = parking
+        self._troubles = troubles
         self._look_at = self._ask_at = 0.0
         self._freed: set[int] = set()  # deferred rows of the last run
 
@@ -60,9 +62,15 @@ class Redelivery:
         if not due:
             self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
             return None
-        rows = self._source.load(due)
-        looked_for = due if not rows else due[: due.index(rows[-1][ID]) + 1]
-        self.size.measured(rows, len(due))
+        found = self._source.load(due)
+        looked_for = due if not found else due[: due.index(found[-1][ID]) + 1]
+        self.size.measured(found, len(due))
+        gone = sorted(set(looked_for).difference(row[ID] for row in found))
+        paused = self._troubles.paused
+        rows = [row for row in found if row[TOPIC] not in paused]
+        if not rows and not gone:
+            self._look_at = now + _LOOK_SECONDS
+            return None
         if now >= self._ask_at:
             self._parking.forget_topics()
             self._ask_at = now + _LOOK_SECONDS
@@ -73,7 +81,6 @@ class Redelivery:
         picked = list(barrier.pick(run))
         self._freed = {row[ID] for row in run}.difference(row[ID] for row in picked)
         barrier.isolated.update(isolated & self._freed)
-        gone = sorted(set(looked_for).difference(row[ID] for row in rows))
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
         return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])

@@ -3,16 +3,14 @@
 Asked before a record is sent, because a broker refuses by the batch, or by the transaction: one bad record costs all
 that travel with it. Topics that take records are remembered, the absence of one for a few seconds.
 
-A topic in *trouble* exists and takes nothing now: we may not write to it, a partition has no leader, it refuses our
-clock. That may pass, so it is waited for. After 30 s, if other topics take records, its records are refused, so that
-they do not block the others permanently; the topic is tried again after a minute, then after two, up to ten. A topic
-that we may not write to from the start is not waited for if there is another one. A trouble is over once the topic
-takes a record, or once the brokers have named it and no longer do. Time without an answer of a broker does not count.
+A topic in *trouble* takes nothing now (`topic_troubles`). That may pass, so it is waited for. After 30 s, if other
+topics take records, its records are refused, so that they do not wait without end; the topic is tried again after a
+minute, then after two, up to ten. A topic that we may not write to from the start is not waited for if there is another
+one.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -20,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.errors import compresses, largest_message
 from harvest_lib.delivery.topic_facts import ANSWER_SECONDS, DEFAULT_BATCH_BYTES, Facts, ask
+from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.kafka_client import client_settings
 from harvest_lib.native import NativeRows
 from harvest_lib.record import HEADERS, INTERNAL_TOPICS, TOPIC, Row, Unreadable, is_legal_topic, misleading_header
@@ -30,15 +29,8 @@ _log = logging.getLogger(__name__)
 _RECHECK_SECONDS = 5.0
 """Time for which these are believed: that a topic is missing, or permanently takes nothing, and its limit before a
 record is refused for it. After silence, the brokers are not asked again for as long."""
-_PATIENCE_SECONDS = 30.0
-"""Limit of the wait for a topic in trouble."""
-_LONGEST_WAIT_SECONDS = 300.0
-"""The same for a topic that we have never been allowed to write to, where no other topic is known."""
 _ASK_SECONDS = 1.0
 """A topic in trouble is asked about no more often."""
-_GAP_SECONDS = 30.0
-"""A trouble that was not seen for so long is over."""
-_REFUSE_SECONDS, _LONGEST_REFUSE_SECONDS = 60.0, 600.0
 _MOST_ASKED = 100
 
 _BATCH_OVERHEAD_BYTES = 1_000
@@ -54,21 +46,6 @@ _INTERNAL = "the topic is Kafka's own"
 _OWN = "the topic is the harvester's own, for election or checkpoints"
 
 _LOOKED_AT = frozenset({*HEADERS, None})
-
-
-@dataclass(slots=True, kw_only=True)
-class _Trouble:
-    """Times are boot seconds."""
-
-    reason: str
-    since: float
-    seen: float
-    refused_until: float = 0.0
-    pause: float = _REFUSE_SECONDS
-    at_once: bool = False
-    """True if it is not waited for."""
-    is_named: bool = False
-    """True if the brokers named it when they were last asked."""
 
 
 def _nobody(_topic: str) -> bool:
@@ -92,11 +69,11 @@ class Topics:
         self._limits: dict[str, int] = {}  # of the topics that take records: bytes
         self._asked_at: dict[str, float] = {}
         self._unfit: dict[str, tuple[str, float]] = {}  # topic -> why it takes nothing, and until when that is believed
-        self._troubles: dict[str, _Trouble] = {}
         self._closed: Mapping[str, str] = {}
         self._seen_well: set[str] = set()
-        self._ask_at = self._heard_at = 0.0
-        self._is_silent = False  # nobody answered when last asked; since they answer again, `_heard_at`
+        self.troubles = Troubles(self._seen_well)
+        self._ask_at = 0.0
+        self._is_silent = False  # nobody answered when last asked
         self.smallest_limit = DEFAULT_BATCH_BYTES
         """The lowest `max.message.bytes` of a topic seen so far, if it is below librdkafka's own limit."""
 
@@ -127,7 +104,7 @@ class Topics:
             return {}
         named = {row[1] for row in doubtful}
         self._learn({topic for topic in named if topic not in known and is_legal_topic(topic)})
-        troubles = {topic: reason for topic in named & self._troubles.keys() if (reason := self._judge(topic))}
+        troubles = {topic: reason for topic in named & self.troubles.topics if (reason := self._judge(topic))}
         reasons = ((row[0], self._reason(row) or troubles.get(row[1], "")) for row in doubtful)
         return {record_id: reason for record_id, reason in reasons if reason}
 
@@ -175,23 +152,17 @@ class Topics:
 
     def blame(self, topic: str, reason: str) -> None:
         """Note that a record for a topic was not taken, for a reason that may pass."""
-        now, trouble = boot_seconds(), self._troubles.get(topic)
-        if trouble is None or now - max(trouble.seen, trouble.refused_until) > _GAP_SECONDS:
-            self._troubles[topic] = _Trouble(reason=reason, since=now, seen=now)
-        else:
-            trouble.reason, trouble.seen = reason, now
+        self.troubles.blame(topic, reason)
         self._limits.pop(topic, None)
 
     @property
     def in_trouble(self) -> bool:
         """Return True if a topic is in trouble, so that `well` should be called with topics that take records."""
-        return bool(self._troubles)
+        return bool(self.troubles)
 
     def well(self, topics: Iterable[str]) -> None:
-        """Note that topics took records. A trouble that the brokers name goes on: it may be of one partition."""
-        for topic in topics:
-            if (trouble := self._troubles.get(topic)) is not None and not trouble.is_named:
-                self._troubles.pop(topic, None)
+        """Note that topics took records."""
+        self.troubles.took(topics)
 
     # -- why a record is refused
 
@@ -236,30 +207,24 @@ class Topics:
 
     def _judge(self, topic: str) -> str:
         """Return why records for a topic in trouble are refused, or an empty string while it is waited for."""
-        trouble, now = self._troubles[topic], boot_seconds()
-        if now < trouble.refused_until:
-            return trouble.reason
-        if trouble.seen < trouble.refused_until:
-            return ""  # it is tried again
-        waited = now - max(trouble.since, self._heard_at)
-        is_due = trouble.at_once or trouble.refused_until or waited >= _PATIENCE_SECONDS
-        is_overdue = trouble.at_once and now - trouble.since >= _LONGEST_WAIT_SECONDS
-        if not is_due or not (is_overdue or self._only_this_one(topic)):
+        troubles = self.troubles
+        if topic in troubles.refused():
+            return troubles.reason(topic)
+        if not troubles.is_due(topic) or not (troubles.is_overdue(topic) or self._only_this_one(topic)):
             return ""
         self._limits.pop(topic, None)  # so that each page is checked
-        trouble.refused_until = now + trouble.pause
-        trouble.pause = min(2 * trouble.pause, _LONGEST_REFUSE_SECONDS)
-        _log.warning("topic_refused", extra={"topic": topic, "reason": trouble.reason})
-        return trouble.reason
+        reason = troubles.refuse(topic)
+        _log.warning("topic_refused", extra={"topic": topic, "reason": reason})
+        return reason
 
     def _only_this_one(self, topic: str) -> bool:
         """Return True if a topic is still in trouble, and there is another one that takes records now."""
-        others = sorted(self._seen_well - self._troubles.keys())[:_MOST_ASKED]
+        others = sorted(self._seen_well - self.troubles.topics)[:_MOST_ASKED]
         was_silent = self._is_silent
         found = (self._ask([topic, *others]) if others else None) or {}
         if (facts := found.pop(topic, None)) is not None:
             self._note(topic, facts)
-        is_over = topic not in self._troubles or was_silent
+        is_over = topic not in self.troubles or was_silent
         return not is_over and any(not each.trouble for each in found.values())
 
     # -- asking
@@ -267,13 +232,10 @@ class Topics:
     def _learn(self, topics: set[str]) -> None:
         now = boot_seconds()
         self._unfit = {topic: each for topic, each in self._unfit.items() if each[1] > now}
-        self._troubles = {
-            topic: each
-            for topic, each in self._troubles.items()
-            if now - max(each.seen, each.refused_until) <= _GAP_SECONDS
-        }
-        refused = {topic for topic, each in self._troubles.items() if now < each.refused_until}
-        just_asked = {each for each in self._troubles if 0 <= now - self._asked_at.get(each, now + 1) < _ASK_SECONDS}
+        self.troubles.forget_past()
+        refused = self.troubles.refused()
+        asked_at, troubles = self._asked_at, self.troubles.topics
+        just_asked = {each for each in troubles if 0 <= now - asked_at.get(each, now + 1) < _ASK_SECONDS}
         topics = topics - self._unfit.keys() - refused - just_asked
         if not topics or (existing := self._ask(topics)) is None:
             return
@@ -293,21 +255,12 @@ class Topics:
             policy = f"cleanup.policy={facts.cleanup_policy}"
             self._refuse(topic, f"{_COMPACTED} ({policy}), which `delivery: sequenced` cannot use")
         elif facts.is_denied:
-            self.blame(topic, facts.trouble)
-            self._troubles[topic].is_named = True
-            self._troubles[topic].at_once = topic not in self._seen_well
+            self.troubles.deny(topic, facts.trouble)
+            self._limits.pop(topic, None)
         else:
-            self._note_writable(topic, facts)
-
-    def _note_writable(self, topic: str, facts: Facts) -> None:
-        self._seen_well.add(topic)
-        trouble = self._troubles.get(topic)
-        if trouble is not None and facts.trouble:
-            trouble.reason, trouble.is_named = facts.trouble, True
-            return
-        if trouble is not None and trouble.is_named:
-            del self._troubles[topic]
-        self._limits[topic] = facts.limit
+            self._seen_well.add(topic)
+            if not self.troubles.name(topic, facts.trouble):
+                self._limits[topic] = facts.limit
 
     def _refuse(self, topic: str, reason: str) -> None:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
@@ -325,7 +278,8 @@ class Topics:
             _log.debug("topics_unknown", extra={"reason": error.args[0].str()})
             return None
         if self._is_silent:
-            self._is_silent, self._heard_at = False, boot_seconds()
+            self._is_silent = False
+            self.troubles.heard()
         return found
 
 

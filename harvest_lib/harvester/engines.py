@@ -433,6 +433,7 @@ class BatchEngine(Engine):
             source=source,
             guarantee=MeasuredGuarantee(traced_guarantee(guarantee, config, term.shard), callbacks.measures),
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
+            troubles=topics.troubles,
             limits=config.limits,
             one_per_key=config.delivery == "barrier",
             emit=callbacks.emit,

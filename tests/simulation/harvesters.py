@@ -7,6 +7,7 @@ from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined
+from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.factory import make_guarantee, make_parking, make_selection, subscription_of
@@ -61,6 +62,7 @@ class Topics:
     smallest_limit = 1_000_000
 
     in_trouble = False
+    troubles = Troubles(frozenset())
 
     def blame(self, _topic, _reason):
         pass
@@ -222,6 +224,7 @@ class Shard:
                 producer_provider=self._make_producer,
             ),
             parking=make_parking(self.config, _TABLE, checkpoints, topics, source),
+            troubles=topics.troubles,
             limits=LIMITS,
             one_per_key=self.delivery == "barrier",
             emit=self._emit,

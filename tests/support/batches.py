@@ -17,12 +17,14 @@ from harvest_lib.leadership import Term
 
 class FakeKafka:
     """Kafka as `log`, a list of records, and the checkpoint beside it. It refuses batches with one of `poison` in them;
-    `broken` is the number of the next commits that fail, after their effect if `lost`."""
+    `broken` is the number of the next commits that fail, after their effect if `lost`.
+    Topics of `away` take nothing."""
 
     def __init__(self):
         self.log = []
         self.checkpoint = None
         self.poison = {}
+        self.away = {}
         self.batches = []  # how many records were tried at a time, and whether they went
         self.most_of_a_key = 0  # in one of them
         self.broken, self.lost = 0, False
@@ -35,8 +37,8 @@ class FakeKafka:
 class FakeBatchDelivery:
     """`BatchDelivery`: transactional. The client refuses those of `refused`."""
 
-    def __init__(self, kafka):
-        self.kafka = kafka
+    def __init__(self, kafka, topics=None):
+        self.kafka, self.topics = kafka, topics or FakeTopics()
         self.store = FakeStore(kafka)
         self.exactly_once = True
         self.refused = {}
@@ -57,12 +59,18 @@ class FakeBatchDelivery:
     def commit(self, checkpoint, may_send, /):  # noqa: ARG002 - as above
         batch, self._batch = self._batch, []
         bad = [row[0] for row in batch if row[0] in self.kafka.poison]
+        away = {row[1] for row in batch} & self.kafka.away.keys()
+        for topic in away:
+            self.topics.blame(topic, self.kafka.away[topic])
         fails = self.kafka.broken > 0
         most = max(Counter(row[2] for row in batch).values(), default=0)
         self.kafka.most_of_a_key = max(most, self.kafka.most_of_a_key)
-        self.kafka.batches.append((len(batch), not bad and not fails))
+        self.kafka.batches.append((len(batch), not (bad or away or fails)))
         if bad:
             return BatchFailed(reason=self.kafka.poison[bad[0]], refused=True)
+        if away:
+            return BatchFailed(reason=self.kafka.away[min(away)])
+        self.topics.paused -= {row[1] for row in batch}
         if fails:
             self.kafka.broken -= 1
         if not fails or self.kafka.lost:
@@ -159,14 +167,24 @@ class FakePlaces:
 
 
 class FakeTopics:
-    """`Knowledge`: refuses those of `bad`, suspects those of `large`; topics that were blamed are in `blamed`."""
+    """`Topics`, and its `Troubles`: refuses those of `bad`, suspects those of `large`; topics that were blamed are in
+    `blamed`. Of those that fail, all but the `only` one are paused, and probed once `probes` has them."""
 
     def __init__(self):
         self.bad, self.large = {}, set()
         self.blamed = {}
+        self.paused, self.probes, self.only = frozenset(), set(), ""
 
     def blame(self, topic, reason):
         self.blamed[topic] = reason
+        self.paused |= {topic} - {self.only}
+
+    def reason(self, topic):
+        return self.blamed.get(topic, "")
+
+    def may_probe(self, topic):
+        may, self.probes = topic in self.probes, self.probes - {topic}
+        return may
 
     def refused(self, rows, largest=None):  # noqa: ARG002 - `bad` has them
         return {row[0]: self.bad[row[0]] for row in rows if row[0] in self.bad}
@@ -183,7 +201,7 @@ class BatchRuns:
 
     def __init__(self, *, policy="hold_key", one_per_key=False):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
-        self.delivery = FakeBatchDelivery(self.kafka)
+        self.delivery = FakeBatchDelivery(self.kafka, self.topics)
         self.store = self.delivery.store
         self.policy, self.one_per_key = policy, one_per_key
         self.delivered = 0
@@ -193,6 +211,7 @@ class BatchRuns:
             source=self.table.source(),
             guarantee=self.delivery,
             parking=BatchParking(self.policy, self.topics, self.places),
+            troubles=self.topics,
             limits=Limits(io_error_backoff_seconds=0.0),
             one_per_key=self.one_per_key,
             emit=lambda _: None,

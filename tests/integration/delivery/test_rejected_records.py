@@ -28,6 +28,8 @@ OUTBOX = OutboxTable(("outbox",))
 SOURCES = ["mark", "snapshot", "transaction_id"]
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 WAYS = list(product(SOURCES, DELIVERIES))
+GOING_ON = [way for way in WAYS[:8] if way != ("mark", "pipelined")]
+"""Where other topics go on while one takes nothing. Marked records that are pipelined wait for it."""
 every_way = pytest.mark.parametrize(("source", "delivery"), WAYS, ids=["-".join(way) for way in WAYS])
 
 INSERT = """
@@ -176,7 +178,7 @@ def test_a_topic_of_which_nothing_is_known_beforehand_is_found_out(
     outbox, config, make_topic, bootstrap_servers, monkeypatch, delivery
 ):
     """Kafka refuses the whole transaction for it, and purges all that is in it without a reason."""
-    monkeypatch.setattr("harvest_lib.delivery.topics._PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("harvest_lib.delivery.topic_troubles._PATIENCE_SECONDS", 1.0)
     monkeypatch.setattr("harvest_lib.delivery.topics.INTERNAL_TOPICS", frozenset())
     monkeypatch.setattr("harvest_lib.delivery.topics.ask", ask_nothing_of_internal_ones)
     topic = make_topic(partitions=2)
@@ -243,13 +245,13 @@ def test_what_compression_does_not_help_costs_a_restart_each(dsn, make_topic, bo
 
 
 class BehindTheTimes:
-    """A producer whose clock is a minute late for one topic."""
+    """A producer whose clock is a minute late for some topics."""
 
-    def __init__(self, late, settings):
+    def __init__(self, settings, *, late):
         self._late, self._producer = late, Producer(settings)
 
     def produce(self, topic, value=None, key=None, partition=-1, callback=None, other=None, timestamp=0, headers=None):
-        if topic == self._late:
+        if topic in self._late:
             timestamp = int((time.time() - 60) * 1000)
         self._producer.produce(topic, value, key, partition, callback, other, timestamp, headers or [])
 
@@ -265,9 +267,9 @@ def test_a_topic_that_refuses_our_clock_holds_up_others_only_for_a_while(
     outbox, config, make_topic, bootstrap_servers, monkeypatch
 ):
     """It is waited for, as it may pass; then its records are parked, and the others go."""
-    monkeypatch.setattr("harvest_lib.delivery.topics._PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr("harvest_lib.delivery.topic_troubles._PATIENCE_SECONDS", 3.0)
     topic, late = make_topic(partitions=2), make_topic(partitions=1, **{"message.timestamp.before.max.ms": 30_000})
-    provider = partial(BehindTheTimes, late)
+    provider = partial(BehindTheTimes, late={late})
     only = outbox.insert(late, "bad")
     soon = config(limits={"heartbeat_timeout_seconds": 1.5})  # a batch that is refused is given up after as long
     with Harvest(soon, kafka_producer_provider=provider) as harvest:
@@ -283,3 +285,37 @@ def test_a_topic_that_refuses_our_clock_holds_up_others_only_for_a_while(
     assert "timestamp" in found[only].lower()
     assert found[held] == "held" or "timestamp" in found[held].lower(), "the one behind it may have been sent with it"
     assert sorted(delivered(bootstrap_servers, topic)) == good
+
+
+@pytest.mark.parametrize(("source", "delivery"), GOING_ON, ids=["-".join(way) for way in GOING_ON])
+def test_other_topics_go_on_while_one_takes_nothing_and_it_follows_in_order(
+    outbox, config, make_topic, bootstrap_servers
+):
+    """Nothing is parked meanwhile. Each record of the other topic is in the same page as one of the paused topic."""
+    topic, late = make_topic(partitions=2), make_topic(partitions=1, **{"message.timestamp.before.max.ms": 30_000})
+    provider = partial(BehindTheTimes, late={late})
+    with Harvest(config(limits={"heartbeat_timeout_seconds": 1.5}), kafka_producer_provider=provider) as harvest:
+        eventually(lambda: harvest.is_leader)
+        known = outbox.insert(topic, "known")
+        eventually(lambda: harvest.delivered_records == 1, "a topic that takes records is known")
+        good, waiting = [known], []
+        for page in range(3):
+            with outbox.connection.transaction():
+                for number in range(100):
+                    good.append(outbox.insert(topic, f"good-{number % 10}"))
+                    waiting.append(outbox.insert(late, f"late-{number % 10}"))
+            eventually(lambda: harvest.delivered_records == len(good), f"the others of page {page}")
+        assert outbox.parked() == {}
+        provider.keywords["late"].clear()
+        eventually(lambda: harvest.delivered_records == len(good) + len(waiting), "the paused ones")
+        assert outbox.parked() == {}
+    assert sorted(delivered(bootstrap_servers, topic)) == good
+    assert in_order_of_keys(delivered(bootstrap_servers, late)) == in_order_of_keys(waiting)
+
+
+def in_order_of_keys(ids):
+    """Return the ids of ten keys that take turns, each key's in their order."""
+    found = {}
+    for each in ids:
+        found.setdefault(each // 2 % 10, []).append(each)
+    return sorted(found.values())

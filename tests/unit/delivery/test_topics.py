@@ -10,7 +10,13 @@ from confluent_kafka.admin._acl import AclOperation
 from support.rows import row
 
 from harvest_lib.delivery import Topics
-from harvest_lib.delivery.topics import _GAP_SECONDS, _LONGEST_WAIT_SECONDS, _PATIENCE_SECONDS, _REFUSE_SECONDS
+from harvest_lib.delivery.topic_troubles import (
+    _GAP_SECONDS,
+    _LONGEST_PROBE_SECONDS,
+    _LONGEST_WAIT_SECONDS,
+    _PATIENCE_SECONDS,
+    _REFUSE_SECONDS,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -79,6 +85,7 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("harvest_lib.delivery.topics.boot_seconds", made)
+    monkeypatch.setattr("harvest_lib.delivery.topic_troubles.boot_seconds", made)
     return made
 
 
@@ -322,3 +329,77 @@ def test_a_value_of_long_characters_is_found_too_large_where_its_length_alone_wo
     rows = [row(1, "k", value="\U0001f600" * characters, topic="well")]
     topics.refused(rows)  # which learns the limit
     assert topics.oversized(rows, characters) == too_large
+
+
+def paused_by(clock, **told):
+    """Return topics of which `bad` has just failed, and the brokers."""
+    topics, admin = known(**told)
+    topics.refused(ROWS)
+    topics.blame("bad", "timed out")
+    return topics, admin
+
+
+def probes(topics, clock, seconds):
+    """Probe as often as is asked for, each of which fails at once; return the times."""
+    began, found = clock.now, []
+    while clock.now < began + seconds:
+        if topics.troubles.may_probe("bad"):
+            found.append(clock.now - began)
+            topics.blame("bad", "timed out")
+        clock.now += 0.5
+    return found
+
+
+def test_a_topic_in_trouble_is_paused_only_while_another_takes_records(clock):
+    topics, _ = paused_by(clock, bad=Told(), well=Told())
+    assert topics.troubles.paused == {"bad"}
+    topics.blame("well", "timed out")
+    assert topics.troubles.paused == set()
+    topics.well({"well"})
+    assert topics.troubles.paused == {"bad"}
+    topics.well({"bad"})
+    assert topics.troubles.paused == set()
+
+
+def test_a_topic_that_is_refused_is_not_paused_but_again_after_that(clock):
+    topics, _ = paused_by(clock, bad=Told(partitions=[LEADERLESS]), well=Told())
+    assert keep_failing(topics, clock, _PATIENCE_SECONDS)
+    assert topics.troubles.paused == set()
+    clock.now += _REFUSE_SECONDS
+    assert topics.troubles.paused == {"bad"}
+
+
+def test_probes_are_less_and_less_frequent(clock):
+    topics, _ = paused_by(clock, bad=Told(), well=Told())
+    assert probes(topics, clock, 23) == [1, 3, 7, 12, 17, 22]
+    topics.well({"bad"})
+    topics.blame("bad", "timed out")
+    assert probes(topics, clock, _LONGEST_PROBE_SECONDS + 1) == [_LONGEST_PROBE_SECONDS], "it was well for a moment"
+
+
+def test_a_trouble_that_the_brokers_name_is_not_probed_and_ends_with_the_patience(clock):
+    topics, admin = paused_by(clock, bad=Told(partitions=[LEADERLESS]), well=Told())
+    for _ in range(int(_PATIENCE_SECONDS)):
+        assert topics.refused(ROWS) == {}
+        assert topics.troubles.paused == {"bad"}
+        assert not topics.troubles.may_probe("bad") or clock.now < 1_001
+        clock.now += 1
+    assert "has no leader" in topics.refused(ROWS)[1]
+    admin.told["bad"] = Told()
+    clock.now += _REFUSE_SECONDS
+    assert topics.refused(ROWS) == {}
+    assert topics.troubles.paused == set()
+
+
+def test_once_brokers_answer_again_a_probe_is_due(clock):
+    topics, admin = paused_by(clock, bad=Told(), well=Told())
+    probes(topics, clock, 10)
+    admin.silent = True
+    topics.refused(ROWS)
+    admin.silent = False
+    clock.now += 6
+    topics.blame("bad", "timed out")
+    assert not topics.troubles.may_probe("bad")
+    clock.now += 1
+    topics.refused(ROWS)
+    assert topics.troubles.may_probe("bad")

@@ -1,0 +1,140 @@
+"""Records of topics in trouble, kept back while other topics go on (`harvest_lib.delivery.topic_troubles`).
+
+    page ─► parking ─► paused records ─► barrier ─► batch
+                        │         ▲
+                        └─ kept ──┘ released once the topic takes records, or parked once it is given up
+
+Promises
+- Order stays: what is released goes before later records of its topic, and under the key barrier before later records
+  of its key, whatever their topics are.
+- Kept records travel in the checkpoint by their ids, as those do that the barrier defers. They are bounded: beyond
+  that nothing more is read.
+- A topic whose trouble the brokers do not name is found well by one record, in a batch of its own: no other record
+  fails with it.
+"""
+
+import logging
+from collections.abc import Sequence, Set
+
+from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.clock import boot_seconds
+from harvest_lib.delivery.topic_troubles import Troubles
+from harvest_lib.native import NativeRows
+from harvest_lib.record import ID, KEY, TOPIC, Row, row_bytes
+
+_log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 5_000
+_MOST_BYTES = 8_000_000
+_LOOK_SECONDS = 1.0
+"""Interval between looks at the topics of kept records: they may have been given up, or be well."""
+
+
+class PausedRecords:
+    """Kept records of one term. `begin` it whenever the source is opened: they come again from there."""
+
+    def __init__(self, troubles: Troubles, parking: BatchParking | MarkedParking, *, one_per_key: bool) -> None:
+        self.size = BatchSize()
+        """Size of the batches that probe a topic, see `probe`."""
+        self._troubles = troubles
+        self._parking = parking
+        self._one_per_key = one_per_key
+        self._rows: list[Row] = []
+        self._keys: set[str] = set()
+        self._bytes = 0
+        self._paused: Set[str] = frozenset()  # topics, as of the last `sift`
+        self._look_at = 0.0
+        self._has_parked = False  # since the last commit
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the ids of kept records, in order."""
+        return [row[ID] for row in self._rows]
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if so many records are kept that no more should be read."""
+        return len(self._rows) > _MOST_RECORDS or self._bytes > _MOST_BYTES
+
+    @property
+    def is_due(self) -> bool:
+        """Return True if a checkpoint is due though nothing may be read: kept records may go, or were parked."""
+        return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
+
+    def begin(self) -> None:
+        """Forget everything."""
+        self._keep([])
+        self._paused, self._has_parked = frozenset(), False
+
+    def committed(self) -> None:
+        """Note that a batch was committed, and with it what was parked."""
+        self._has_parked = False
+
+    def sift(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that may go, behind kept ones whose topic takes records again; keep the others."""
+        paused = self._troubles.paused
+        if paused != self._paused:
+            self._say(paused)
+            rows, self._paused = [*self._rows, *rows], paused
+            self._keep([])
+        elif not self._keys and isinstance(rows, NativeRows) and paused.isdisjoint(rows.summary.topics):
+            return rows
+        if not paused:
+            return rows
+        return [row for row in rows if self._may_go(row, paused)]
+
+    def recheck(self) -> None:
+        """Once a second, pass kept records through the parking, which asks about their topics and parks those of a
+        topic that is given up."""
+        now = boot_seconds()
+        if not self._rows or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        rows = self._rows
+        sendable = self._parking.filter(rows)
+        if len(sendable) < len(rows):
+            self._has_parked = True
+            self._keep(sendable)
+
+    def probe(self) -> Row | None:
+        """Return the first kept record of a topic that is to be probed now, which goes in a batch of its own; None if
+        there is none."""
+        seen: set[str] = set()
+        tried: set[str] = set()
+        for place, row in enumerate(self._rows):
+            topic = row[TOPIC]
+            if topic not in tried and row[KEY] not in seen:
+                tried.add(topic)
+                if self._troubles.may_probe(topic):
+                    self._keep([*self._rows[:place], *self._rows[place + 1 :]])
+                    return row
+            if self._one_per_key:
+                seen.add(row[KEY])
+            if self._paused <= tried:
+                break
+        return None
+
+    def _may_go(self, row: Row, paused: Set[str]) -> bool:
+        if row[TOPIC] not in paused and row[KEY] not in self._keys:
+            return True
+        self._add(row)
+        return False
+
+    def _keep(self, rows: Sequence[Row]) -> None:
+        self._rows, self._keys, self._bytes = [], set(), 0
+        for row in rows:
+            self._add(row)
+
+    def _add(self, row: Row) -> None:
+        self._rows.append(row)
+        self._bytes += row_bytes(row)
+        if self._one_per_key:
+            self._keys.add(row[KEY])
+
+    def _say(self, paused: Set[str]) -> None:
+        for topic in sorted(paused - self._paused):
+            _log.warning("topic_paused", extra={"topic": topic, "reason": self._troubles.reason(topic)})
+        for topic in sorted(self._paused - paused):
+            _log.info("topic_resumed", extra={"topic": topic})
