@@ -24,7 +24,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 # Without a level of its own Spark raises the root's to WARN, and says so.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# A task that fails is told once, by the job, without the rows it carried.
+# A task that fails is reported once, by the job, without the rows it carried.
 logger.executor.name = org.apache.spark.executor
 logger.executor.level = off
 logger.scheduler.name = org.apache.spark.scheduler

@@ -183,7 +183,7 @@ class Pipelined(AtLeastOnce):
         return super()._listen(producer, timeout_seconds)
 
     def _hear(self, producer: KafkaProducer) -> None:
-        left = len(producer)  # first: what counts no longer has told by now if it failed
+        left = len(producer)  # first: the failures of records that no longer count are there by now
         for error, topic in self._sender.take_failures() if self._sender is not None else ():
             self._hear_of(error, topic)
         if not self._by_rounds or not self._in_flight or left:

@@ -4,8 +4,8 @@
  * Knows nothing of Python. It is loaded by `harvest_lib.native.library`, which passes in the functions of the very
  * libpq and librdkafka that psycopg and confluent-kafka have loaded; nothing is linked here.
  *
- * librdkafka loads it too, as a plugin (`plugin.library.paths`): that is how a producer's handle is learnt, and how what
- * became of records is heard. Records that Python hands over have an opaque, ours have none: so each is told once.
+ * librdkafka loads it too, as a plugin (`plugin.library.paths`), which gives access to a producer's handle and to the
+ * delivery reports. Records that Python hands over have an opaque, ours have none: so each is reported once.
  */
 #include "hand_over.h"
 
@@ -99,7 +99,7 @@ static void note_place(sender_t *sender, const message_t *message) {
 }
 
 /* On librdkafka's threads, before a record is counted as no longer outstanding. A record without an offset was taken
- * for delivered because a later one was: no broker has confirmed it. Python is not told so, whoever handed it over. */
+ * for delivered because a later one was: no broker has confirmed it. librdkafka does not report that to Python. */
 static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
     sender_t *sender = opaque;
     int error = message->err ? message->err : message->offset < 0 ? UNCONFIRMED : 0;
@@ -119,7 +119,7 @@ static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, cha
     (void)conf, (void)opaque, (void)text, (void)size;
     sender_t *sender = calloc(1, sizeof *sender);
     if (sender == NULL)
-        return 0; /* whoever made the producer finds none, and goes the other way */
+        return 0; /* the maker of the producer finds none, and uses Python's hand-over */
     pthread_mutex_init(&sender->mutex, NULL);
     sender->rk = rk;
     sender->holders = 2;
@@ -145,7 +145,7 @@ sender_t *harvest_take_newest(void) {
 }
 
 void harvest_let_go(sender_t *sender) {
-    /* Without the mutex: in a process that was forked, a thread that is not there may hold it for good. */
+    /* Without the mutex: in a process that was forked, a thread that is not there may hold it. */
     if (__atomic_sub_fetch(&sender->holders, 1, __ATOMIC_ACQ_REL) == 0) {
         pthread_mutex_destroy(&sender->mutex);
         free(sender->places);

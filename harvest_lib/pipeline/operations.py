@@ -86,9 +86,9 @@ def messages(declaration: Declaration, first: int, last: int) -> Iterator[Messag
 
 
 def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
-    """Send each writer that is behind, or the one named, its next message, each as the caller takes its result.
+    """Send each writer, or the one named, its next message, and yield the result; `sent` is None if it has all.
 
-    Raises PipelineError where it is not taken.
+    Each is sent when the caller asks for its result. Raises PipelineError if a writer refuses its message.
     """
     _require_log(declaration)
     with open_folder(declaration) as logs:

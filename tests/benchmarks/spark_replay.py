@@ -66,8 +66,10 @@ def spark_replay(servers: Servers, size: "Size") -> Iterator[Result]:
     )
     yield Result(name="spark-replay-memory", value=largest.megabytes, unit="MB")
     costs = [run.cpu_seconds for run in replayed]
-    for name, told in (("archive-cpu", [cpu for _, cpu in archived]), ("spark-replay-cpu", costs)):
-        first, second = ((told[at + 1] - told[at]) / (_SIZES[at + 1] - _SIZES[at]) / size.records for at in (0, 1))
+    for name, reported in (("archive-cpu", [cpu for _, cpu in archived]), ("spark-replay-cpu", costs)):
+        first, second = (
+            (reported[at + 1] - reported[at]) / (_SIZES[at + 1] - _SIZES[at]) / size.records for at in (0, 1)
+        )
         yield Result(
             name=f"{name}-slope", value=second * 1e6, unit="s/1,000,000", floor=first * 1e6, ratio=second / first
         )

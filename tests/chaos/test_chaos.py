@@ -105,12 +105,12 @@ def test_every_promise_is_kept(mode, seed, faults):
     assert (run["hand_over"], started(Path(run["history"]).parent)) == (impl, {impl})
     if (mode, seed, faults) not in RUNS:
         assert not found["not_injected"]
-    told = Counter()
+    reported = Counter()
     for file in Path(found["runs"][0]["history"]).glob("*.jsonl"):
-        told.update(type(event).kind for event in read_history([file], on_bad=pytest.fail))
+        reported.update(type(event).kind for event in read_history([file], on_bad=pytest.fail))
     injected = {each["fault"] for each in found["runs"][0]["injected"]}
     of_faults = {kind for fault, kind in TOLD_OF.items() if fault in injected}
-    assert TOLD | ALSO_TOLD[mode] | of_faults <= set(told), "somebody has kept silent"
+    assert TOLD | ALSO_TOLD[mode] | of_faults <= set(reported), "somebody has kept silent"
     shutil.rmtree(folder)
 
 

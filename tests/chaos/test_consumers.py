@@ -132,12 +132,12 @@ def test_counts_stay_exactly_right(rounds, record_property, make_topic, settings
     consumers.stop()
     with psycopg.connect(dsn) as connection:
         assert dict(connection.execute("SELECT key, flights FROM flight_counts").fetchall()) == written
-    told = {}
+    reported = {}
     for message in everything(settings, counts):
         count = json.loads(message.record.value())
-        assert count["flights"] > told.get(count["key"], 0), "no count is told twice, or late"
-        told[count["key"]] = count["flights"]
-    assert told == written
+        assert count["flights"] > reported.get(count["key"], 0), "no count is reported twice, or late"
+        reported[count["key"]] = count["flights"]
+    assert reported == written
     assert consumers.fenced > 0
     record_property("flights", written.total())
     record_property("refused", consumers.fenced)

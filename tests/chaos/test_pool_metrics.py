@@ -64,10 +64,10 @@ class Watcher:
 
 
 def address_of(member):
-    def told():
+    def reported():
         return next((each["address"] for each in member.events() if each["event"] == "telemetry_served"), None)
 
-    return eventually(told, "it listens")
+    return eventually(reported, "it listens")
 
 
 @pytest.fixture

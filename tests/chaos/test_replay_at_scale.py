@@ -80,14 +80,14 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
     native, target = Native(dsn, size=rows // 10, ahead=5), make_topic(partitions=_PARTITIONS)
     native.topic = "orders"
     native.subscribe(native.snapshot())
-    told = {"rows": rows}
+    reported = {"rows": rows}
     began = time.monotonic()
     fill(native, rows)
-    told["fill_seconds"], began = time.monotonic() - began, time.monotonic()
+    reported["fill_seconds"], began = time.monotonic() - began, time.monotonic()
     archived = sum(
         each.records for each in archive_segments(native.connection, native.table, str(tmp_path / "archive"))
     )
-    told["archive_seconds"], told["archived"] = time.monotonic() - began, archived
+    reported["archive_seconds"], reported["archived"] = time.monotonic() - began, archived
     native.subscribe(native.snapshot())
     assert drop_passed(native.connection, native.table, keep_seconds=0).dropped
     left = native.connection.execute("SELECT count(*) FROM outbox").fetchone()[0]
@@ -128,7 +128,7 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
         assert killed >= (kills * 3 // 4 if rows > 1_000_000 else 1), (
             f"{killed} of {kills} were killed, the others had ended"
         )
-        told["replay_seconds"], told["killed"] = time.monotonic() - began, killed
+        reported["replay_seconds"], reported["killed"] = time.monotonic() - began, killed
         config = harvest_config(
             dsn,
             bootstrap_servers,
@@ -152,12 +152,12 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
         if int(value.split()[0]) <= of.get(key, -1):
             reordered += 1
         of[key] = int(value.split()[0])
-    told["read_seconds"] = time.monotonic() - began
-    told |= {"records": count, "distinct": len(np.unique(ids[:count])), "reordered": reordered}
-    (tmp_path / "report.json").write_text(json.dumps(told))
-    sys.stderr.write(json.dumps(told) + "\n")
+    reported["read_seconds"] = time.monotonic() - began
+    reported |= {"records": count, "distinct": len(np.unique(ids[:count])), "reordered": reordered}
+    (tmp_path / "report.json").write_text(json.dumps(reported))
+    sys.stderr.write(json.dumps(reported) + "\n")
     expected = rows + sum(writers.committed().values())
-    assert (count, told["distinct"], reordered) == (expected, expected, 0)
+    assert (count, reported["distinct"], reordered) == (expected, expected, 0)
     assert {key.decode(): version for key, version in versions.items()} == {
         key: version for key, version in writers.committed().items() if version
     }

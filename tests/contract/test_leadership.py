@@ -107,7 +107,7 @@ def test_a_stop_ends_the_term(stand):
     term = leadership.term(60)
     leadership.stop(60)
     assert not term.is_live()
-    assert term.ended is TermEnd.REVOKED, "told in time: what is in flight may land"
+    assert term.ended is TermEnd.REVOKED, "reported in time: what is in flight may land"
     assert leadership.term(0) is None
 
 

@@ -115,8 +115,15 @@ def test_a_checkpoint_is_gone_on_from(
     for key, value in old["records"]:
         producer.produce(checkpoint_topic, json.dumps(transplanted(json.loads(value), here)).encode(), key)
     assert producer.flush(60) == 0
-    (told,) = json.loads(run("subscriptions", "list", "-f", configured(source=source, subscription="lake"), "--json"))
-    assert (told["name"], told["source"], told["shard"], told["epoch"]) == ("lake", source, 0, old["rows"][0]["epoch"])
+    (reported,) = json.loads(
+        run("subscriptions", "list", "-f", configured(source=source, subscription="lake"), "--json")
+    )
+    assert (reported["name"], reported["source"], reported["shard"], reported["epoch"]) == (
+        "lake",
+        source,
+        0,
+        old["rows"][0]["epoch"],
+    )
     before = {each.offset() for each in read_all(bootstrap_servers, topic)}
     connection.execute(FILL, (topic, 2))
     Harvest(config).drain(60)
@@ -217,8 +224,8 @@ def test_parked_records_are_found_and_retried(
     old = golden(f"parked/{source}.json", make)
     for name, found in old.items():
         restore(connection, name, found)
-    told = json.loads(run("park", "list", "-f", path, "--json"))
-    assert [(each["id"], each["topic"], each["key"], each["held"]) for each in told] == [
+    reported = json.loads(run("park", "list", "-f", path, "--json"))
+    assert [(each["id"], each["topic"], each["key"], each["held"]) for each in reported] == [
         (1, BAD_TOPIC, "key", False),
         (3, BAD_TOPIC, "key", True),
     ]
@@ -379,8 +386,8 @@ def test_a_pipeline_goes_on(place):
             each.unlink()
     shutil.copytree(folder, place, dirs_exist_ok=True)
     assert ids(place / "plain.jsonl") == [0, 1, 2, 3, 4, 5]
-    told = json.loads(run("pipeline", "status", "-f", "flights.yaml", "--json"))
-    assert {each["writer"]: (each["next"], each["behind"]) for each in told["writers"]} == {
+    reported = json.loads(run("pipeline", "status", "-f", "flights.yaml", "--json"))
+    assert {each["writer"]: (each["next"], each["behind"]) for each in reported["writers"]} == {
         "plain": (7, 0),
         "checked": (7, 0),
     }
@@ -415,8 +422,8 @@ def test_a_history_is_judged(tmp_path):
         path.write_text("".join(map(to_line, (*pen.events, fault))), encoding="utf-8")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     assert [to_line(from_line(line)) for line in lines] == lines
-    told = json.loads(run("history", path, "--promise", "at_least_once", "--json"))
-    assert told["ok"] is True
+    reported = json.loads(run("history", path, "--promise", "at_least_once", "--json"))
+    assert reported["ok"] is True
 
 
 # -- Dagster

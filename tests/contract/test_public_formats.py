@@ -49,13 +49,13 @@ ROWS = "SELECT to_jsonb(t) AS row FROM {} AS t ORDER BY 1"
 
 
 def catalogue(connection):
-    told = {}
+    reported = {}
     for table, column, kind, required, filled in connection.execute(COLUMNS):
-        told.setdefault(table, []).append(
+        reported.setdefault(table, []).append(
             f"{column} {kind}{' not null' if required else ''}{f' default {filled}' if filled else ''}"
         )
     return {
-        "columns": told,
+        "columns": reported,
         "constraints": [each for (each,) in connection.execute(CONSTRAINTS)],
         "indexes": [each for (each,) in connection.execute(INDEXES)],
         "partitions": [each for (each,) in connection.execute(PARTITIONS)],
@@ -140,7 +140,7 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
         harvest.await_stopped(60)
     file = configured(source=source, delivery=delivery, leadership="neli", subscription="lake")
     status = json.loads(run("status", "-f", file, "--json"))
-    told = {
+    reported = {
         "application names": sorted(shown),
         "consumer groups": sorted(bare(each) for each in groups if group_id in each),
         "transactional ids": sorted(bare(each) for each in transactional_ids(bootstrap_servers, admin, group_id)),
@@ -153,15 +153,15 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
     checkpoint_topic = f"{group_id}.lake.checkpoint"
     if checkpoint_topic in admin.list_topics(timeout=60).topics:
         found = read_all(bootstrap_servers, checkpoint_topic)
-        told["checkpoint records"] = sorted({bare(each.key().decode()) for each in found})
-        told["checkpoint record"] = shape(json.loads(found[-1].value()))
+        reported["checkpoint records"] = sorted({bare(each.key().decode()) for each in found})
+        reported["checkpoint record"] = shape(json.loads(found[-1].value()))
     cursor = connection.cursor(row_factory=dict_row)
     for table in ("outbox_subscriptions", "outbox_set_aside", "outbox_parked"):
         rows = [shape(each["row"]) for each in cursor.execute(ROWS.format(table))]
-        told[table] = [
+        reported[table] = [
             json.loads(each) for each in sorted({json.dumps(bare_keys(row), sort_keys=True) for row in rows})
         ]
-    check(LIST, f"a harvest, {source} and {delivery}", told)
+    check(LIST, f"a harvest, {source} and {delivery}", reported)
 
 
 def transactional_ids(bootstrap_servers, admin, group_id):
@@ -196,7 +196,7 @@ def test_json_of_the_commands(source, dsn, connection, configured, make_topic, b
     harvest = Harvest(harvest_config(dsn, bootstrap_servers, group_id, source=source, leadership="solo"))
     harvest.drain(60)
     parked = json.loads(run("park", "list", "-f", file, "--json"))
-    told = {
+    reported = {
         "park list": parked,
         "park show": json.loads(run("park", "show", parked[0]["id"], "-f", file, "--value", "--json")),
         "park drop": json.loads(run("park", "drop", "--all", "-f", file, "--yes", "--json")),
@@ -205,7 +205,7 @@ def test_json_of_the_commands(source, dsn, connection, configured, make_topic, b
         "subscriptions list": json.loads(run("subscriptions", "list", "-f", file, "--json")),
         "audit": json.loads(run("audit", "-f", file, "-t", topic, "--allow-empty", "--json")),
     }
-    check(LIST, f"JSON of the commands, {source}", shape(told))
+    check(LIST, f"JSON of the commands, {source}", shape(reported))
 
 
 def test_json_of_a_pipeline(tmp_path, monkeypatch):
@@ -215,13 +215,13 @@ def test_json_of_a_pipeline(tmp_path, monkeypatch):
     (tmp_path / "flights.yaml").write_text(json.dumps({"folder": "folder", "reader": reader, "writers": writers}))
     (tmp_path / "in.jsonl").write_text('{"id": 1}\n')
     run("pipeline", "run", "-f", "flights.yaml")
-    told = {
+    reported = {
         "pipeline status": json.loads(run("pipeline", "status", "-f", "flights.yaml", "--json")),
         "pipeline show": json.loads(run("pipeline", "show", 0, "-f", "flights.yaml", "--json")),
     }
     line = json.loads((tmp_path / "out.jsonl").read_text())
     files = sorted(str(each.relative_to(tmp_path)) for each in (tmp_path / "folder").rglob("*"))
-    check(LIST, "a pipeline", {**shape(told), "a message as JSON": shape(line), "files": files})
+    check(LIST, "a pipeline", {**shape(reported), "a message as JSON": shape(line), "files": files})
 
 
 def test_state_in_a_recovery_log(tmp_path, bootstrap_servers, unique):
@@ -235,10 +235,10 @@ def test_state_in_a_recovery_log(tmp_path, bootstrap_servers, unique):
     store.rollback()
     store.close()
     found = {each.key().decode(): each.value() for each in read_all(bootstrap_servers, log)}
-    told = {
+    reported = {
         "tables": [" ".join(each.split()) for each in schema],
         "keys": sorted(name for name in found if not name.isdigit()),
         "head": shape(json.loads(found["head"])),
         "checkpoint": shape(kept.to_json()),
     }
-    check(LIST, "a recovery log", told)
+    check(LIST, "a recovery log", reported)

@@ -123,15 +123,15 @@ def default_of(field: Any) -> object:
 
 def settings(model: type[BaseModel]) -> dict[str, object]:
     """Return the keys of a model as files have them, those of models inside it too."""
-    told: dict[str, object] = {}
+    reported: dict[str, object] = {}
     for name, field in model.model_fields.items():
         key = field.alias or name
-        told[key] = {"takes": kind(field.annotation), "default": default_of(field)}
+        reported[key] = {"takes": kind(field.annotation), "default": default_of(field)}
         inner = field.annotation
         found = [each for each in (inner, *get_args(inner)) if isinstance(each, type) and issubclass(each, BaseModel)]
         for each in found:
-            told |= {f"{key}.{below}": value for below, value in settings(each).items()}
-    return told
+            reported |= {f"{key}.{below}": value for below, value in settings(each).items()}
+    return reported
 
 
 def parameters(function: Any) -> list[str]:
@@ -140,15 +140,15 @@ def parameters(function: Any) -> list[str]:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return []
-    told = []
+    reported = []
     for name, each in signature.parameters.items():
         if name in {"self", "cls"} or (name.startswith("_") and each.kind is not each.POSITIONAL_ONLY):
             continue
         stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
         named = " by name" if each.kind is each.KEYWORD_ONLY else ""
         place = "(positional)" if each.kind is each.POSITIONAL_ONLY else name
-        told.append(f"{stars}{place}{named}{'' if each.default is each.empty else ' optional'}")
-    return told
+        reported.append(f"{stars}{place}{named}{'' if each.default is each.empty else ' optional'}")
+    return reported
 
 
 def public(value: Any) -> object:
@@ -194,10 +194,10 @@ def texts() -> set[str]:
 
 
 def commands(command: Any, path: str) -> dict[str, object]:
-    told: dict[str, object] = {path: sorted(map(parameter, command.params))}
+    reported: dict[str, object] = {path: sorted(map(parameter, command.params))}
     for name, each in getattr(command, "commands", {}).items():
-        told |= commands(each, f"{path} {name}")
-    return told
+        reported |= commands(each, f"{path} {name}")
+    return reported
 
 
 def parameter(each: Any) -> str:
@@ -313,8 +313,8 @@ def configuration(tmp_path):
 
 def accepted(tmp_path):
     """Every key is taken by the reader of files, in the spelling that the list has."""
-    told = HarvestConfig(leader_group_id="pool", name="here").redacted()
-    plain = {name: each for name, each in told.items() if name not in {"dataSource", "columns"}}
+    reported = HarvestConfig(leader_group_id="pool", name="here").redacted()
+    plain = {name: each for name, each in reported.items() if name not in {"dataSource", "columns"}}
     plain |= {name: dict(plain[name]) for name in ("baseKafkaConfig", "producerKafkaConfig", "limits")}
     file = tmp_path / "reaper.yaml"
     file.write_text(yaml.safe_dump({"harvest": {**plain, "dataSource": "host=db", "columns": yaml.safe_load(COLUMNS)}}))
@@ -328,7 +328,7 @@ def accepted(tmp_path):
 
 def pipelines():
     """Keys of a pipeline's declaration."""
-    told = {
+    reported = {
         "pipeline": settings(PipelineSettings),
         "writers": settings(WriterSettings),
         "transforms": sorted([*READY, "call", "with"]),
@@ -338,10 +338,10 @@ def pipelines():
     for name in adaptors.names():
         adaptor = adaptors.find(name)
         if adaptor.reads is not None:
-            told[f"adaptor {name}, reader"] = settings(adaptor.reads.options)
+            reported[f"adaptor {name}, reader"] = settings(adaptor.reads.options)
         if adaptor.writes is not None:
-            told[f"adaptor {name}, writer"] = settings(adaptor.writes.options)
-    return told
+            reported[f"adaptor {name}, writer"] = settings(adaptor.writes.options)
+    return reported
 
 
 def variables():
@@ -428,14 +428,14 @@ def errors():
 
 
 def error(node: ast.ClassDef) -> dict[str, object]:
-    told: dict[str, object] = {"kind of": [ast.unparse(base) for base in node.bases]}
+    reported: dict[str, object] = {"kind of": [ast.unparse(base) for base in node.bases]}
     for each in node.body:
         target = each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None)
         if target is not None and ast.unparse(target) == "exit_code":
-            told["exit code"] = ast.literal_eval(each.value)
+            reported["exit code"] = ast.literal_eval(each.value)
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            told["made with"] = [arg.arg for arg in (*each.args.args[1:], *each.args.kwonlyargs)]
-    return told
+            reported["made with"] = [arg.arg for arg in (*each.args.args[1:], *each.args.kwonlyargs)]
+    return reported
 
 
 # -- packages
@@ -462,17 +462,17 @@ def packages():
 
 def importable():
     """Return the public names of the packages, with what users see of each."""
-    told = {}
+    reported = {}
     for name in PUBLIC_MODULES:
         module = importlib.import_module(name)
-        told[name] = {each: public(getattr(module, each)) for each in sorted(getattr(module, "__all__", ()))}
-    return told
+        reported[name] = {each: public(getattr(module, each)) for each in sorted(getattr(module, "__all__", ()))}
+    return reported
 
 
 def histories():
     """The fields of a history's lines, by their kind."""
-    told = {name: [each.name for each in dataclasses.fields(kind_of)] for name, kind_of in KINDS.items()}
-    return {**told, "records written": list(WrittenRecord._fields), "records polled": list(PolledRecord._fields)}
+    reported = {name: [each.name for each in dataclasses.fields(kind_of)] for name, kind_of in KINDS.items()}
+    return {**reported, "records written": list(WrittenRecord._fields), "records polled": list(PolledRecord._fields)}
 
 
 # -- Dagster
@@ -524,7 +524,7 @@ CALLED = r"dagster_default|harvest_kafka\w*|airflow_dags\.\w+\.\w+"
 
 def airflow():
     """DAGs with their parameters, tasks, operators' arguments, connections, callables that are named by text."""
-    told: dict[str, object] = {}
+    reported: dict[str, object] = {}
     named, tasks = set(), set()
     for path, tree in trees().items():
         if not path.startswith("airflow_dags/"):
@@ -534,7 +534,7 @@ def airflow():
                 given = {each.arg: each.value for each in node.keywords}
                 if "dag_id" in given:
                     params = given.get("params")
-                    told[f"dag {ast.literal_eval(given['dag_id'])}"] = {
+                    reported[f"dag {ast.literal_eval(given['dag_id'])}"] = {
                         "schedule": ast.unparse(given["schedule"]),
                         "tags": ast.unparse(given["tags"]),
                         "parameters": sorted(map(ast.literal_eval, params.keys)) if params is not None else [],
@@ -544,11 +544,11 @@ def airflow():
             if isinstance(node, ast.Constant) and re.fullmatch(CALLED, str(node.value)):
                 named.add(node.value)
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "BaseOperator" for base in node.bases):
-                told[f"operator {node.name}"] = operator(node)
-    assert len([name for name in told if name.startswith("dag ")]) >= 5
+                reported[f"operator {node.name}"] = operator(node)
+    assert len([name for name in reported if name.startswith("dag ")]) >= 5
     types = {each["connection-type"]: sorted(each["conn-fields"]) for each in get_provider_info()["connection-types"]}
     return {
-        **told,
+        **reported,
         "tasks": sorted(tasks),
         "connections and callables": sorted(named),
         "connection types, and what their extra takes": types,

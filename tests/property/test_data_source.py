@@ -26,16 +26,16 @@ def escaped(value: str) -> str:
 @given(st.dictionaries(keywords, texts), spaces, spaces)
 def test_quoted_values_come_back(values: dict[str, str], before: str, after: str) -> None:
     text = " ".join(f"{name}{before}={after}{quoted(value)}" for name, value in values.items())
-    told = conninfo_to_dict(DataSource.parse(text).conninfo())
-    assert {name: told.get(name, "") for name in values} == values
+    reported = conninfo_to_dict(DataSource.parse(text).conninfo())
+    assert {name: reported.get(name, "") for name in values} == values
 
 
 @given(st.dictionaries(keywords, texts.filter(bool)))
 @example({"password": "dbname=postgres"})
 def test_escaped_values_come_back(values: dict[str, str]) -> None:
     text = " ".join(f"{name}={escaped(value)}" for name, value in values.items())
-    told = conninfo_to_dict(DataSource.parse(text).conninfo())
-    assert {name: told.get(name, "") for name in values} == values
+    reported = conninfo_to_dict(DataSource.parse(text).conninfo())
+    assert {name: reported.get(name, "") for name in values} == values
 
 
 @given(st.text(max_size=60) | st.text("ab =\\'\n/:@?&%", max_size=30).map("postgres://".__add__))

@@ -45,9 +45,9 @@ def judged(folder, writer):
 
 def kept_in_time(folder):
     """Messages reported to the reader as kept had come to every writer. Only the last can be judged from files."""
-    told = [int(line.split()[1]) for line in (folder / "reader").read_text().splitlines()]
-    assert told
-    assert told[-1] >= max(wanted("all"))
+    reported = [int(line.split()[1]) for line in (folder / "reader").read_text().splitlines()]
+    assert reported
+    assert reported[-1] >= max(wanted("all"))
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 60))])

@@ -31,16 +31,16 @@ class Entry:
 
 
 class Broker:
-    """The log. `poison` are values that it refuses, with the whole batch; `told` hears of what it commits."""
+    """The log. `poison` are values that it refuses, with the whole batch; `reported` hears of what it commits."""
 
-    def __init__(self, scheduler, told):
+    def __init__(self, scheduler, reported):
         self.scheduler = scheduler
         self.down_until = self.slow_until = 0.0
         self.poison = set()
         self.log = []  # of the records, as they came
         self.readable = set()  # values of transactions that were committed
         self.on_append = lambda _entry: None
-        self._told = told
+        self._reported = reported
         self._partitions = {}
         self._epochs = {}
         self._transactions = {}  # transactional id -> what is open of it
@@ -84,7 +84,7 @@ class Broker:
         entries = self._end(transactional_id, COMMITTED)
         for entry in entries:
             if entry.topic == CHECKPOINTS:
-                self._told(entry)
+                self._reported(entry)
         return True
 
     def abort(self, transactional_id, epoch):

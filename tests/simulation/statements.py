@@ -32,10 +32,10 @@ _SYSTEM, _TIMELINE = "7000", "00000001"
 
 class Statements:
     """The statements, over a server's tables. Each takes its values and the transaction that it is a part of, and
-    returns rows; `told` hears of what they do: kind, fields."""
+    returns rows; `reported` hears of what they do: kind, fields."""
 
-    def __init__(self, database, told):
-        self._database, self._told = database, told
+    def __init__(self, database, reported):
+        self._database, self._reported = database, reported
 
     # -- the snapshot source
 
@@ -125,7 +125,7 @@ class Statements:
         for each in head:
             self._lead(transaction, each, leader)
         if head:
-            self._told("mark", leader_id=str(leader), ids=[each.row[0] for each in head])
+            self._reported("mark", leader_id=str(leader), ids=[each.row[0] for each in head])
         rows = [(*each.row, any_parked, len(head)) for each in head]
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
@@ -136,19 +136,19 @@ class Statements:
         events = [visible[each].row[3] for each in ids]
         for each in ids:
             self._database.change(transaction, self._database.rows, each)
-        self._told("purge", ids=_ids(values), count=len(ids), _events=events)
+        self._reported("purge", ids=_ids(values), count=len(ids), _events=events)
         return []
 
     def purge_marked(self, values, transaction):
         return self.purge(values, transaction, marked=True)
 
-    def reset(self, values, transaction, *, whoever=False):
+    def reset(self, values, transaction, *, any_leader=False):
         ids = set(_ids(values))
         found = [each for each in self._database.visible() if each.row[0] in ids]
-        taken = [each for each in found if whoever or each.leader_id in values["leaders"]]
+        taken = [each for each in found if any_leader or each.leader_id in values["leaders"]]
         for each in taken:
             self._lead(transaction, each, None)
-        self._told("reset", count=len(taken))
+        self._reported("reset", count=len(taken))
         return []
 
     def any_parked(self, _values, _transaction):
@@ -211,7 +211,7 @@ class Statements:
             return []
         row = {**before, "epoch": before["epoch"] + 1, "leader_id": values["leader_id"]}
         self._put(transaction, values["shard"], row)
-        self._told("lead", leader_id=str(values["leader_id"]), shard=values["shard"], epoch=row["epoch"])
+        self._reported("lead", leader_id=str(values["leader_id"]), shard=values["shard"], epoch=row["epoch"])
         return [(row["generation"], row["epoch"], row["until"], _loaded(row["checkpoint"]))]
 
     def renew(self, values, transaction):
@@ -256,7 +256,7 @@ class Statements:
         saved = _loaded(row["checkpoint"]) or {"number": 0}
         held = _is_led(row, values, of)
         stored = held and saved["number"] <= values["number"]
-        self._told(
+        self._reported(
             "checkpoint",
             subscription=values["subscription"],
             shard=values["shard"],
@@ -338,7 +338,7 @@ class Statements:
     # -- of builds that are broken on purpose
 
     def reset_of_anybody(self, values, transaction):
-        return self.reset(values, transaction, whoever=True)
+        return self.reset(values, transaction, any_leader=True)
 
     def save_of_anybody(self, values, transaction):
         return self.save(values, transaction, of=("generation",))

@@ -93,7 +93,7 @@ class World:
         return uuid.UUID(int=self.scheduler.dice.getrandbits(128), version=4)
 
     def connect(self, _conninfo, **_named):
-        statements = Statements(self.database, partial(self._told, self.scheduler.current.owner))
+        statements = Statements(self.database, partial(self._reported, self.scheduler.current.owner))
         return Connection(self.database, statements, self.faults)
 
     def rewind(self):
@@ -164,7 +164,7 @@ class World:
     def failed(self, text):
         self.promises.say(text)
 
-    def _told(self, owner, kind, **fields):
+    def _reported(self, owner, kind, **fields):
         leader_id = fields.pop("leader_id", self.leaders.get(owner))
         if (events := fields.pop("_events", None)) is not None:
             self.promises.purged(owner[0], events)

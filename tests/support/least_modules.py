@@ -46,12 +46,12 @@ IN_POSTGRES_ALONE = {
 
 _CONSUMER = "its subject is a consumer; those run under what is printed for them in consume/test_privileges"
 _DAGSTER = "Dagster's runs keep a table of their own beside the outbox, which is the owner's work"
-_NAMES = "its subject is how things are called and written down, for whoever harvests"
+_NAMES = "its subject is how things are called and written down, for all who harvest"
 _PART = "its subject is one part, and no harvester runs"
 _PIPELINE = "its subject is the ends of a pipeline, and no harvester runs"
 _SERVERS = "its subject is the servers of the stack or the way to them, and no harvester runs"
 _SINK = "its subject is a writer: Spark, or a table that it writes to"
-_TWO = "its subject is what hands records over, whoever they are read as"
+_TWO = "its subject is what hands records over, whichever role reads them"
 _SPARK_AUDIT = "its subject is the audit by Spark, which keeps a schema of its own: the owner's work"
 _SPARK_READER = "its subject is Spark that reads, and no harvester is limited"
 
@@ -152,7 +152,7 @@ EXEMPT = {
     "integration/consume/test_telemetry": _CONSUMER,
     "integration/consume/test_tracing": _CONSUMER,
     "integration/harvester/test_metrics": "it forges checkpoints and parked records, and closes the database to all",
-    "integration/harvester/test_liveness": "its subject is what supervisors are told, and none of its rights",
+    "integration/harvester/test_liveness": "its subject is what supervisors learn, and none of its rights",
     "integration/harvester/test_run_image": "its subject is an image, whose harvester runs as its user does",
     "integration/harvester/test_memory": "its processes are measured from the outside, as their owner's",
     "integration/outbox/test_migrate": "its subject is moving a table, which is the owner's work",

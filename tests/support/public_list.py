@@ -22,7 +22,7 @@ def check(file: Path, section: str, found: object) -> None:
         [
             f"what is public has changed: section `{section}` of {file.name}",
             *diff,
-            "Users rely on these names. If the change is meant, say so in CHANGELOG.md and write the list anew:",
+            "Users rely on these names. If the change is meant, say so in CHANGELOG.md and write the list again:",
             f"  {VARIABLE}=1 python -m pytest tests/contract/{_test_of(file)}",
         ]
     )

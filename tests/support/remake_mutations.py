@@ -65,4 +65,4 @@ def lose_after_the_deletion(events, dice):
     return {"lost-write"}, polled(events, lambda record: None if record.event == lost else record)
 
 
-MADE_ANEW = (forget_the_remake, stay_in_the_old_topic, lose_before_the_deletion, lose_after_the_deletion)
+RECREATES = (forget_the_remake, stay_in_the_old_topic, lose_before_the_deletion, lose_after_the_deletion)

@@ -47,8 +47,8 @@ def blocks(page, *, under=""):
         text = text[start : after.start() if after else None]
     found = []
     for match in BLOCK.finditer(text):
-        told = FILE.search(text[: match.start()])
-        found.append(Block(match[1], match[2], told[1] if told else ""))
+        reported = FILE.search(text[: match.start()])
+        found.append(Block(match[1], match[2], reported[1] if reported else ""))
     return found
 
 

@@ -40,9 +40,9 @@ MOST_FAILOVERS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Size of a history, and its faults. `trouble` is the probability of each thing that can go wrong, `anew` that the
-    topic is deleted and recreated after a batch, `failovers` that another server takes over then, which lacks the last
-    purges."""
+    """Size of a history, and its faults. `trouble` is the probability of each thing that can go wrong, `recreated` that
+    the topic is deleted and recreated after a batch, `failovers` that another server takes over then, which lacks the
+    last purges."""
 
     promise: Promise
     writes: int = 12
@@ -51,7 +51,7 @@ class Shape:
     partitions: int = 2
     page: int = 6
     trouble: float = 0.2
-    anew: float = 0.0
+    recreated: float = 0.0
     failovers: float = 0.0
 
 
@@ -103,7 +103,7 @@ class Model:
                 yield from self._writes()
             yield from self._harvests()
             yield from self._reads()
-            if self.shape.anew and self.random.random() < self.shape.anew:
+            if self.shape.recreated and self.random.random() < self.shape.recreated:
                 yield from self._made_anew()
             if self.failovers < MOST_FAILOVERS and self.random.random() < self.shape.failovers:
                 yield from self._fails_over()

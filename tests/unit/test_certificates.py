@@ -95,9 +95,9 @@ def test_text_in_the_place_of_a_file_is_read_and_never_told(caplog):
     certificates = Certificates(given)
     assert {setting: (at - NOW) / DAY for setting, at in certificates.expiries().items()} == {"ssl.certificate.pem": 5}
     assert [each.setting for each in said(caplog, "certificate_unreadable")] == ["ssl.ca.pem"]
-    told = repr([each.__dict__ for each in caplog.records]) + repr(list(certificates._places))
-    assert CANARY not in told
-    assert "BEGIN CERTIFICATE" not in told
+    reported = repr([each.__dict__ for each in caplog.records]) + repr(list(certificates._places))
+    assert CANARY not in reported
+    assert "BEGIN CERTIFICATE" not in reported
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def encode(message: Message, content: Content) -> bytes:
     if content == "data":
         if message.op in {Op.DELETE, Op.COMMAND}:
             raise MessageRefused(
-                f"message {message.offset}, a {message.op.name.lower()}, cannot be told from others by its data alone",
+                f"message {message.offset}, a {message.op.name.lower()}, cannot be recognized by its data alone",
                 evidence=f"namespace {message.namespace}, `content: data`",
                 next_step="write envelopes (`content: envelope`), or drop such messages in a transform",
             )

@@ -109,7 +109,7 @@ class Connect:
 
     def _tell(self, verb: str, done: Callable[[], bool]) -> None:
         path = f"/connectors/{self._name}/{verb}"
-        self._await(lambda: self._workers[0].ask("PUT", path) is not None, f"the connector is told to {verb}")
+        self._await(lambda: self._workers[0].ask("PUT", path) is not None, f"the connector is asked to {verb}")
         self._await(done, f"the connector did {verb}")
 
     def _status(self) -> str:

@@ -75,8 +75,8 @@ def ran(stack, admin, tmp_path_factory):
     made = Airflow(home)
     made.prepare()
     # The one package is found first, the other's modules beside it: a real audit would start Spark.
-    told = {**os.environ, **kafka_connections(stack.bootstrap_servers), "HARVEST_DSN": audited}
-    variables = made.environment(metadata, {**told, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])})
+    reported = {**os.environ, **kafka_connections(stack.bootstrap_servers), "HARVEST_DSN": audited}
+    variables = made.environment(metadata, {**reported, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])})
     made.migrate(variables)
 
     def asked(dag_id, conf=None, **changes):

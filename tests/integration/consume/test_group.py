@@ -90,7 +90,7 @@ def test_the_group_shows_how_far_it_is(dsn, settings, topic, name, consumer):
     running = Running(consumer().run)
     group = KafkaClient({**settings, "group.id": name})
     place = TopicPartition(topic, 1)
-    eventually(lambda: group.committed([place], 10)[0].offset == 7, "the offset is told")
+    eventually(lambda: group.committed([place], 10)[0].offset == 7, "the offset is reported")
     group.close()
     assert running.end() is None
 
@@ -137,6 +137,6 @@ def test_an_owner_whose_function_does_not_return_is_left_and_fenced(dsn, setting
     successor = Running(consumer().run)
     eventually(lambda: counted(dsn) == 1, "the next owner counts it")
     go_on.set()
-    eventually(lambda: stuck.fenced == 1, "the old one is told")
+    eventually(lambda: stuck.fenced == 1, "the old one is informed")
     assert successor.end() is None
     assert counted(dsn) == 1

@@ -137,7 +137,7 @@ def test_what_is_printed_is_enough_with_a_recovery_log(granted, tmp_path):
 def test_another_group_is_refused(granted):
     with pytest.raises(KafkaAccessDenied):
         running = Running(consumer(granted, Counting(), name=f"{granted.name}.other").run)
-        eventually(lambda: running.error is not None, "it is told")
+        eventually(lambda: running.error is not None, "it is reported")
         raise running.end()
 
 

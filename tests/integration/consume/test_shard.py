@@ -46,7 +46,7 @@ def test_who_was_fenced_off_commits_nothing(counted):
     new_store.restore()
     new_store.close()
     go_on.set()
-    eventually(lambda: old.error is not None, "it is told")
+    eventually(lambda: old.error is not None, "it is reported")
     assert isinstance(old.end(), Fenced)
     assert counted.counts() == {}
     new = Running(counted.shard(Counting()).run)

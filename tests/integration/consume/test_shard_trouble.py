@@ -31,7 +31,7 @@ def test_a_fence_that_is_lost_within_a_transaction_undoes_all_of_it(counted, mak
 
     counted.write(["a", "b"])
     old = Running(counted.shard(Overtaken(derived)).run)
-    eventually(lambda: old.error is not None, "it is told")
+    eventually(lambda: old.error is not None, "it is reported")
     assert isinstance(old.end(), Fenced)
     assert "b" not in counted.counts()
     new = Running(counted.shard(Counting(derived)).run)

@@ -45,7 +45,7 @@ def store(settings, log, tmp_path):
     machines.close()
 
 
-class Told:
+class HookedProducer:
     """Makes producers that call `at_init` before they fence, `before` and `after` around each commit."""
 
     def __init__(self):
@@ -272,18 +272,18 @@ def test_a_process_killed_between_both_commits_leaves_the_state_before(settings,
 
 
 def test_what_is_committed_until_the_fence_stands_is_seen(store):
-    told = Told()
-    old, new = store(), store(provider=told)
+    reported = HookedProducer()
+    old, new = store(), store(provider=reported)
     old.restore()
     change(old, "CREATE TABLE t (a)", offset=1)
-    told.at_init = lambda _producer: change(old, "INSERT INTO t VALUES ('late')", offset=2)
+    reported.at_init = lambda _producer: change(old, "INSERT INTO t VALUES ('late')", offset=2)
     assert new.restore() == checkpoint(2)
     assert asked(new, "SELECT a FROM t") == [("late",)]
 
 
 def test_who_is_frozen_with_all_pages_in_the_log_commits_nothing_later(store):
-    told = Told()
-    old, new = store(provider=told), store()
+    reported = HookedProducer()
+    old, new = store(provider=reported), store()
     old.restore()
     change(old, "CREATE TABLE t (a)", offset=1)
 
@@ -291,7 +291,7 @@ def test_who_is_frozen_with_all_pages_in_the_log_commits_nothing_later(store):
         assert producer.flush(60) == 0
         assert new.restore() == checkpoint(1)
 
-    told.before = taken_over
+    reported.before = taken_over
     old.begin().execute("INSERT INTO t VALUES ('T2')")
     assert old.commit(checkpoint(2)) is False
     change(new, "INSERT INTO t VALUES ('T2 of New')", offset=3)
@@ -302,19 +302,19 @@ def test_who_is_frozen_with_all_pages_in_the_log_commits_nothing_later(store):
 
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_where_the_outcome_is_not_known_restoring_tells(store, is_committed):
-    told = Told()
-    first = store(provider=told)
+    reported = HookedProducer()
+    first = store(provider=reported)
     first.restore()
     change(first, "CREATE TABLE t (a)", offset=1)
 
     def lost(_producer):
-        told.before = told.after = lambda _producer: None
+        reported.before = reported.after = lambda _producer: None
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "lost"))
 
     if is_committed:
-        told.after = lost
+        reported.after = lost
     else:
-        told.before = lost
+        reported.before = lost
     first.begin().execute("INSERT INTO t VALUES (1)")
     with pytest.raises(KafkaUnavailable, match="not known"):
         first.commit(checkpoint(2))
@@ -323,14 +323,14 @@ def test_where_the_outcome_is_not_known_restoring_tells(store, is_committed):
 
 
 def test_who_is_overtaken_while_it_restores_is_told(store):
-    told = Told()
-    late, new = store(provider=told), store()
+    reported = HookedProducer()
+    late, new = store(provider=reported), store()
 
     def overtaken(_producer):
         new.restore()
         change(new, "CREATE TABLE t (a)", offset=1)
 
-    told.before = overtaken
+    reported.before = overtaken
     with pytest.raises(CheckpointError, match="taken over by another owner"):
         late.restore()
     change(new, "INSERT INTO t VALUES (1)", offset=2)

@@ -75,7 +75,7 @@ def test_each_message_counts_once_whoever_owns_the_shard(settings, make_topic, m
             write("ab")
             return running.error is not None
 
-        eventually(is_told, "the old owner is told as it commits")
+        eventually(is_told, "the old owner learns it as it commits")
         total = written.total()
         eventually(lambda: old.committed + new.committed == total, "the new owner has counted the rest")
     finally:

@@ -131,6 +131,6 @@ def test_a_span_says_that_another_owns_the_shard(counted, traces):
     new_store.restore()
     new_store.close()
     go_on.set()
-    eventually(lambda: old.error is not None, "it is told")
+    eventually(lambda: old.error is not None, "it is reported")
     old.end()
     assert [each.attributes["error.type"] for each in traces.ours] == ["fenced"]

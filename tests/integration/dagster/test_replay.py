@@ -93,10 +93,10 @@ def test_a_run_that_is_killed_is_resumed_by_the_next(materialize, settings, inst
     assert result.success
     (made,) = result.get_asset_materialization_events()
     assert (made.asset_key, made.partition) == (REPLAY, "v2")
-    told = {name: each.value for name, each in made.materialization.metadata.items()}
-    assert (told["records"], told["parts"], told["already_filled"]) == (RECORDS, 2, False)
-    assert told["seconds"] > 0
-    assert "subscription: v2" in told["next_step"]
+    reported = {name: each.value for name, each in made.materialization.metadata.items()}
+    assert (reported["records"], reported["parts"], reported["already_filled"]) == (RECORDS, 2, False)
+    assert reported["seconds"] > 0
+    assert "subscription: v2" in reported["next_step"]
     found = read_topic(bootstrap_servers, target, isolation="read_committed")
     assert sorted(each.outbox_id for each in found) == written
     for key in {each.key for each in found}:

@@ -68,8 +68,8 @@ def test_the_client_calls_delivered_what_is_in_no_log(broker, way, topic):
     )
     way.refuse_next(patience_seconds=PATIENCE_SECONDS)
     for number in range(RECORDS):
-        told = partial(lambda number, error, message: reported.update({number: (error, message.offset())}), number)
-        producer.produce(topic, str(number), on_delivery=told)
+        report = partial(lambda number, error, message: reported.update({number: (error, message.offset())}), number)
+        producer.produce(topic, str(number), on_delivery=report)
     assert producer.flush(60) == 0
     assert way.overtaken == 1
     assert [error for error, _ in reported.values()] == [None] * RECORDS

@@ -268,7 +268,7 @@ def test_while_postgres_is_away_it_is_said(native, config, serve, dsn, elsewhere
         try:
             elsewhere.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
             found = scrape_until(address, lambda found: not found["harvest_postgres_up", ()], "away")
-            assert series(found, "harvest_backlog_records") == {}, "what is not known is not told"
+            assert series(found, "harvest_backlog_records") == {}, "unknown values are not reported"
             assert found["harvest_terms_total", ("0",)] == 1
             refused = "not currently accepting connections"
             eventually(lambda: refused in get(address, "/progress?seconds=1")[1], "why is said")
@@ -290,7 +290,7 @@ def test_what_changes_slowly_takes_nothing_else_away(native, config, serve, monk
     native.write(3)
     address = serve(Harvest(config))
     for _ in range(2):
-        found = scrape_until(address, lambda found: ("harvest_backlog_records", ()) in found, "told")
+        found = scrape_until(address, lambda found: ("harvest_backlog_records", ()) in found, "reported")
         assert found["harvest_postgres_up", ()] == 1
         assert series(found, "harvest_outbox_bytes") == {}
 

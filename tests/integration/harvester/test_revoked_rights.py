@@ -158,9 +158,9 @@ def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
             monkeypatch.setattr(waiting._engine, "_refuse_rivals", counted(waiting._engine._refuse_rivals, asked))
             eventually(lambda: None in asked, "it asks")
             with without_schema(secured, way):
-                eventually(lambda: any(asked), "it is told that there is no such table")
-                told = len(asked)
-                eventually(lambda: len(asked) > told + 1 or waiting.state is not State.RUNNING, "it asks again")
+                eventually(lambda: any(asked), "it is reported that there is no such table")
+                reported = len(asked)
+                eventually(lambda: len(asked) > reported + 1 or waiting.state is not State.RUNNING, "it asks again")
                 assert waiting.state is State.RUNNING
             eventually(lambda: asked[-1] is None, "it asks and is answered")
 

@@ -54,10 +54,10 @@ def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, c
         )
         for word in (repr(outbox.group), "first-process", "public.outbox", outbox.connection.info.dbname, ".neli"):
             assert word in said
-        (told,) = eventually(lambda: conflicts(caplog), "told")
-        assert told.levelname == "ERROR"
-        assert (told.their_group, told.their_process) == (f"{outbox.group}.other", "second-process")
-        assert told.their_table == "public.outbox"
+        (reported,) = eventually(lambda: conflicts(caplog), "reported")
+        assert reported.levelname == "ERROR"
+        assert (reported.their_group, reported.their_process) == (f"{outbox.group}.other", "second-process")
+        assert reported.their_table == "public.outbox"
         refused(member(outbox, group=f"{outbox.group}.other", name="second-process"))
         outbox.fill(5)
         eventually(lambda: first.delivered_records == 5, "delivered")
@@ -79,7 +79,7 @@ def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, m
         assert len(ended) == 1
         (other,) = (each for each in pools if each not in ended)
         eventually(lambda: other.delivered_records == 5, "the other delivers")
-        eventually(lambda: conflicts(caplog), "told")
+        eventually(lambda: conflicts(caplog), "reported")
     finally:
         for each in pools:
             each.stop()
@@ -100,8 +100,8 @@ def test_a_pool_that_changes_its_election_process_by_process_is_named_and_goes_o
     leader = first.leader_id
     said = refused(member(outbox, name="second-process", leadership=ways[1], **settings))
     assert all(word in said for word in ("first-process", f"({ways[0]}", f"({ways[1]}", "`leadership`"))
-    (told,) = eventually(lambda: conflicts(caplog), "told")
-    assert told.their_process == "second-process"
+    (reported,) = eventually(lambda: conflicts(caplog), "reported")
+    assert reported.their_process == "second-process"
     outbox.fill(2)
     eventually(lambda: first.delivered_records == 5, "it goes on")
     assert first.leader_id == leader, "it was not fenced"
@@ -184,9 +184,9 @@ def test_processes_of_one_pool_that_deliver_otherwise_are_told_on_both_sides(out
     first.start()
     eventually(lambda: first.is_leader, "leads")
     with member(outbox, name="second-process", delivery="transactional", leadership=leadership) as second:
-        told = eventually(lambda: (found := conflicts(caplog)) and len(found) == 2 and found, "both say it")
-        assert {each.their_process for each in told} == {"first-process", "second-process"}
-        assert all(word in told[0].reason for word in ("'barrier'", "'transactional'"))
+        reported = eventually(lambda: (found := conflicts(caplog)) and len(found) == 2 and found, "both say it")
+        assert {each.their_process for each in reported} == {"first-process", "second-process"}
+        assert all(word in reported[0].reason for word in ("'barrier'", "'transactional'"))
         outbox.fill(3)
         eventually(lambda: first.delivered_records == 3, "delivered")
         first.stop()
@@ -205,8 +205,8 @@ def test_a_second_outbox_in_one_group_is_refused_and_the_first_one_told(outbox, 
         said = refused(member(outbox, outbox_table="billing", name="second-process"))
         for word in (repr(outbox.group), "first-process", "public.outbox", f"{outbox.group}.neli"):
             assert word in said
-        (told,) = eventually(lambda: conflicts(caplog), "told")
-        assert (told.their_process, told.their_table) == ("second-process", "public.billing")
+        (reported,) = eventually(lambda: conflicts(caplog), "reported")
+        assert (reported.their_process, reported.their_table) == ("second-process", "public.billing")
         outbox.fill(2)
         eventually(lambda: first.delivered_records == 2, "goes on")
 
@@ -224,7 +224,7 @@ def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, 
         with pytest.raises(PoolConflict, match=r"first-process|second-process"):
             second.await_stopped(60)
             first.await_stopped(60)
-        eventually(lambda: conflicts(caplog), "told")
+        eventually(lambda: conflicts(caplog), "reported")
         second.stop()
 
 

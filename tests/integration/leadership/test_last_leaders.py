@@ -80,7 +80,7 @@ def test_whoever_led_by_another_fence_or_none_is_waited_for(outbox, leader, rows
     leader(fence).lead(uuid.uuid4())
     assert read(outbox, rows) == LastLeaders(epochs={0: 2})
     leader().lead(uuid.uuid4())
-    assert read(outbox, rows).are_fenced, "whoever led since has waited for that one"
+    assert read(outbox, rows).are_fenced, "every leader since has waited for that one"
 
 
 def test_who_fences_nobody_waits_for_everybody(outbox, leader, rows):
@@ -143,7 +143,7 @@ def test_who_marked_is_waited_for_and_named_whatever_its_sessions_are_called(out
     assert said.leader_id == str(marker)
     assert "stop whatever still marks" in said.next_step
     leader().lead(uuid.uuid4())
-    assert read(outbox, rows).are_fenced, "whoever led since has waited for that one"
+    assert read(outbox, rows).are_fenced, "every leader since has waited for that one"
 
 
 def test_a_table_that_has_no_marks_is_not_asked_for_them(outbox, rows):

@@ -174,7 +174,7 @@ def test_a_rebalance_waits_for_what_is_in_flight(pool):
     term.quiesced.clear()  # as the harvester does when it begins to act
     stopper = threading.Thread(target=first.stop, args=(60,))
     stopper.start()
-    eventually(lambda: term.ended is TermEnd.REVOKED, "told in time")
+    eventually(lambda: term.ended is TermEnd.REVOKED, "reported in time")
     second = pool()
     assert second.term(1.0) is None
     term.quiesced.set()

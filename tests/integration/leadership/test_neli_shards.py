@@ -129,7 +129,7 @@ def test_a_rebalance_waits_until_every_term_is_quiet(join):
     for term in terms:
         term.quiesced.clear()  # as the harvester does when it begins to act
     second = join(2)
-    eventually(lambda: all(term.ended is TermEnd.REVOKED for term in terms), "told in time")
+    eventually(lambda: all(term.ended is TermEnd.REVOKED for term in terms), "reported in time")
     terms[0].quiesced.set()
     assert second.terms(1.0) == ()
     terms[1].quiesced.set()

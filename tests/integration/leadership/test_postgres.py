@@ -181,7 +181,7 @@ def test_a_stop_waits_for_what_is_in_flight(pool):
     second = pool()
     stopper = threading.Thread(target=first.stop, args=(60,))
     stopper.start()
-    eventually(lambda: term.ended is TermEnd.REVOKED, "told in time")
+    eventually(lambda: term.ended is TermEnd.REVOKED, "reported in time")
     assert second.term(HEARTBEAT + 0.5) is None, "the server does not take a session for frozen that waits"
     assert stopper.is_alive()
     term.quiesced.set()

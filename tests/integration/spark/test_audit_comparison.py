@@ -65,20 +65,25 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
     known = spark.createDataFrame(committed, "record bigint, state int").withColumns(
         {"since": F.current_timestamp(), "is_new": F.lit(True)}  # noqa: FBT003
     )
-    told = comparison.by_record(copies, known)
+    reported = comparison.by_record(copies, known)
     keys = [
         (number * IDS + record, f"{topic}{number}", bytearray(key))
         for number, _, _, keys in cases
         for record, (topic, key) in keys.items()
     ]
-    lost = told.where("is_lost").join(spark.createDataFrame(keys, "record bigint, topic string, key binary"), "record")
+    lost = reported.where("is_lost").join(
+        spark.createDataFrame(keys, "record bigint, topic string, key binary"), "record"
+    )
     stepped = comparison.by_sequence(
-        copies, comparison.repeats(copies, told.where("is_repeated")), unknown=told.where("is_unknown"), lost=lost
+        copies,
+        comparison.repeats(copies, reported.where("is_repeated")),
+        unknown=reported.where("is_unknown"),
+        lost=lost,
     )
     found = {number: dict.fromkeys((*comparison.COPY_NUMBERS, *comparison.KEY_NUMBERS), 0) for number in range(CASES)}
     by_record, by_topic = F.floor(F.col("record") / IDS), F.substring("topic", 2, 9).cast("int")
     for rows, case, numbers in (
-        (told, by_record, comparison.record_numbers()),
+        (reported, by_record, comparison.record_numbers()),
         (stepped, by_topic, comparison.copy_numbers()),
     ):
         for row in rows.groupBy(case.alias("case")).agg(*numbers).collect():

@@ -213,12 +213,12 @@ def test_progress_is_told_while_it_goes_on(bootstrap_servers, target):
         progress_topic=target,
         sender=uuid4(),
     )
-    told = []
-    with watched(settings, parts=2, highest_id=20, tell=told.append):
-        eventually(lambda: 0.0 in told)
+    reported = []
+    with watched(settings, parts=2, highest_id=20, tell=reported.append):
+        eventually(lambda: 0.0 in reported)
         list(write_parts(settings, iter([rows(*range(1, 20))])))
-        eventually(lambda: 0.5 in told)
-    assert told == sorted(told)
+        eventually(lambda: 0.5 in reported)
+    assert reported == sorted(reported)
 
 
 def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkeypatch):

@@ -98,10 +98,10 @@ def test_a_shard_that_nobody_leads_is_named_and_the_others_go_on(outbox):
         "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,prev}', '\"1:1:\"') "
         "WHERE shard = 1"
     )
-    told = []
+    reported = []
     with pytest.raises(CheckpointError, match=r"which nobody leads"):
-        Resharding(outbox.subscriptions, "default", 3, tell=told.append).run(0.5)
-    assert told == ["waiting for shard 0, which nobody leads"]
+        Resharding(outbox.subscriptions, "default", 3, tell=reported.append).run(0.5)
+    assert reported == ["waiting for shard 0, which nobody leads"]
     assert [(each.shards, each.until) for each in outbox.subscriptions.shards()] == [(2, None)] * 2
 
 
@@ -126,14 +126,14 @@ def test_a_leader_that_ends_without_hearing_of_it_is_not_waited_for(outbox):
     eventually(lambda: not outbox.shard().is_led)
     ending = psycopg.connect(outbox.dsn, application_name=announced(outbox.shard().leader_id))
     assert outbox.shard().is_led
-    told = []
+    reported = []
 
     def tell(text):
-        told.append(text)
+        reported.append(text)
         ending.close()
 
     assert Resharding(outbox.subscriptions, "default", 3, tell=tell).run(60).after == 3
-    assert told == ["waiting for shard 0"]
+    assert reported == ["waiting for shard 0"]
     outbox.fill(20)
     outbox.harvest(shards=3).drain(60)
     assert sorted(outbox.arrived()) == list(range(1, 41))
@@ -165,11 +165,11 @@ def test_the_same_number_again_lets_go_of_shards_that_were_told_to_stop(outbox):
 def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_on(outbox, monkeypatch):
     """It read the one thing and its source the other: to stop, and at the next look no longer to stop."""
     opened, first_read = SnapshotSource.open, SnapshotSource.read
-    told, called_off = [], []
+    reported, called_off = [], []
 
     def open_when_told(source, position):
-        if not told:
-            told.append(outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()"))
+        if not reported:
+            reported.append(outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()"))
         return opened(source, position)
 
     def read_when_called_off(source, limit):

@@ -9,7 +9,7 @@ from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.delivery import BatchCommitted, BatchFailed
 from harvest_lib.sequencing.publisher import Intent
-from infra.chaos.history.events import CheckpointWrite as Told
+from infra.chaos.history.events import CheckpointWrite as Answer
 from infra.chaos.recording_clients import RecordedBatches
 
 pytestmark = pytest.mark.quick
@@ -21,11 +21,11 @@ class Recorder:
     sending = "a leader"
 
     def __init__(self):
-        self.told = []
+        self.reported = []
 
     def tell(self, kind, how, **fields):
-        if kind is Told:
-            self.told.append((how, fields["number"]))
+        if kind is Answer:
+            self.reported.append((how, fields["number"]))
 
 
 class Rows:
@@ -61,11 +61,11 @@ def test_what_a_batch_has_kept_is_not_told_once_more_as_it_is_saved():
     recorded.store.lead(uuid4())
     first = Checkpoint(generation=0, number=1)
     assert recorded.commit(first, lambda: True) == BatchCommitted()
-    assert recorder.told == [("invoke", 1), ("ok", 1)]
+    assert recorder.reported == [("invoke", 1), ("ok", 1)]
     assert recorded.store.save(first)
     assert recorded.settle(lambda: True) == BatchCommitted()
-    assert recorder.told == [("invoke", 1), ("ok", 1)]
+    assert recorder.reported == [("invoke", 1), ("ok", 1)]
     second = Checkpoint(generation=0, number=2)
     assert isinstance(recorded.commit(second, lambda: True), BatchFailed)
     assert not recorded.store.save(second)
-    assert recorder.told[2:] == [("invoke", 2), ("fail", 2), ("invoke", 2), ("fail", 2)]
+    assert recorder.reported[2:] == [("invoke", 2), ("fail", 2), ("invoke", 2), ("fail", 2)]

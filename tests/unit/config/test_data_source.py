@@ -21,8 +21,8 @@ def _no_libpq_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parsed(text: str) -> dict[str, object]:
     """Return libpq's settings, less those that are always there."""
-    told = conninfo_to_dict(DataSource.parse(text).conninfo())
-    return {name: value for name, value in told.items() if ALWAYS.get(name) != value and value != ""}
+    reported = conninfo_to_dict(DataSource.parse(text).conninfo())
+    return {name: value for name, value in reported.items() if ALWAYS.get(name) != value and value != ""}
 
 
 @pytest.mark.parametrize(

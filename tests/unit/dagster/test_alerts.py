@@ -33,7 +33,7 @@ def job_of(name, *, fails=True):
     return job
 
 
-def told(instance, job, which, event):
+def reported(instance, job, which, event):
     result = job.execute_in_process(instance=instance, raise_on_error=False)
     run = instance.get_run_by_id(result.run_id)
     (happened,) = [each for each in result.all_events if each.event_type_value == event]
@@ -47,26 +47,26 @@ def told(instance, job, which, event):
 
 
 def test_a_failed_daemon_is_told_with_cause_and_next_step(instance):
-    (text,) = told(instance, job_of("shop_harvester_daemon"), "failures", "PIPELINE_FAILURE")
+    (text,) = reported(instance, job_of("shop_harvester_daemon"), "failures", "PIPELINE_FAILURE")
     assert "there is no table" in text
     assert "next step: `harvest init`" in text
     assert "its supervisor starts the next one" in text
 
 
 def test_a_failed_audit_has_to_be_launched_again(instance):
-    (text,) = told(instance, job_of("shop_audit"), "failures", "PIPELINE_FAILURE")
+    (text,) = reported(instance, job_of("shop_audit"), "failures", "PIPELINE_FAILURE")
     assert "launch it again" in text
 
 
 def test_a_run_of_others_is_none_of_ours(instance):
-    assert told(instance, job_of("something_else"), "failures", "PIPELINE_FAILURE") == []
+    assert reported(instance, job_of("something_else"), "failures", "PIPELINE_FAILURE") == []
 
 
 def test_who_runs_again_after_a_failure_is_told_once(instance):
     job_of("shop_audit").execute_in_process(instance=instance, raise_on_error=False)
-    (text,) = told(instance, job_of("shop_audit", fails=False), "recoveries", "PIPELINE_START")
+    (text,) = reported(instance, job_of("shop_audit", fails=False), "recoveries", "PIPELINE_START")
     assert "runs again" in text
-    assert told(instance, job_of("shop_audit", fails=False), "recoveries", "PIPELINE_START") == []
+    assert reported(instance, job_of("shop_audit", fails=False), "recoveries", "PIPELINE_START") == []
 
 
 def test_a_run_killed_from_outside_is_told_too(instance):

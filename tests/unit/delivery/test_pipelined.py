@@ -155,7 +155,7 @@ def test_what_a_lane_keeps_back_is_told_although_another_has_it_begin_again():
     assert made.poll(0).failed == [], "2 is on the wire"
     broker.holds = False
     made.begin(uuid.uuid4())
-    told = [made.poll(0) for _ in range(3)]
-    assert [each for reports in told for each in failed_ids(reports)] == [1]
-    assert [each for reports in told for each in reports.acknowledged] == [2]
-    assert any(reports.halted for reports in told)
+    reported = [made.poll(0) for _ in range(3)]
+    assert [each for reports in reported for each in failed_ids(reports)] == [1]
+    assert [each for reports in reported for each in reports.acknowledged] == [2]
+    assert any(reports.halted for reports in reported)

@@ -27,7 +27,7 @@ LEFT_ALONE = SimpleNamespace(id=4, leader=SimpleNamespace(id=1), replicas=[1, 2]
 
 
 @dataclass
-class Told:
+class Answer:
     """The answer of the brokers about a topic."""
 
     code: int | None = None
@@ -38,10 +38,10 @@ class Told:
 
 
 class FakeAdmin:
-    """`AdminClient` of brokers that say what `told` has; `silent` ones do not answer."""
+    """`AdminClient` of brokers that say what `reported` has; `silent` ones do not answer."""
 
-    def __init__(self, **told):
-        self.told, self.silent, self.asked = told, False, 0
+    def __init__(self, **reported):
+        self.reported, self.silent, self.asked = reported, False, 0
 
     def describe_topics(self, collection, **_):
         self.asked += 1
@@ -53,17 +53,17 @@ class FakeAdmin:
         settings = {"max.message.bytes": "1000000", "cleanup.policy": "delete", "min.insync.replicas": "2"}
         return {
             each: _answer(
-                {name: SimpleNamespace(value=v) for name, v in {**settings, **self.told[each.name].config}.items()}
+                {name: SimpleNamespace(value=v) for name, v in {**settings, **self.reported[each.name].config}.items()}
             )
             for each in resources
         }
 
     def _described(self, topic):
-        told = self.told.get(topic, Told(code=KafkaError.UNKNOWN_TOPIC_OR_PART))
-        if told.code is not None:
-            return KafkaException(KafkaError(told.code))
+        reported = self.reported.get(topic, Answer(code=KafkaError.UNKNOWN_TOPIC_OR_PART))
+        if reported.code is not None:
+            return KafkaException(KafkaError(reported.code))
         return SimpleNamespace(
-            is_internal=told.is_internal, authorized_operations=told.operations, partitions=told.partitions
+            is_internal=reported.is_internal, authorized_operations=reported.operations, partitions=reported.partitions
         )
 
 
@@ -89,10 +89,10 @@ def clock(monkeypatch):
     return made
 
 
-def known(**told):
+def known(**reported):
     """Return what is known of topics, and the brokers that are asked."""
     topics = Topics({})
-    topics._admin = admin = FakeAdmin(**told)
+    topics._admin = admin = FakeAdmin(**reported)
     return topics, admin
 
 
@@ -110,7 +110,7 @@ def keep_failing(topics, clock, seconds, reason="too few replicas", rows=ROWS):
 
 
 def test_a_topic_in_trouble_is_waited_for_and_then_refused(clock):
-    topics, _ = known(bad=Told(), well=Told())
+    topics, _ = known(bad=Answer(), well=Answer())
     assert topics.refused(ROWS) == {}
     assert keep_failing(topics, clock, _PATIENCE_SECONDS - 5) == {}
     clock.now += 5
@@ -122,29 +122,29 @@ def test_a_topic_in_trouble_is_waited_for_and_then_refused(clock):
     [(LEADERLESS, "partition 3 of the topic has no leader"), (LEFT_ALONE, "partition 4 of the topic has 1 in-sync")],
 )
 def test_the_reason_is_what_the_brokers_say_of_the_topic(clock, partition, said):
-    topics, _ = known(bad=Told(partitions=[WELL, partition]), well=Told())
+    topics, _ = known(bad=Answer(partitions=[WELL, partition]), well=Answer())
     assert topics.refused(ROWS) == {}, "its other partitions may be what is wanted"
     assert said in keep_failing(topics, clock, _PATIENCE_SECONDS)[1]
 
 
 def test_while_nothing_takes_records_nothing_is_refused(clock):
     """Else an outage would park all that waits."""
-    topics, admin = known(bad=Told(), well=Told(partitions=[LEADERLESS]))
+    topics, admin = known(bad=Answer(), well=Answer(partitions=[LEADERLESS]))
     assert topics.refused(ROWS) == {}
     assert keep_failing(topics, clock, 10 * _LONGEST_WAIT_SECONDS) == {}
-    admin.told["well"] = Told()
+    admin.reported["well"] = Answer()
     assert set(keep_failing(topics, clock, 5)) == {1}
 
 
 def test_while_nobody_answers_nothing_is_refused(clock):
-    topics, admin = known(bad=Told(), well=Told())
+    topics, admin = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     admin.silent = True
     assert keep_failing(topics, clock, 10 * _PATIENCE_SECONDS) == {}
 
 
 def test_a_trouble_that_passed_is_forgotten(clock):
-    topics, _ = known(bad=Told(), well=Told())
+    topics, _ = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     assert keep_failing(topics, clock, _PATIENCE_SECONDS - 5) == {}
     clock.now += _GAP_SECONDS + 1
@@ -152,7 +152,7 @@ def test_a_trouble_that_passed_is_forgotten(clock):
 
 
 def test_a_topic_that_was_refused_is_tried_again_less_and_less_often(clock):
-    topics, admin = known(bad=Told(), well=Told())
+    topics, admin = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     pauses = []
     assert keep_failing(topics, clock, _PATIENCE_SECONDS)
@@ -168,14 +168,14 @@ def test_a_topic_that_was_refused_is_tried_again_less_and_less_often(clock):
 
 
 DENIED = {
-    "to see": Told(code=KafkaError.TOPIC_AUTHORIZATION_FAILED),
-    "to write": Told(operations=[AclOperation.READ, AclOperation.DESCRIBE]),
+    "to see": Answer(code=KafkaError.TOPIC_AUTHORIZATION_FAILED),
+    "to write": Answer(operations=[AclOperation.READ, AclOperation.DESCRIBE]),
 }
 
 
 @pytest.mark.parametrize("denied", DENIED.values(), ids=DENIED)
 def test_a_topic_that_we_may_not_write_to_is_refused_and_hides_no_other(clock, denied):
-    topics, _ = known(bad=denied, well=Told())
+    topics, _ = known(bad=denied, well=Answer())
     rows = [*ROWS, row(3, "c", topic="missing")]
     found = topics.refused(rows)
     assert "may not write" in found[1]
@@ -184,14 +184,14 @@ def test_a_topic_that_we_may_not_write_to_is_refused_and_hides_no_other(clock, d
 
 
 def test_rights_that_are_taken_away_are_waited_for(clock):
-    topics, admin = known(bad=Told(), well=Told())
+    topics, admin = known(bad=Answer(), well=Answer())
     assert topics.refused(ROWS) == {}
-    admin.told["bad"] = DENIED["to write"]
+    admin.reported["bad"] = DENIED["to write"]
     topics.forget()
     assert topics.refused(ROWS) == {}
-    admin.told["well"] = DENIED["to write"]
+    admin.reported["well"] = DENIED["to write"]
     assert keep_failing(topics, clock, 2 * _PATIENCE_SECONDS) == {}, "all of them are"
-    admin.told["well"] = Told()
+    admin.reported["well"] = Answer()
     topics.forget()
     assert set(keep_failing(topics, clock, 5)) == {1}
 
@@ -205,7 +205,7 @@ def test_a_topic_that_we_never_might_write_to_holds_up_nobody_for_good(clock):
 
 
 def test_what_is_internal_by_the_brokers_is_refused(clock):
-    topics, _ = known(bad=Told(is_internal=True), well=Told())
+    topics, _ = known(bad=Answer(is_internal=True), well=Answer())
     assert topics.refused(ROWS) == {1: "the topic is Kafka's own"}
 
 
@@ -221,10 +221,10 @@ def test_own_topics_are_refused_whatever_the_brokers_say():
 
 
 def test_a_limit_that_was_raised_is_asked_again_before_a_record_is_refused(clock):
-    topics, admin = known(well=Told())
+    topics, admin = known(well=Answer())
     large = [row(1, "a", "v" * 1_200_000, "well")]
     assert "above the topic's max.message.bytes, 1000000" in topics.refused(large)[1]
-    admin.told["well"] = Told(config={"max.message.bytes": "5000000"})
+    admin.reported["well"] = Answer(config={"max.message.bytes": "5000000"})
     clock.now += 6
     assert topics.refused(large) == {}
 
@@ -232,19 +232,19 @@ def test_a_limit_that_was_raised_is_asked_again_before_a_record_is_refused(clock
 @pytest.mark.parametrize("settings", [{"compression.type": "lz4"}, {"compression.codec": "zstd"}])
 def test_what_may_be_compressed_is_tried(clock, settings):
     topics = Topics(settings)
-    topics._admin = FakeAdmin(well=Told())
+    topics._admin = FakeAdmin(well=Answer())
     assert topics.refused([row(1, "a", "v" * 1_200_000, "well")]) == {}
 
 
 def test_the_client_s_own_limit_is_said_to_be_its_own(clock):
     topics = Topics({"message.max.bytes": 2_000_000, "compression.type": "lz4"})
-    topics._admin = FakeAdmin(well=Told(config={"max.message.bytes": "9000000"}))
+    topics._admin = FakeAdmin(well=Answer(config={"max.message.bytes": "9000000"}))
     (reason,) = topics.refused([row(1, "a", "v" * 2_100_000, "well")]).values()
     assert "the client's message.max.bytes, 2000000" in reason
 
 
 def test_a_topic_that_takes_records_again_is_not_refused(clock):
-    topics, _ = known(bad=Told(), well=Told())
+    topics, _ = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     assert keep_failing(topics, clock, 20) == {}
     assert topics.in_trouble
@@ -258,7 +258,7 @@ def test_a_topic_that_takes_records_again_is_not_refused(clock):
 
 @pytest.mark.parametrize("takes", [True, False], ids=["delivered", "nothing sent"])
 def test_two_short_troubles_are_not_one_long_one(clock, takes):
-    topics, _ = known(bad=Told(), well=Told())
+    topics, _ = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     for _ in range(2):
         topics.blame("bad", "too few replicas")
@@ -276,7 +276,7 @@ def test_two_short_troubles_are_not_one_long_one(clock, takes):
 
 def test_a_record_that_is_taken_does_not_end_what_the_brokers_name(clock):
     """It may be of one partition; the others' records would have it waited for without end."""
-    topics, _ = known(bad=Told(partitions=[WELL, LEADERLESS]), well=Told())
+    topics, _ = known(bad=Answer(partitions=[WELL, LEADERLESS]), well=Answer())
     topics.refused(ROWS)
     clock.now += 5
     for _ in range(int(_PATIENCE_SECONDS // 5)):
@@ -288,10 +288,10 @@ def test_a_record_that_is_taken_does_not_end_what_the_brokers_name(clock):
 
 
 def test_a_trouble_that_the_brokers_name_no_more_is_over(clock):
-    topics, admin = known(bad=Told(partitions=[LEADERLESS]), well=Told())
+    topics, admin = known(bad=Answer(partitions=[LEADERLESS]), well=Answer())
     topics.refused(ROWS)
     assert keep_failing(topics, clock, _PATIENCE_SECONDS - 1) == {}
-    admin.told["bad"] = Told()
+    admin.reported["bad"] = Answer()
     clock.now += 6
     assert topics.refused(ROWS) == {}
     assert not topics.in_trouble
@@ -299,7 +299,7 @@ def test_a_trouble_that_the_brokers_name_no_more_is_over(clock):
 
 def test_after_a_time_without_brokers_a_topic_is_waited_for_anew(clock):
     """Else what comes first after an outage would be parked."""
-    topics, admin = known(bad=Told(), well=Told())
+    topics, admin = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
     admin.silent = True
     assert keep_failing(topics, clock, 2 * _PATIENCE_SECONDS) == {}
@@ -312,9 +312,9 @@ def test_after_a_time_without_brokers_a_topic_is_waited_for_anew(clock):
 
 @pytest.mark.parametrize(("partition", "most"), [(WELL, 1), (LEADERLESS, 11)], ids=["well", "in trouble"])
 def test_many_pages_ask_once_a_second_at_most(clock, partition, most):
-    topics, admin = known(bad=Told(), well=Told())
+    topics, admin = known(bad=Answer(), well=Answer())
     topics.refused(ROWS)
-    admin.told["bad"] = Told(partitions=[partition])
+    admin.reported["bad"] = Answer(partitions=[partition])
     topics.blame("bad", "timed out")
     admin.asked = 0
     for _ in range(1_000):
@@ -325,15 +325,15 @@ def test_many_pages_ask_once_a_second_at_most(clock, partition, most):
 
 @pytest.mark.parametrize(("characters", "too_large"), [(249_000, set()), (249_900, {1})])
 def test_a_value_of_long_characters_is_found_too_large_where_its_length_alone_would_just_fit(characters, too_large):
-    topics, _ = known(well=Told())
+    topics, _ = known(well=Answer())
     rows = [row(1, "k", value="\U0001f600" * characters, topic="well")]
     topics.refused(rows)  # which learns the limit
     assert topics.oversized(rows, characters) == too_large
 
 
-def paused_by(clock, **told):
+def paused_by(clock, **reported):
     """Return topics of which `bad` has just failed, and the brokers."""
-    topics, admin = known(**told)
+    topics, admin = known(**reported)
     topics.refused(ROWS)
     topics.blame("bad", "timed out")
     return topics, admin
@@ -351,7 +351,7 @@ def probes(topics, clock, seconds):
 
 
 def test_a_topic_in_trouble_is_paused_only_while_another_takes_records(clock):
-    topics, _ = paused_by(clock, bad=Told(), well=Told())
+    topics, _ = paused_by(clock, bad=Answer(), well=Answer())
     assert topics.troubles.paused == {"bad"}
     topics.blame("well", "timed out")
     assert topics.troubles.paused == set()
@@ -362,7 +362,7 @@ def test_a_topic_in_trouble_is_paused_only_while_another_takes_records(clock):
 
 
 def test_a_topic_that_is_refused_is_not_paused_but_again_after_that(clock):
-    topics, _ = paused_by(clock, bad=Told(partitions=[LEADERLESS]), well=Told())
+    topics, _ = paused_by(clock, bad=Answer(partitions=[LEADERLESS]), well=Answer())
     assert keep_failing(topics, clock, _PATIENCE_SECONDS)
     assert topics.troubles.paused == set()
     clock.now += _REFUSE_SECONDS
@@ -370,7 +370,7 @@ def test_a_topic_that_is_refused_is_not_paused_but_again_after_that(clock):
 
 
 def test_probes_are_less_and_less_frequent(clock):
-    topics, _ = paused_by(clock, bad=Told(), well=Told())
+    topics, _ = paused_by(clock, bad=Answer(), well=Answer())
     assert probes(topics, clock, 23) == [1, 3, 7, 12, 17, 22]
     topics.well({"bad"})
     topics.blame("bad", "timed out")
@@ -378,21 +378,21 @@ def test_probes_are_less_and_less_frequent(clock):
 
 
 def test_a_trouble_that_the_brokers_name_is_not_probed_and_ends_with_the_patience(clock):
-    topics, admin = paused_by(clock, bad=Told(partitions=[LEADERLESS]), well=Told())
+    topics, admin = paused_by(clock, bad=Answer(partitions=[LEADERLESS]), well=Answer())
     for _ in range(int(_PATIENCE_SECONDS)):
         assert topics.refused(ROWS) == {}
         assert topics.troubles.paused == {"bad"}
         assert not topics.troubles.may_probe("bad") or clock.now < 1_001
         clock.now += 1
     assert "has no leader" in topics.refused(ROWS)[1]
-    admin.told["bad"] = Told()
+    admin.reported["bad"] = Answer()
     clock.now += _REFUSE_SECONDS
     assert topics.refused(ROWS) == {}
     assert topics.troubles.paused == set()
 
 
 def test_once_brokers_answer_again_a_probe_is_due(clock):
-    topics, admin = paused_by(clock, bad=Told(), well=Told())
+    topics, admin = paused_by(clock, bad=Answer(), well=Answer())
     probes(topics, clock, 10)
     admin.silent = True
     topics.refused(ROWS)

@@ -418,7 +418,7 @@ def test_the_lock_is_kept_until_nothing_is_in_flight(lead, server):
     term.quiesced.clear()
     stopper = threading.Thread(target=member.stop, args=(60,))
     stopper.start()
-    eventually(lambda: term.ended is TermEnd.REVOKED, "told in time")
+    eventually(lambda: term.ended is TermEnd.REVOKED, "reported in time")
     looked(server)  # which keeps the session, too
     assert server.lead is not None
     assert server.words == 0
@@ -473,7 +473,7 @@ def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server):
     stopper = threading.Thread(target=member.stop, args=(60,))
     stopper.start()
     for term in terms:
-        eventually(lambda one=term: one.ended is TermEnd.REVOKED, "told in time")
+        eventually(lambda one=term: one.ended is TermEnd.REVOKED, "reported in time")
         looked(server)  # which keeps the session, too
         assert server.lead is not None
         term.quiesced.set()

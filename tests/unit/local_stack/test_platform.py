@@ -184,9 +184,9 @@ def test_the_services_keep_connections_and_variables_of_ones_own(tmp_path, monke
 
 
 def dagster_fields(variables):
-    told = json.loads(variables["AIRFLOW_CONN_DAGSTER_DEFAULT"])
-    assert told.pop("conn_type") == "dagster"
-    return told
+    reported = json.loads(variables["AIRFLOW_CONN_DAGSTER_DEFAULT"])
+    assert reported.pop("conn_type") == "dagster"
+    return reported
 
 
 def test_a_secret_is_made_once(tmp_path):

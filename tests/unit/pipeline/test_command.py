@@ -68,9 +68,9 @@ def ids(file):
 
 
 def test_an_operator_resolves_a_message_that_a_writer_cannot_be_sent(harvest, place):
-    told = harvest("run", raises=PipelineError)
-    (offset,) = re.search(r"failed at offset (\d+)", told).groups()
-    assert "it goes nowhere" in told
+    reported = harvest("run", raises=PipelineError)
+    (offset,) = re.search(r"failed at offset (\d+)", reported).groups()
+    assert "it goes nowhere" in reported
     assert ids(place / "plain.jsonl") == [0, 1, 2, 3, 4, 5]
     assert ids(place / "checked.jsonl") == [0, 1, 2]
     (plain, checked) = json.loads(harvest("status", "--json"))["writers"]
@@ -109,9 +109,9 @@ def test_a_declaration_is_checked_and_drawn(harvest, place):
     assert "file ─► commit log ─┬─► everything ─► file (plain)" in drawn
     assert "└─► everything ─► checks_of_this_test:whole ─► file (checked)" in drawn
     (place / "flights.yaml").write_text("folder: folder\nreader: {adaptor: fiel}\nwriters: {a: {adaptor: file}}\n")
-    told = harvest("check", str(place / "flights.yaml"), raises=ConfigError)
-    assert "there is no adaptor 'fiel'" in told
-    assert "line 2" in told
+    reported = harvest("check", str(place / "flights.yaml"), raises=ConfigError)
+    assert "there is no adaptor 'fiel'" in reported
+    assert "line 2" in reported
 
 
 def test_looking_is_possible_while_it_runs_and_nothing_else(harvest, place):
@@ -165,9 +165,9 @@ def test_offsets_that_are_gone_or_never_were_are_told(harvest, place):
     (place / "folder" / "commit").rename(place / "lost")
     assert "plain has acknowledged more than the log has" in harvest("status")
     (place / "lost").rename(place / "folder" / "commit")
-    told = harvest("show", "5000", raises=PipelineError)
-    assert "the log has no offset 5000 yet" in told
-    assert "the next message gets offset 20" in told
+    reported = harvest("show", "5000", raises=PipelineError)
+    assert "the log has no offset 5000 yet" in reported
+    assert "the next message gets offset 20" in reported
 
 
 def test_what_cannot_be_is_told(harvest):

@@ -60,8 +60,8 @@ def test_who_removes_its_offsets_gives_up_what_it_lacks_and_a_new_writer_is_told
     with caplog.at_level(logging.WARNING):
         Pipeline(declared(tmp_path, Script(), {"c0": Taking(), "stuck": again})).run()
     assert again.offsets == left
-    (told,) = (each for each in caplog.records if each.message == "not_in_the_log")
-    assert (told.writer, told.messages) == ("stuck", len(GIVEN) - len(left))
+    (reported,) = (each for each in caplog.records if each.message == "not_in_the_log")
+    assert (reported.writer, reported.messages) == ("stuck", len(GIVEN) - len(left))
 
 
 def test_a_pipeline_that_runs_compacts_by_itself_up_to_what_a_writer_lacks_that_is_not_declared(left_out, tmp_path):

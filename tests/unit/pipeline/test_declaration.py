@@ -141,19 +141,19 @@ def test_what_is_wrong_is_told_with_its_line_and_no_value(read, old, new, messag
     number = next(number for number, line in enumerate(LINES, start=1) if old in line)
     with pytest.raises(ConfigError) as refused:
         read("\n".join([*LINES[: number - 1], new, *LINES[number:]]))
-    told = str(refused.value)
-    assert message in told
+    reported = str(refused.value)
+    assert message in reported
     if new and "nsd" not in new:
-        assert re.search(rf"line {number}\b", told), told
-    assert "secret" not in told
+        assert re.search(rf"line {number}\b", reported), reported
+    assert "secret" not in reported
 
 
 def test_everything_wrong_is_told_at_once_in_order(read):
     with pytest.raises(ConfigError) as refused:
         read("folder: x\nshutdown: 3\nreader:\n  adaptor: nothing\nwriters:\n  a: {adaptor: both}\n  b:\n")
-    told = str(refused.value)
-    assert "4 settings are wrong" in told
-    assert [int(each) for each in re.findall(r"line ([0-9]+): `", told)] == [2, 4, 6, 7]
+    reported = str(refused.value)
+    assert "4 settings are wrong" in reported
+    assert [int(each) for each in re.findall(r"line ([0-9]+): `", reported)] == [2, 4, 6, 7]
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ def test_damage_is_named_with_file_and_byte_and_an_operator_may_skip_it(tmp_path
     stuck.refuses = lambda batch: False
     with pytest.raises(LogDamaged) as damaged:
         Pipeline(declaration).run()
-    told = str(damaged.value)
-    assert str(file) in told
-    offset = int(re.search(r"harvest pipeline skip (\d+)", told)[1])
+    reported = str(damaged.value)
+    assert str(file) in reported
+    offset = int(re.search(r"harvest pipeline skip (\d+)", reported)[1])
     assert offset == len(stuck.offsets)
     skipped = operations.skip_damage(declaration, offset)
     assert offset in skipped.given_up
@@ -153,11 +153,11 @@ def test_what_is_cut_off_torn_files_is_told(tmp_path, caplog):
             segment.write(b"half an entry")
     with caplog.at_level(logging.WARNING):
         Pipeline(declared(tmp_path, Script(), {"c0": Taking()})).run()
-    told = [each for each in caplog.records if each.message == "log_repaired"]
-    assert [(each.file, each.byte, each.cut_bytes) for each in told] == [
+    reported = [each for each in caplog.records if each.message == "log_repaired"]
+    assert [(each.file, each.byte, each.cut_bytes) for each in reported] == [
         (str(file), size, 13) for file, size in zip(torn, sizes, strict=True)
     ]
-    assert told[0].goes_on_at == 4
+    assert reported[0].goes_on_at == 4
 
 
 @pytest.mark.parametrize(

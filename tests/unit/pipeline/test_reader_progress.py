@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick
 
 
 def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_and_of_nothing_later(tmp_path):
-    flushed, told = [0], []
+    flushed, reported = [0], []
 
     class Going(Script):
         def read(self, _last):
@@ -25,7 +25,7 @@ def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_a
                 yield []
 
         def kept(self, last):
-            told.append((flushed[0], {name: each.data["n"] for name, each in last.items()}))
+            reported.append((flushed[0], {name: each.data["n"] for name, each in last.items()}))
 
     with CommitLog(tmp_path / "log") as log:
         ReaderProgress(
@@ -35,7 +35,7 @@ def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_a
             flushed=lambda: flushed[0],
             most_ahead=1_000,
         ).run(Going(), threading.Event())
-    assert told == [(2, {"A": 0, "B": 1}), (4, {"A": 3, "B": 1})]
+    assert reported == [(2, {"A": 0, "B": 1}), (4, {"A": 3, "B": 1})]
 
 
 def test_what_a_reader_holds_is_let_go_before_it_is_closed_also_where_it_is_refused(tmp_path):

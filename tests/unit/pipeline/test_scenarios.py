@@ -130,7 +130,7 @@ def test_operators_choices_process_one_at_a_time(tmp_path):
         steps = operations.step(declaration)
         done = next(steps)
         assert operations.pipeline_status(declaration).writers[0].position == done.position, (
-            "it is on the disk when it is told"
+            "it is on the disk when it is reported"
         )
         assert next(steps, None) is None
         assert (done.sent.offset, done.position, done.behind) == (offset, offset + 1, behind)

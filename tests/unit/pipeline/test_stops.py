@@ -175,7 +175,7 @@ def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):
 def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_path, monkeypatch):
     time_is_over = threading.Event()
 
-    class Told(Deadline):
+    class Limit(Deadline):
         passed = property(lambda _: time_is_over.is_set())
 
     def too_late(batch):
@@ -184,7 +184,7 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
             time_is_over.set()
         return False
 
-    monkeypatch.setattr(pipeline, "Deadline", Told)
+    monkeypatch.setattr(pipeline, "Deadline", Limit)
     slow, reader = Taking(), Script(messages("A" * 200), batch=200, ends=False)
     slow.refuses = too_late
     settings = {"slow": {"batch_messages": 1}}
@@ -267,7 +267,7 @@ def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     eventually(lambda: bad.closed)
     assert running.pipeline.state is PipelineState.RUNNING
     running.stop()
-    assert "writer `bad`" in str(running.failure), "its failure is told in the end"
+    assert "writer `bad`" in str(running.failure), "its failure is reported in the end"
     assert max((each["A"].data["n"] for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
     bad.refuses = lambda batch: False
     Pipeline(declared(tmp_path, Script(), {"bad": bad, "good": good})).run()
