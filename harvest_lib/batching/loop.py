@@ -99,8 +99,8 @@ class BatchLoop:
         return self._state.was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
 
     @property
-    def epoch(self) -> int:
-        """Return the epoch under which it led last."""
+    def epoch(self) -> int | None:
+        """Return the epoch under which it led last; None without epochs."""
         return self._ports.guarantee.store.epoch
 
     def run(self) -> None:

@@ -12,8 +12,8 @@ class CheckpointStore(Protocol):
     kept_in: str
 
     @property
-    def epoch(self) -> int:
-        """Return the epoch under which we led last."""
+    def epoch(self) -> int | None:
+        """Return the epoch under which we led last; None without epochs."""
         ...
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:

@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 5.0
 """Acknowledgements that are pending are tried again this often: their topic may be there, or take them, by now."""
-_SHOW_SECONDS = 0.2
 _LEAP = 1_000_000_000
 
 
@@ -101,38 +100,31 @@ class PostgresStore:
 class PurgeStore:
     """`CheckpointStore` of a table that is marked and delivered at least once: a batch counts once it is purged.
 
-    The subscription's row says who leads, and shows how far it is; it is written at most five times a second.
+    Nothing else is stored, as other members of the pool may be goharvest's. A former leader is fenced by its marks, and
+    its queue expires within the session timeout.
     """
 
     kept_in = "postgres"
+    epoch = None
 
-    def __init__(self, store: PostgresStore, purge: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, purge: Callable[[], None]) -> None:
         self._purge = purge
-        self._show_at = 0.0
-
-    @property
-    def epoch(self) -> int:
-        return self._store.epoch
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
-        self._store.lead(leader_id, after_epoch)
+        pass
 
     def leadership_status(self) -> LeadershipStatus:
-        return self._store.leadership_status()
+        return LeadershipStatus.LEADS
 
     def load(self) -> Checkpoint:
-        return self._store.load()
+        return Checkpoint(generation=0)
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: Checkpoint) -> bool:  # noqa: ARG002 - what it has passed is gone from the table
         self._purge()
-        if boot_seconds() < self._show_at:
-            return True
-        self._show_at = boot_seconds() + _SHOW_SECONDS
-        return self._store.save(checkpoint)
+        return True
 
     def close(self) -> None:
-        self._store.close()
+        pass
 
 
 class IntentStore(PostgresStore):

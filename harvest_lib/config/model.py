@@ -21,7 +21,7 @@ from harvest_lib.config.agreement import disagreements
 from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
-from harvest_lib.config.environment import environment_values, marks_in_batches
+from harvest_lib.config.environment import environment_values
 from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
 from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator, unsendable
@@ -209,7 +209,7 @@ class HarvestConfig(BaseSettings):
     @property
     def in_batches(self) -> bool:
         """Return True if records go in batches, with a checkpoint after each; else each is followed by itself."""
-        return self.source != "mark" or self.exactly_once or marks_in_batches()
+        return self.source != "mark" or self.exactly_once
 
     def is_own_topic(self, topic: str) -> bool:
         """Return True if a topic is of the election, or of checkpoints: the configured one, and those of other

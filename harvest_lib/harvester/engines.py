@@ -19,11 +19,13 @@ from confluent_kafka import Consumer, Producer
 
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.table import check_subscription
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.environment import marks_in_batches
 from harvest_lib.database import connect, translated
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import (
@@ -43,6 +45,7 @@ from harvest_lib.harvester.factory import (
     make_guarantee,
     make_kafka_store,
     make_parking,
+    make_purging_guarantee,
     make_rivals,
     make_selection,
     make_source,
@@ -186,9 +189,13 @@ class MarkEngine(Engine):
         self._table = table
         self._producer_provider = producer_provider
         self._source = source or make_source(config, table)
-        topics = make_topics(config)
+        self._topics = topics = make_topics(config)
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
-        self._delivery = delivery or make_delivery(config, topics, producer_provider)
+        self._in_batches = marks_in_batches() and delivery is None
+        self._size = BatchSize()
+        self._delivery = delivery
+        if delivery is None and not self._in_batches:
+            self._delivery = make_delivery(config, topics, producer_provider)
         self._refusals: Refusals = partial(_refused, topics) if delivery is None else lambda _rows: {}
         self._thread: SourceThread | None = None
 
@@ -200,12 +207,44 @@ class MarkEngine(Engine):
             check()
 
     def start(self) -> None:
+        if not self._in_batches:
+            self._thread = SourceThread(self._source, self._translate_missing_table)
+
+    def _translate_missing_table(self) -> AbstractContextManager[None]:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
-        conninfo = self._config.data_source.conninfo()
-        self._thread = SourceThread(self._source, lambda: translate_missing_table(conninfo, tables))
+        return translate_missing_table(self._config.data_source.conninfo(), tables)
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> EngineLoop:
+        before_term(
+            self._config,
+            term,
+            stopping,
+            partial(acknowledge_pending, self._config, self._table, term.leader_id, self._producer_provider),
+        )
+        self._watch.begin(term, stopping)
+        return (self._batch_loop if self._in_batches else self._mark_loop)(term, stopping, callbacks)
+
+    def _batch_loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
+        config, topics = self._config, self._topics
+        pages = MarkPages(self._source, config.limits.mark_backoff_seconds, names_ids=False)
+        guarantee = make_purging_guarantee(config, topics, pages, self._producer_provider)
+        ports = BatchPorts(
+            source=pages,
+            guarantee=MeasuredGuarantee(traced_guarantee(guarantee, config, term.shard), callbacks.measures),
+            parking=MarkedParking(config.parking, topics, pages),
+            troubles=topics.troubles,
+            limits=config.limits,
+            one_per_key=config.delivery == "barrier",
+            emit=callbacks.emit,
+            delivered=callbacks.delivered,
+            size=self._size,
+            translate_errors=self._translate_missing_table,
+        )
+        return BatchLoop(term, ports, stopping)
+
+    def _mark_loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> MarkLoop:
         assert self._thread is not None  # noqa: S101 - `start` makes it
+        assert self._delivery is not None  # noqa: S101 - as above
         ports = MarkPorts(
             source=self._thread,
             delivery=MeasuredDelivery(traced_delivery(self._delivery, self._config), callbacks.measures),
@@ -215,13 +254,6 @@ class MarkEngine(Engine):
             emit=callbacks.emit,
             delivered=callbacks.delivered,
         )
-        before_term(
-            self._config,
-            term,
-            stopping,
-            partial(acknowledge_pending, self._config, self._table, term.leader_id, self._producer_provider),
-        )
-        self._watch.begin(term, stopping)
         return MarkLoop(term, ports, stopping)
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
@@ -231,7 +263,7 @@ class MarkEngine(Engine):
     def hand_over(self) -> Implementation:
         if self._config.delivery == "barrier":
             return Implementation(name="python", reason="under the key barrier each record is followed on its way")
-        if self._config.limits.send_concurrency > 1:
+        if self._config.limits.send_concurrency > 1 and not self._in_batches:
             return Implementation(name="python", reason="`sendConcurrency` is not 1: each key has its lane")
         return super().hand_over
 
@@ -241,7 +273,8 @@ class MarkEngine(Engine):
 
     def close(self, deadline: Deadline) -> None:
         try:
-            self._delivery.close()
+            if self._delivery is not None:
+                self._delivery.close()
         finally:
             if self._thread is not None:
                 self._thread.stop(deadline.remaining_seconds)
@@ -425,7 +458,6 @@ class BatchEngine(Engine):
             checkpoints,
             topics,
             term.shard,
-            purge=source.purge if isinstance(source, MarkPages) else None,
             consumer_provider=self._consumer_provider,
             producer_provider=self._producer_provider,
         )

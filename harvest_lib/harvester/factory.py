@@ -144,25 +144,15 @@ def make_guarantee(
     topics: Topics,
     shard: int,
     *,
-    purge: Callable[[], None] | None = None,
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> Guarantee:
-    """Return the guarantee that `delivery` names: the way of one shard's batches, and the store of their checkpoint.
-    `purge` deletes delivered rows of a marked table: at least once, that counts as the checkpoint."""
-    settings = BatchDeliverySettings(
-        kafka=config.kafka_settings(for_producer=True),
-        delivery_timeout_seconds=config.delivery_timeout_seconds,
-        expiry_seconds=config.expiry_seconds if config.delivery == "barrier" else None,
-        record_header=config.record_header,
-        producer_provider=producer_provider,
-    )
+    """Return the guarantee that `delivery` names: the way of one shard's batches, and the store of their checkpoint."""
+    settings = _batch_settings(config, producer_provider)
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
         case "barrier" | "pipelined":
-            store = PostgresStore(checkpoints, acknowledge)
-            kept = PurgeStore(store, purge) if purge is not None else store
-            return AtLeastOnceBatches(PipelinedBatches(settings, topics), kept)
+            return AtLeastOnceBatches(PipelinedBatches(settings, topics), PostgresStore(checkpoints, acknowledge))
         case "transactional":
             transactional_id = f"{config.checkpoint_topic}.{shard}"
             return TransactionalBatches(
@@ -182,6 +172,24 @@ def make_guarantee(
             raise not_chosen("delivery")
         case other:
             assert_never(other)
+
+
+def make_purging_guarantee(
+    config: HarvestConfig, topics: Topics, pages: MarkPages, producer_provider: KafkaProducerProvider
+) -> Guarantee:
+    """Return the guarantee of a table that is marked and delivered at least once: to purge counts as the checkpoint."""
+    settings = _batch_settings(config, producer_provider)
+    return AtLeastOnceBatches(PipelinedBatches(settings, topics), PurgeStore(pages.purge))
+
+
+def _batch_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> BatchDeliverySettings:
+    return BatchDeliverySettings(
+        kafka=config.kafka_settings(for_producer=True),
+        delivery_timeout_seconds=config.delivery_timeout_seconds,
+        expiry_seconds=config.expiry_seconds if config.delivery == "barrier" else None,
+        record_header=config.record_header,
+        producer_provider=producer_provider,
+    )
 
 
 def make_kafka_store(

@@ -21,8 +21,7 @@ from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.record.rows import ids_of
 from harvest_lib.source.batch_protocol import Page, Position
-from harvest_lib.source.claim_protocol import ClaimedRows
-from harvest_lib.source.mark import MarkSource
+from harvest_lib.source.claim_protocol import ClaimedRows, ClaimSource
 from harvest_lib.source.thread import CallThread
 
 NAME = "mark"
@@ -41,14 +40,14 @@ class MarkPages:
     by then.
     """
 
-    def __init__(self, source: MarkSource, backoff_seconds: float = 0.0, *, names_ids: bool = True) -> None:
+    def __init__(self, source: ClaimSource, backoff_seconds: float = 0.0, *, names_ids: bool = True) -> None:
         """`backoff_seconds`: pause after a mark that found nothing. Without `names_ids`, positions name no delivered
         rows: those are purged before a position counts."""
         self._names_ids = names_ids
         self._source = source
         self._backoff_seconds = backoff_seconds
         self._mark_at = 0.0  # boot seconds
-        self._thread: CallThread[MarkSource] | None = None
+        self._thread: CallThread[ClaimSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
         self._limit = 0
         self._sent: list[int] = []  # ids of this batch, and those deferred before
@@ -60,9 +59,10 @@ class MarkPages:
     def open(self, position: Position | None) -> Position:
         self._quiet()
         self._source.open(uuid4())
-        self._sent, self._delivered, self._purging = [], [], []
-        if position is not None and (ids := _delivered(position)):
+        self._sent, self._purging = [], []
+        if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
             self._source.fetch(0, ids)
+            self._delivered = []
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         return self.position()
 
@@ -124,9 +124,10 @@ class MarkPages:
         if thread is not None:
             thread.end()
         if self._delivered:
-            with suppress(DatabaseError, OutboxTableError):  # else the next leader purges them, or sends them again
+            # Else they are purged at the next `open`, or by the next leader, which otherwise sends them again.
+            with suppress(DatabaseError, OutboxTableError):
                 self._source.fetch(0, self._delivered)
-            self._delivered = []
+                self._delivered = []
         self._source.close()
 
     def _next(self, limit: int) -> ClaimedRows:

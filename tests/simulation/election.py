@@ -160,7 +160,7 @@ class Asked:
 
 def subscription_rows(plan, delivery):
     """Return what the product makes of a member's configuration; None where terms have no row."""
-    if not plan.by_batches:
+    if not plan.has_epochs:
         return None
     fence = fence_of(plan, delivery)
     return SubscriptionRows(table=SUBSCRIPTIONS, subscription=SUBSCRIPTION.name, shards=plan.shards, fence=fence)

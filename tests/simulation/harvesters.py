@@ -10,7 +10,13 @@ from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined
 from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.harvester.factory import make_guarantee, make_parking, make_selection, subscription_of
+from harvest_lib.harvester.factory import (
+    make_guarantee,
+    make_parking,
+    make_purging_guarantee,
+    make_selection,
+    subscription_of,
+)
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.rivals import Rivals
@@ -211,18 +217,21 @@ class Shard:
         rivals = Rivals(pool, stale_seconds=SESSION_SECONDS)
         checkpoints = CheckpointTable(self._conninfo, SUBSCRIPTIONS, subscription, rivals=rivals)
         source = self._pages()
-        return BatchPorts(
-            source=source,
-            guarantee=make_guarantee(
+        if isinstance(source, MarkPages) and not self.config.exactly_once:
+            guarantee = make_purging_guarantee(self.config, topics, source, self._make_producer)
+        else:
+            guarantee = make_guarantee(
                 self.config,
                 _TABLE,
                 checkpoints,
                 topics,
                 self._number,
-                purge=source.purge if self._plan.source == "mark" else None,
                 consumer_provider=partial(Consumer, self._world.broker),
                 producer_provider=self._make_producer,
-            ),
+            )
+        return BatchPorts(
+            source=source,
+            guarantee=guarantee,
             parking=make_parking(self.config, _TABLE, checkpoints, topics, source),
             troubles=topics.troubles,
             limits=LIMITS,

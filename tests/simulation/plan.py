@@ -31,7 +31,7 @@ SHARDS = (2, 3)
 """So many there are, where there are several."""
 EXACTLY_ONCE = ("transactional", "sequenced")
 _BY_BATCHES = (*EXACTLY_ONCE, "batches")
-_IN_BATCHES = ("split", "split")
+_WITH_EPOCHS = ("split", "split")
 _DISASTERS = ("kill", "freeze", "cut off", "crash", "crash once sent", "outage", "slow wire", "slow wire", "stop")
 _ONLY_READ = ("rewind",)
 _ACKNOWLEDGED = ("late save", "late save")
@@ -77,8 +77,13 @@ class Plan:
 
     @property
     def by_batches(self):
-        """True if a term goes in batches, and its subscription has an epoch."""
+        """True if a term goes in batches."""
         return self.source != "mark" or self.mode.endswith(_BY_BATCHES)
+
+    @property
+    def has_epochs(self):
+        """True if a leader raises the epoch of its subscription."""
+        return self.source != "mark" or self.delivery in EXACTLY_ONCE
 
     def __str__(self):
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -89,8 +94,8 @@ def plan_of(seed, modes=MODES):
     dice = random.Random(seed * 2 + 1)
     mode = modes[seed % len(modes)]
     kinds = _DISASTERS
-    if not mode.startswith("mark") or mode.endswith(_BY_BATCHES):
-        kinds += _IN_BATCHES
+    if not mode.startswith("mark") or mode.endswith(EXACTLY_ONCE):
+        kinds += _WITH_EPOCHS
     if not mode.startswith("mark"):
         kinds += _ONLY_READ
     if "sequenced" in mode:

@@ -62,7 +62,7 @@ class Promises:
                 self.say(f"{self._name(event)} was purged by {process.name}, and is not in Kafka")
             return
         # In batches a successor purges by the checkpoint of the leader before it.
-        heard = self._acknowledged.values() if plan.by_batches else [self._acknowledged[process]]
+        heard = self._acknowledged.values() if plan.has_epochs else [self._acknowledged[process]]
         for event in set(events).difference(*heard):
             self.say(f"{self._name(event)} was purged by {process.name}, to which nobody had acknowledged it")
 

@@ -142,7 +142,7 @@ class World:
 
     def begins(self, term, leader_id, delivery):
         owner = self.scheduler.current.owner
-        if not self.plan.by_batches and leader_id == term.leader_id:  # else it begins with its epoch
+        if not self.plan.has_epochs and leader_id == term.leader_id:  # else it begins with its epoch
             self._say_term("invoke", owner, leader_id)
         self.leaders[owner] = str(leader_id)
         self.promises.begins(owner, term, leader_id, delivery)
