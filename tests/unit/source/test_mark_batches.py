@@ -3,6 +3,7 @@
 import pytest
 from support.fakes import FakeSource, FakeTable
 
+from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.source import MarkPages
 
 pytestmark = pytest.mark.quick
@@ -90,3 +91,33 @@ def test_what_was_parked_is_not_purged_once_people_have_put_it_back():
     successor.open(position)
     assert [row[0] for row in successor.read(8).rows] == [2, 3]
     successor.close()
+
+
+def test_a_purge_that_failed_with_its_connection_is_repeated_before_anything_is_marked(monkeypatch):
+    """Without ids in the position, which at least once it has not."""
+    table = filled(4)
+    source = FakeSource(table)
+    leader = MarkPages(source, names_ids=False)
+    leader.open(None)
+    assert [row[0] for row in leader.read(2).rows] == [1, 2]
+    leader.committed()
+    fetch, calls = source.fetch, []
+
+    def lost(limit, delivered=()):
+        calls.append((limit, list(delivered)))
+        if len(calls) < 4:
+            raise DatabaseUnavailable("lost", next_step="none")
+        return fetch(limit, delivered)
+
+    monkeypatch.setattr(source, "fetch", lost)
+    with pytest.raises(DatabaseUnavailable):
+        leader.purge()
+    leader.close()
+    with pytest.raises(DatabaseUnavailable):
+        leader.open(None)
+    leader.open(None)
+    assert [*table.rows] == [3, 4]
+    assert [row[0] for row in leader.read(4).rows] == [3, 4]
+    leader.committed()
+    leader.close()
+    assert not table.rows
