@@ -49,6 +49,8 @@ def show_description(description: "Description", state: str, *, as_json: bool) -
         table.add_row(server.name, f"{server.version}, {place}pid {server.pid}")
     content = json.loads(description.to_json())
     table.add_row("DSN", content["dsn"])
+    if "********" in content["dsn"]:
+        table.add_row("password", f"in {state_folder() / 'stack.json'}")
     table.add_row("bootstrap", content["bootstrap_servers"])
     for server in description.servers:
         if server.url:

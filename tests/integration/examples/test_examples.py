@@ -3,19 +3,24 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from support.outbox import read_topic
 from support.waiting import eventually
+from support.walkthrough import tools
 
-from harvest_lib import Harvest, HarvestConfig
+from harvest_lib import Harvest, HarvestConfig, OutboxRecord, append
 from harvest_lib.errors import ConfigError
+from harvest_lib.outbox import NativeTable, OutboxTable
 
 pytestmark = pytest.mark.gate
 
@@ -205,3 +210,92 @@ def test_librdkafka_takes_the_settings_of_sasl_ssl(sasl_ssl, monkeypatch, tmp_pa
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location") as refused:
         Harvest(sasl_ssl.make_config())
     assert SECRET not in str(refused.value)
+
+
+@pytest.fixture
+def typed(dsn, bootstrap_servers, tmp_path):
+    """Run a shell script of the examples on a native outbox whose configuration is in `harvest.yaml`."""
+    folder = tools(tmp_path / "bin")
+    config = {"leaderGroupID": "examples", "dataSource": dsn, "source": "snapshot", "leadership": "solo"}
+    written = {"harvest": {**config, "baseKafkaConfig": {"bootstrap.servers": bootstrap_servers}}}
+    (tmp_path / "harvest.yaml").write_text(json.dumps(written))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable(("outbox",))).create(connection)
+
+    def run(name, *arguments):
+        return subprocess.run(
+            ["sh", str(EXAMPLES / name), "harvest.yaml", *arguments],
+            env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=240,
+            check=False,
+        )
+
+    yield run
+    shutil.rmtree(folder)
+
+
+def appended(dsn, *records):
+    with psycopg.connect(dsn) as connection:
+        append(connection, records)
+
+
+def drained(bootstrap_servers, dsn, **settings):
+    config = HarvestConfig(
+        leader_group_id="examples",
+        data_source=dsn,
+        base_kafka_config={"bootstrap.servers": bootstrap_servers},
+        source="snapshot",
+        leadership="solo",
+        **settings,
+    )
+    return Harvest(config).drain(60).records
+
+
+def test_parking(typed, dsn, bootstrap_servers, make_topic):
+    """The topic is created between the first delivery and the script."""
+    topic = f"late-{uuid.uuid4().hex[:8]}"
+    appended(dsn, *(OutboxRecord(topic=topic, key=key, value=value) for key, value in [("a", "1"), ("a", "2"), ("b", "3")]))
+    assert drained(bootstrap_servers, dsn) == 0
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic(topic, 1, 1)]).values():
+        future.result(60)
+    done = typed("parking.sh", topic)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("the topic does not exist") >= 2
+    assert "held behind" in done.stdout
+    assert drained(bootstrap_servers, dsn) == 3
+    found = read_topic(bootstrap_servers, topic, isolation="read_committed")
+    assert {key: [each.value for each in found if each.key == key] for key in "ab"} == {"a": ["1", "2"], "b": ["3"]}
+
+
+def test_subscriptions(typed, dsn):
+    done = typed("subscriptions.sh", "lake", "orders")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("lake") >= 3
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM outbox_subscriptions").fetchone() == (0,)
+
+
+def test_pipeline(dsn, tmp_path):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        NativeTable(outbox=OutboxTable(("outbox",))).create(connection)
+    records = [("orders", "o-1"), ("refunds", "r-1"), ("orders", "o-2")]
+    appended(dsn, *(OutboxRecord(topic=topic, key=key, value={"state": "placed"}) for topic, key in records))
+    shutil.copy(EXAMPLES / "pipeline.yaml", tmp_path)
+    variables = {**os.environ, "HARVEST_DSN": dsn, "LINES": str(tmp_path / "lines.json")}
+    command = [sys.executable, "-m", "harvest_lib.cli", "pipeline"]
+    subprocess.run([*command, "check", "pipeline.yaml"], cwd=tmp_path, env=variables, check=True, timeout=120)
+    running = subprocess.Popen([*command, "run", "-f", "pipeline.yaml"], cwd=tmp_path, env=variables)
+    try:
+        lines = tmp_path / "lines.json"
+        eventually(lambda: lines.exists() and lines.read_text().count("\n") == 2, "both orders are written")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+        running.wait()
+    assert [json.loads(line)["key"] for line in lines.read_text().splitlines()] == ["o-1", "o-2"]
