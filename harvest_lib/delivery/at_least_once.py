@@ -8,7 +8,7 @@ Promises
   when it thaws. librdkafka checks that before it sends, on its own threads, so Python need not run first.
 - A record's timestamp is taken before the check that it may still be sent. So where the topic refuses old timestamps
   (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket buffer of
-  its own, which nothing on this side can take back: see docs/operations.md, "Topics that refuse the late".
+  its own, which nothing on this side can take back: see docs/operations.md, "Reject late records at the broker".
 - Brokers refuse whole batches. The records of a refused batch are reported as failed, and when they come again
   each is sent alone, *isolated*. One that is refused alone is reported as refused, and nothing else is.
 - Settings on which these rest cannot be overridden (see `harvest_lib.config`).

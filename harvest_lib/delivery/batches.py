@@ -3,6 +3,7 @@ failure a run of records may repeat), batch by batch.
 """
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -124,14 +125,20 @@ class PipelinedBatches:
         assert self._producer is not None  # noqa: S101 - `send` has looked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
-        produce, headers_of = self._producer.produce, self._headers_of
+        produce, headers_of, timestamp = self._producer.produce, self._headers_of, _NOW
+        expires, clock = self._settings.expiry_seconds is not None, time.time
         for row in rows:
+            if expires:  # the timestamp is older than the check: see docs/operations.md, "Reject late records"
+                timestamp = int(clock() * 1000)
+                if not may_send():
+                    self._stopped = True
+                    break
             record_id, topic, key, value, names, contents = row
             try:
                 headers = headers_of(record_id, names, contents)
-                produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+                produce(topic, value, key, _ANY_PARTITION, None, None, timestamp, headers)
             except BufferError:
-                if not self._produce_when_there_is_room(row, headers, may_send):
+                if not self._produce_when_there_is_room(row, headers, timestamp, may_send):
                     break
             except (KafkaException, ValueError, TypeError) as error:
                 if not isinstance(error, KafkaException):
@@ -153,9 +160,11 @@ class PipelinedBatches:
     def close(self) -> None:
         self._discard()
 
-    def _produce_when_there_is_room(self, row: Row, headers: Headers, may_send: Callable[[], bool]) -> bool:
+    def _produce_when_there_is_room(
+        self, row: Row, headers: Headers, timestamp: int, may_send: Callable[[], bool]
+    ) -> bool:
         assert self._producer is not None  # noqa: S101 - `send` has looked
-        row_of = row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, _NOW, headers
+        row_of = row[TOPIC], row[VALUE], row[KEY], _ANY_PARTITION, None, None, timestamp, headers
         return self._when_there_is_room(functools.partial(self._producer.produce, *row_of), may_send)
 
     def _when_there_is_room(self, produce: Callable[[], object], may_send: Callable[[], bool]) -> bool:

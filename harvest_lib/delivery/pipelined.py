@@ -14,7 +14,7 @@ one by one for a while, each with a callback, so that the one to blame is found.
 
 What it does not promise: after a failure, or under the next leader, a *run* of a key's records may come again, R0 R1 R2
 R0 R1 R2, where the barrier allows R0 R1 R1 R2 at most. And as nothing in its queue expires, a leader that thaws after a
-freeze may send what it had queued; see docs/operations.md, "Topics that refuse the late".
+freeze may send what it had queued; see docs/operations.md, "Reject late records at the broker".
 """
 
 import time

@@ -258,7 +258,9 @@ def drained(bootstrap_servers, dsn, **settings):
 def test_parking(typed, dsn, bootstrap_servers, make_topic):
     """The topic is created between the first delivery and the script."""
     topic = f"late-{uuid.uuid4().hex[:8]}"
-    appended(dsn, *(OutboxRecord(topic=topic, key=key, value=value) for key, value in [("a", "1"), ("a", "2"), ("b", "3")]))
+    appended(
+        dsn, *(OutboxRecord(topic=topic, key=key, value=value) for key, value in [("a", "1"), ("a", "2"), ("b", "3")])
+    )
     assert drained(bootstrap_servers, dsn) == 0
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_topics([NewTopic(topic, 1, 1)]).values():

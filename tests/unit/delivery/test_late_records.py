@@ -1,0 +1,82 @@
+"""Records in batches that expire: a leader that was frozen as it sent stops, and brokers can see what is old."""
+
+import uuid
+
+import pytest
+from support.rows import row
+
+from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
+
+pytestmark = pytest.mark.quick
+
+ROWS = [row(number, f"k{number}") for number in range(5)]
+
+
+class FakeProducer:
+    """Keeps what it is given; full every other time if `fills`."""
+
+    def __init__(self, *, fills=False):
+        self.timestamps, self._fills, self._calls = [], fills, 0
+
+    def produce(self, _topic, _value, _key, _partition, _report, _other, timestamp, _headers):
+        self._calls += 1
+        if self._fills and self._calls % 2:
+            raise BufferError
+        self.timestamps.append(timestamp)
+
+    close = lambda self: None  # noqa: E731 - takes nothing, does nothing
+    poll = flush = lambda self, _timeout: 0
+    purge = lambda self, **_: None  # noqa: E731 - as above
+
+    def __len__(self):
+        return 0
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A wall clock of which each check takes a second."""
+    clock = [1_000.0]
+    monkeypatch.setattr("harvest_lib.delivery.batches.time.time", lambda: clock[0])
+    return clock
+
+
+def delivery_with(producer, expiry_seconds):
+    settings = BatchDeliverySettings(
+        kafka={},
+        delivery_timeout_seconds=600,
+        expiry_seconds=expiry_seconds,
+        producer_provider=lambda _settings: producer,
+    )
+    made = PipelinedBatches(settings, Topics({}))
+    made.begin(uuid.uuid4())
+    return made
+
+
+@pytest.mark.parametrize("fills", [False, True])
+def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, fills):
+    producer = FakeProducer(fills=fills)
+    delivery = delivery_with(producer, expiry_seconds=9)
+
+    def check():
+        now[0] += 1  # as if the process had been frozen
+        return True
+
+    delivery.send(ROWS, check)
+    assert producer.timestamps == [1_001_000 + 1_000 * number for number in range(5)]
+
+
+def test_no_record_follows_the_end_of_the_term(now):
+    """Not even of the same page."""
+    del now
+    producer, answers = FakeProducer(), iter([True, True, True, False])
+    delivery = delivery_with(producer, expiry_seconds=9)
+    assert delivery.send(ROWS, lambda: next(answers)) == {}
+    assert len(producer.timestamps) == 2
+    assert isinstance(delivery.flush(lambda: True), BatchFailed)
+
+
+def test_what_never_expires_has_the_client_s_own_time(now):
+    del now
+    producer = FakeProducer()
+    delivery_with(producer, expiry_seconds=None).send(ROWS, lambda: True)
+    assert producer.timestamps == [0] * 5
