@@ -29,7 +29,9 @@ def outbox(dsn, make_topic):
 
 @pytest.fixture
 def config(outbox, bootstrap_servers, group_id):
-    return harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery="transactional")
+    # A coordinator that starts again may fence our producer: the term ends, and the next waits for the session timeout.
+    soon = {"session_timeout_seconds": 6.0, "limits": {"heartbeat_timeout_seconds": 3.0}}
+    return harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery="transactional", **soon)
 
 
 def check_exactly_once(outbox, bootstrap_servers):

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
+from support.waiting import eventually
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import kafka, postgres
@@ -38,7 +39,7 @@ def test_kafka_starts_on_another_port(role, cluster):
     with taken(before[f"{role}-1"]):
         cluster.spawn()
         cluster.await_ready()
-        assert cluster.answers()
+        eventually(cluster.answers, "all brokers answer")
         assert cluster.ports == before | {f"{role}-1": cluster.ports[f"{role}-1"]}
         assert cluster.ports != before
         socket.create_connection(("127.0.0.1", cluster.ports["detour-1"]), timeout=60).close()
@@ -77,7 +78,7 @@ def test_another_kafka_on_the_port_is_not_taken_for_ours(cluster, tmp_path, part
     other = KafkaCluster(tmp_path / "other", parts=parts)
     other.prepare()
     other.ports = {**other.ports, "plain-1": cluster.port(1)}
-    assert cluster.answers()
+    eventually(cluster.answers, "all brokers answer")
     assert not other.answers()
     other.stop()
 

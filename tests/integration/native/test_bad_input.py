@@ -221,6 +221,7 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
     config = harvest_config(
         dsn, f"127.0.0.1:{link.port}", group_id, leadership="solo", delivery=delivery,
         producer_kafka_config={"queue.buffering.max.messages": _QUEUE, "delivery.timeout.ms": 1_500},
+        session_timeout_seconds=6.0, limits={"heartbeat_timeout_seconds": 3.0},  # it waits so long once
     )  # fmt: skip
 
     def read():
