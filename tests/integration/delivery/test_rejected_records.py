@@ -29,7 +29,7 @@ SOURCES = ["mark", "snapshot", "transaction_id"]
 DELIVERIES = ["barrier", "pipelined", "transactional", "sequenced"]
 WAYS = list(product(SOURCES, DELIVERIES))
 GOING_ON = [way for way in WAYS[:8] if way != ("mark", "pipelined")]
-"""Where other topics go on while one takes nothing. Marked records that are pipelined wait for it."""
+"""The ways in which other topics go on while one takes nothing. Marked records that are pipelined wait for it."""
 every_way = pytest.mark.parametrize(("source", "delivery"), WAYS, ids=["-".join(way) for way in WAYS])
 
 INSERT = """
