@@ -220,7 +220,7 @@ MUTATIONS = (
     _mutation(
         "what was deferred is forgotten",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_following", "if deferred_ids := self._barrier.deferred_ids:", "if deferred_ids := []:"),
+        _edit(BatchLoop, "_following", "if deferred_ids := self._deferred_ids:", "if deferred_ids := []:"),
     ),
     _mutation(
         "what is on the wire is not waited for",
@@ -480,7 +480,7 @@ MUTATIONS = (
     _mutation(
         "what a position has passed is not purged by who goes on from it",
         _PAGES,
-        _edit(MarkPages, "open", "if position is not None and (ids := _delivered(position)):", "if ids := []:"),
+        _edit(MarkPages, "open", "*(_delivered(position) if position is not None else [])", ""),
     ),
     _mutation(
         "what is marked a second time is sent a second time",
