@@ -4,6 +4,7 @@
 defers only records for which there is no room.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,7 +44,12 @@ class Barrier(Protocol):
 
     @property
     def deferred_ids(self) -> list[int]:
-        """Return the ids of deferred rows, in order."""
+        """Return the ids of deferred rows, those of each key in order."""
+        ...
+
+    @property
+    def has_deferred(self) -> bool:
+        """Return True if any row is deferred."""
         ...
 
     @property
@@ -63,57 +69,71 @@ class Barrier(Protocol):
 
 
 class KeyBarrier:
-    """`Barrier` that lets the first of each key go."""
+    """`Barrier` that lets the first of each key go. Later ones queue by key, so that one of them costs no look at the
+    others."""
 
     def __init__(self) -> None:
         self.isolated: set[int] = set()
-        self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[Row] = []  # deferred, in order
-        self._behind: list[Row] = []  # deferred in this batch
         self.is_isolated = False
+        self._sent: set[str] = set()  # keys that have a record since the last checkpoint
+        self._waiting: list[Row] = []  # may go, in order: there was no room
+        self._queues: dict[str, deque[Row]] = {}  # behind one that was sent or waits, in order
+        self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
+        self._queued = 0
         self._sizes: dict[int, int] = {}  # bytes of deferred records, by id, but for small ones
+        self._bytes = 0
 
     def begin(self) -> None:
         self.isolated.clear()
         self.is_isolated = False
         self._sent.clear()
-        self._waiting, self._behind = [], []
+        self._waiting = []
+        self._queues.clear()
+        self._blocked.clear()
         self._sizes.clear()
+        self._queued = self._bytes = 0
 
     def checkpoint_saved(self) -> None:
         self._sent.clear()
-        self._waiting, self._behind = self._waiting + self._behind, []
+        for key in self._blocked:
+            queue = self._queues[key]
+            self._waiting.append(queue.popleft())
+            self._queued -= 1
+            if not queue:
+                del self._queues[key]
+        self._blocked.clear()
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         waiting, self._waiting = self._waiting, []
         room = 0 if self.is_isolated else room
-        sent, behind, isolated, sizes = self._sent, self._behind, self.isolated, self._sizes
+        sent, isolated, queues, blocked = self._sent, self.isolated, self._queues, self._blocked
         admitted: list[Row] = []
         for some in (waiting, rows):
             is_counted = some is rows and len(rows) < _SMALL_ROWS
+            behind = queues if some is rows else ()  # one that waits is the head of its queue
             for row in some:
                 key = row[2]
-                if key in sent:
-                    behind.append(row)
-                    if is_counted:
-                        sizes[row[0]] = row_bytes(row)
+                if key in sent or key in behind:
+                    self._defer(row, is_counted=is_counted)
                 elif len(admitted) < room and not (isolated and row[0] in isolated):
                     sent.add(key)
                     admitted.append(row)
-                    if sizes:
-                        sizes.pop(row[0], None)
+                    if key in queues:
+                        blocked[key] = None
                 elif len(admitted) < room and first and not admitted:
                     sent.add(key)
                     isolated.discard(row[0])
                     admitted.append(row)
-                    if sizes:
-                        sizes.pop(row[0], None)
+                    if key in queues:
+                        blocked[key] = None
                     self.is_isolated, room = True, 0
                 else:
                     self._waiting.append(row)
                     if is_counted:
-                        sizes[row[0]] = row_bytes(row)
+                        self._count(row)
                     room = 0
+        if self._sizes:
+            self._bytes -= sum(self._sizes.pop(row[0], 0) for row in admitted)
         return admitted
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -121,17 +141,23 @@ class KeyBarrier:
         picked: list[Row] = []
         for row in rows:
             key = row[2]
-            if key not in waiting and key not in self._sent:
+            if key in self._sent or key in self._queues:
+                self._defer(row, is_counted=True)
+            elif key in waiting:
+                self._waiting.append(row)
+                self._count(row)
+            else:
                 self._sent.add(key)
                 picked.append(row)
-            else:
-                (self._waiting if key in waiting else self._behind).append(row)
-                self._sizes[row[0]] = row_bytes(row)
         return picked
 
     @property
     def deferred_ids(self) -> list[int]:
-        return [row[0] for row in (*self._waiting, *self._behind)]
+        return [row[0] for row in self._waiting] + [row[0] for queue in self._queues.values() for row in queue]
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._waiting or self._queues)
 
     @property
     def is_waiting(self) -> bool:
@@ -139,13 +165,26 @@ class KeyBarrier:
 
     @property
     def is_blocked(self) -> bool:
-        return bool(self._behind)
+        return bool(self._blocked)
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) + len(self._behind) > _MOST_DEFERRED or (
-            bool(self._sizes) and sum(self._sizes.values()) > _MOST_DEFERRED_BYTES
-        )
+        return len(self._waiting) + self._queued > _MOST_DEFERRED or self._bytes > _MOST_DEFERRED_BYTES
+
+    def _defer(self, row: Row, *, is_counted: bool) -> None:
+        key = row[2]
+        if (queue := self._queues.get(key)) is None:
+            queue = self._queues[key] = deque()
+        queue.append(row)
+        self._queued += 1
+        if key in self._sent:
+            self._blocked[key] = None
+        if is_counted:
+            self._count(row)
+
+    def _count(self, row: Row) -> None:
+        self._sizes[row[0]] = size = row_bytes(row)
+        self._bytes += size
 
 
 class NoBarrier:
@@ -191,6 +230,10 @@ class NoBarrier:
     @property
     def deferred_ids(self) -> list[int]:
         return [row[0] for row in self._waiting]
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._waiting)
 
     @property
     def is_waiting(self) -> bool:

@@ -295,6 +295,7 @@ class BatchLoop:
                     self._park(row, refused[row[0]])
                     return False
             self.in_flight.records += len(some)
+            self._ports.source.sent(some)
         self._state.last_sent = rows[-1] if rows else self._state.last_sent
         return True
 
@@ -312,7 +313,7 @@ class BatchLoop:
         self._state.last_sent = None
         self.in_flight.records = self._state.in_doubt = 0
         self.idle = False
-        ports.source.committed(self._deferred_ids)
+        ports.source.committed()
         self._paused.committed()
         self._state.position = position
         batch.done(sent, full=full)
@@ -419,7 +420,7 @@ class BatchLoop:
     # -- checkpoints
 
     def _following(self, position: Position) -> Checkpoint:
-        if deferred_ids := self._deferred_ids:
+        if self._ports.guarantee.store.keeps_positions and (deferred_ids := self._deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._state.lowest_told = self._ports.parking.lowest
         seen, holds = self._ports.source.retention_bounds(position)
@@ -459,7 +460,8 @@ class BatchLoop:
             return
         may_look = self._redelivery.may_look
         # A term that is over has not been looked for anything.
-        self.idle = self._may_go_on() and not self._deferred_ids and not may_look
+        has_deferred = self._barrier.has_deferred or bool(self._paused.ids)
+        self.idle = self._may_go_on() and not has_deferred and not may_look
         if boot_seconds() >= self._state.save_at:
             self._save()
         if not may_look:

@@ -10,6 +10,8 @@ class CheckpointStore(Protocol):
     """Store of the checkpoints of one subscription and shard. `kept_in` names it: `postgres` or `kafka`."""
 
     kept_in: str
+    keeps_positions: bool
+    """False if what was passed is told by the table alone."""
 
     @property
     def epoch(self) -> int | None:

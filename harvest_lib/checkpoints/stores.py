@@ -44,6 +44,7 @@ class PostgresStore:
     """`CheckpointStore` in the table of subscriptions."""
 
     kept_in = "postgres"
+    keeps_positions = True
 
     def __init__(self, checkpoints: CheckpointTable, acknowledge: Acknowledge) -> None:
         """`acknowledge` writes acknowledgements that an earlier leader may have left unwritten, by any delivery."""
@@ -105,6 +106,7 @@ class PurgeStore:
     """
 
     kept_in = "postgres"
+    keeps_positions = False
     epoch = None
 
     def __init__(self, purge: Callable[[], None]) -> None:
@@ -157,6 +159,7 @@ class KafkaStore(PostgresStore):
     checkpoints did alone; `kafka` are the base settings of the user."""
 
     kept_in = "kafka"
+    keeps_positions = True
 
     def __init__(
         self,

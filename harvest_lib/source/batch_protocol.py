@@ -6,7 +6,7 @@ remembers nothing across `open`. Records that a position has passed and that wer
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from harvest_lib.record import Row
@@ -45,9 +45,12 @@ class BatchSource(Protocol):
         more): what comes after the last one was not looked for, if there is one. Positions are not touched."""
         ...
 
-    def committed(self, deferred: Collection[int] = ()) -> None:
-        """Note that all that was read so far is in Kafka, but the ids in `deferred`, and that the position after it is
-        durable."""
+    def sent(self, rows: Sequence[Row]) -> None:
+        """Note that rows were sent in this batch."""
+        ...
+
+    def committed(self) -> None:
+        """Note that all that was sent is in Kafka, and that the position after it is durable."""
         ...
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:

@@ -1,7 +1,7 @@
 """Common parts of the sources that only read: their connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, cast
@@ -112,7 +112,11 @@ class ConnectedSource(ABC):
         take_next(rows)
         return readable(rows, self._connected())
 
-    def committed(self, deferred: Collection[int] = ()) -> None:  # noqa: ARG002 - nothing is purged
+    def sent(self, rows: Sequence[Row]) -> None:  # noqa: ARG002 - nothing is purged
+        """See `BatchSource`."""
+        return
+
+    def committed(self) -> None:
         """See `BatchSource`. Reading leaves no trace, so there is nothing to do."""
         return
 

@@ -6,11 +6,12 @@ Promises
 - The position is the ids of all records sent and not known to be purged. A leader that goes on from it purges them
   first: a crash between a commit and the purge sends nothing twice. Its `deferred` ids stay in the table.
 - There are never more than `MOST_IDS` of them.
+- Closed in order, it gives back what it has marked and not delivered, at least once: goharvest may lead next.
 - A returned record is not returned again while the source stays open, even if others mark it meanwhile; but a parked
   one is, once somebody has put it back.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate
@@ -50,7 +51,8 @@ class MarkPages:
         self._thread: CallThread[ClaimSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
         self._limit = 0
-        self._sent: list[int] = []  # ids of this batch, and those deferred before
+        self._held: dict[int, None] = {}  # ids of records that were read, and are not in Kafka as far as is known
+        self._batch: list[int] = []  # of those, the ones sent in this batch
         self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, the ones being purged
         self.parked: Mapping[tuple[str, str], int] = {}
@@ -59,7 +61,7 @@ class MarkPages:
     def open(self, position: Position | None) -> Position:
         self._quiet()
         self._source.open(uuid4())
-        self._sent, self._purging = [], []
+        self._held, self._batch, self._purging = {}, [], []
         if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
             self._source.fetch(0, ids)
             self._delivered = []
@@ -74,17 +76,17 @@ class MarkPages:
         if not claimed.rows:
             self._mark_at = boot_seconds() + self._backoff_seconds
         # A fenced leader may have marked rows that we had marked, and sent; then they are marked here again.
-        known = {*self._sent, *self._delivered}
         rows, ids = claimed.rows, ids_of(claimed.rows)
-        if not known.isdisjoint(ids):
+        if not (self._held.keys().isdisjoint(ids) and set(self._delivered).isdisjoint(ids)):
+            known = {*self._held, *self._delivered}
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
         if not rows:
             return None
-        self._sent += ids
+        self._held.update(dict.fromkeys(ids))
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
             self._ask(limit)
-        return Page(rows, self.position(), more=claimed.more and len(self._sent) < _BATCH_IDS)
+        return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
 
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is parked by its id alone
         return []
@@ -93,14 +95,18 @@ class MarkPages:
         """Move records out of the table, see `ClaimSource.park`; no position passes them from here on."""
         assert self._thread is not None  # noqa: S101 - made by `open`
         released = self._thread.ask(lambda source: source.park(refused, behind)).result()
-        moved = {*refused, *behind} - released
-        self._sent = [each for each in self._sent if each not in moved]
+        for each in {*refused, *behind} - released:
+            self._held.pop(each, None)
         return released
 
-    def committed(self, deferred: Collection[int] = ()) -> None:
-        kept = set(deferred)
-        self._delivered += [each for each in self._sent if each not in kept]
-        self._sent = [each for each in self._sent if each in kept]
+    def sent(self, rows: Sequence[Row]) -> None:
+        self._batch += ids_of(rows)
+
+    def committed(self) -> None:
+        for each in self._batch:
+            self._held.pop(each, None)
+        self._delivered += self._batch
+        self._batch = []
 
     def purge(self) -> None:
         """Purge what was delivered, durably when it returns; in one transaction with the next mark, if one is due."""
@@ -119,7 +125,7 @@ class MarkPages:
         return "1:1:", None
 
     def close(self) -> None:
-        self._quiet()
+        left = [*self._held, *self._quiet()]
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.end()
@@ -128,6 +134,10 @@ class MarkPages:
             with suppress(DatabaseError, OutboxTableError):
                 self._source.fetch(0, self._delivered)
                 self._delivered = []
+        if left and not self._names_ids:  # else a successor could not tell them from those that it has to purge
+            with suppress(DatabaseError, OutboxTableError):
+                self._source.reset(left)
+        self._held = {}
         self._source.close()
 
     def _next(self, limit: int) -> ClaimedRows:
@@ -148,17 +158,18 @@ class MarkPages:
         limit = min(limit, _BATCH_IDS // 2)
         self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
 
-    def _quiet(self) -> None:
-        """Wait for prefetched rows, and forget them: they are marked under an id that ends here. Errors too: the
-        next question finds out whether a table is gone, or only hidden, which is waited for."""
+    def _quiet(self) -> Sequence[int]:
+        """Wait for prefetched rows, and forget them: they are marked under an id that ends here. Return their ids.
+        Errors are forgotten too: the next read finds out whether a table is gone, or only hidden, which is awaited."""
         asked, self._asked = self._asked, None
         if asked is not None:
             with suppress(DatabaseError, OutboxTableError):
-                asked.result()
+                return ids_of(asked.result().rows)
+        return ()
 
     def position(self) -> Position:
         """Return the position after the rows read so far."""
-        return {"source": NAME, "ids": encode_ids(self._delivered + self._sent) if self._names_ids else ""}
+        return {"source": NAME, "ids": encode_ids([*self._delivered, *self._held]) if self._names_ids else ""}
 
 
 def _delivered(position: Position) -> list[int]:

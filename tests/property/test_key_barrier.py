@@ -66,7 +66,9 @@ def test_the_bytes_of_what_is_deferred_are_known(pages, room):
         rows = [row(number + place, key, value="v" * (number + place)) for place, key in enumerate(page)]
         number += len(page)
         barrier.admit(rows, room, first=True)
-        assert barrier._sizes == {each[0]: row_bytes(each) for each in (*barrier._waiting, *barrier._behind)}
+        deferred = [*barrier._waiting, *(each for queue in barrier._queues.values() for each in queue)]
+        assert barrier._sizes == {each[0]: row_bytes(each) for each in deferred}
+        assert barrier._bytes == sum(barrier._sizes.values())
         barrier.checkpoint_saved()
 
 

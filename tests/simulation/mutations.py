@@ -220,7 +220,7 @@ MUTATIONS = (
     _mutation(
         "what was deferred is forgotten",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_following", "if deferred_ids := self._deferred_ids:", "if deferred_ids := []:"),
+        _edit(BatchLoop, "_following", "(deferred_ids := self._deferred_ids)", "(deferred_ids := [])"),
     ),
     _mutation(
         "what is on the wire is not waited for",
@@ -475,7 +475,7 @@ MUTATIONS = (
     _mutation(
         "pages are purged before they are committed",
         _PAGES,
-        _edit(MarkPages, "_ask", "list(self._delivered)", "self._delivered + self._sent"),
+        _edit(MarkPages, "_ask", "list(self._delivered)", "[*self._delivered, *self._held]"),
     ),
     _mutation(
         "what a position has passed is not purged by who goes on from it",
@@ -485,7 +485,7 @@ MUTATIONS = (
     _mutation(
         "what is marked a second time is sent a second time",
         (*_PAGES, "mark-sequenced"),
-        _edit(MarkPages, "read", "{*self._sent, *self._delivered}", "set()"),
+        _edit(MarkPages, "read", "{*self._held, *self._delivered}", "set()"),
         seed=105,
     ),
     _mutation(

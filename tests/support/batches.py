@@ -90,6 +90,7 @@ class FakeStore:
     """`Store`: the checkpoint in Kafka, and a mirror."""
 
     kept_in = "kafka"
+    keeps_positions = True
 
     def __init__(self, kafka):
         self.kafka = kafka

@@ -169,7 +169,10 @@ class FakePagedSource:
         self._connected()
         return [self.table.rows[each][0] for each in ids if each in self.table.rows]
 
-    def committed(self, deferred=()):  # noqa: ARG002 - a fake with the real signature
+    def sent(self, rows):
+        pass
+
+    def committed(self):
         self._called("committed")
 
     def retention_bounds(self, position):

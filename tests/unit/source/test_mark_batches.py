@@ -9,17 +9,23 @@ from harvest_lib.source import MarkPages
 pytestmark = pytest.mark.quick
 
 
+def send(pages, rows):
+    """Send rows; return their ids."""
+    pages.sent(rows)
+    return [row[0] for row in rows]
+
+
 def test_a_zombie_that_marks_has_nothing_sent_twice():
     table = FakeTable()
     table.insert(*((each, "t", "k", "v", [], []) for each in range(1, 9)))
     zombie, leader = MarkPages(FakeSource(table)), MarkPages(FakeSource(table))
     zombie.open(None)
     leader.open(None)
-    sent = [row[0] for row in leader.read(4).rows]
+    sent = send(leader, leader.read(4).rows)
     zombie.read(8)  # in the middle of the leader's batch, as one that was frozen would
     for _ in range(4):
         if (page := leader.read(4)) is not None:
-            sent += [row[0] for row in page.rows]
+            sent += send(leader, page.rows)
     assert sent == [*range(1, 9)]
     leader.committed()
     zombie.close()
@@ -37,11 +43,13 @@ def test_what_was_deferred_is_not_purged_before_it_is_sent():
     table = filled(8)
     leader = MarkPages(FakeSource(table))
     leader.open(None)
-    leader.read(8)
-    leader.committed([7, 8])
+    rows = leader.read(8).rows
+    send(leader, rows[:6])
+    leader.committed()
     leader.read(8)  # was asked for before
     leader.read(8)
     assert [*table.rows] == [7, 8]
+    send(leader, rows[6:])
     leader.committed()
     leader.close()
     assert not table.rows
@@ -64,11 +72,11 @@ def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_fo
     table = filled(3)
     leader = MarkPages(FakeSource(table))
     leader.open(None)
-    sent = [row[0] for row in leader.read(2).rows]
+    sent = send(leader, leader.read(2).rows)
     leader.committed()
     page = leader.read(2)
+    sent += send(leader, page.rows)
     leader.committed()
-    sent += [row[0] for row in page.rows]
     successor = MarkPages(FakeSource(table))  # the leader is frozen
     successor.open(page.position)
     assert successor.read(2) is None
@@ -99,7 +107,7 @@ def test_a_purge_that_failed_with_its_connection_is_repeated_before_anything_is_
     source = FakeSource(table)
     leader = MarkPages(source, names_ids=False)
     leader.open(None)
-    assert [row[0] for row in leader.read(2).rows] == [1, 2]
+    assert send(leader, leader.read(2).rows) == [1, 2]
     leader.committed()
     fetch, calls = source.fetch, []
 
@@ -117,7 +125,20 @@ def test_a_purge_that_failed_with_its_connection_is_repeated_before_anything_is_
         leader.open(None)
     leader.open(None)
     assert [*table.rows] == [3, 4]
-    assert [row[0] for row in leader.read(4).rows] == [3, 4]
+    assert send(leader, leader.read(4).rows) == [3, 4]
     leader.committed()
     leader.close()
     assert not table.rows
+
+
+def test_what_was_marked_and_not_delivered_is_given_back_at_least_once():
+    """Prefetched records too. Exactly once a successor purges what a position has passed, which has to be marked."""
+    for names_ids, unmarked in [(False, {3, 4, 5, 6, 7, 8}), (True, set())]:
+        table = filled(8)
+        leader = MarkPages(FakeSource(table), names_ids=names_ids)
+        leader.open(None)
+        rows = leader.read(4).rows  # the next four are being marked
+        send(leader, rows[:2])
+        leader.committed()
+        leader.close()
+        assert {each for each, (_, leader_id) in table.rows.items() if leader_id is None} == unmarked
