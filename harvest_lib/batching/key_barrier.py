@@ -42,6 +42,10 @@ class Barrier(Protocol):
         """Return those of rows that were parked that may go now; defer the rest, behind rows deferred already."""
         ...
 
+    def defers(self, row: Row) -> bool:
+        """Return True if `pick` would defer a row."""
+        ...
+
     @property
     def deferred_ids(self) -> list[int]:
         """Return the ids of deferred rows, those of each key in order."""
@@ -151,6 +155,10 @@ class KeyBarrier:
                 picked.append(row)
         return picked
 
+    def defers(self, row: Row) -> bool:
+        key = row[2]
+        return key in self._sent or key in self._queues or any(each[2] == key for each in self._waiting)
+
     @property
     def deferred_ids(self) -> list[int]:
         return [row[0] for row in self._waiting] + [row[0] for queue in self._queues.values() for row in queue]
@@ -226,6 +234,9 @@ class NoBarrier:
             return rows
         self._waiting = [*self._waiting, *(row for row in rows if row[2] in before)]
         return [row for row in rows if row[2] not in before]
+
+    def defers(self, row: Row) -> bool:
+        return any(each[2] == row[2] for each in self._waiting)
 
     @property
     def deferred_ids(self) -> list[int]:

@@ -88,9 +88,9 @@ class BatchLoop:
         self._ports = ports
         self._stopping = stopping
         self._size = ports.size
-        self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles)
         self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
+        self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
         self._state = BatchState()
 
     @property
@@ -371,7 +371,7 @@ class BatchLoop:
 
     def _probe(self) -> bool:
         """Send one record of a paused topic, alone; False if there is none to send."""
-        row = self._paused.probe()
+        row = self._paused.probe(self._barrier.defers)
         if row is None:
             return False
         if self._hand_over(self._barrier.pick([row])):

@@ -8,7 +8,7 @@ Promises
   is being held, everything is marked again (`is_stale`), so that the records put back go first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
@@ -76,7 +76,7 @@ class MarkedParking:
         self.is_stale = self._parking.done(refused, behind, released) or self.is_stale
         return True
 
-    def due(self, limit: int) -> list[int]:  # noqa: ARG002 - as above
+    def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:  # noqa: ARG002 - as above
         return []
 
     def forget_topics(self) -> None:

@@ -10,7 +10,7 @@ Promises
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.config.limits import Policy
@@ -130,10 +130,11 @@ class BatchParking:
         """Return True if nothing is parked."""
         return self.lowest is None
 
-    def due(self, limit: int) -> list[int]:
-        """Return the ids of records that an operator retried, or whose hold is released, `limit` at most."""
+    def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:
+        """Return the ids of records that an operator retried, or whose hold is released, `limit` at most, but for the
+        `skipped` topics."""
         known = [(key, each) for each, key in self._ids.items()] if self._ids else list(self._first.items())
-        keys = self._parked_ids.moved(known)
+        keys = [key for key in self._parked_ids.moved(known) if key[0] not in skipped]
         if not keys:
             return []
         self._learn()

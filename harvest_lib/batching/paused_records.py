@@ -14,7 +14,7 @@ Promises
 """
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.marked_parking import MarkedParking
@@ -42,9 +42,11 @@ class PausedRecords:
         self._parking = parking
         self._one_per_key = one_per_key
         self._rows: list[Row] = []
-        self._keys: set[str] = set()
+        self._keys: set[str] = set()  # of kept records, under the key barrier
+        self._pairs: set[tuple[str, str]] = set()  # topics and keys of kept records
         self._bytes = 0
         self._paused: Set[str] = frozenset()  # topics, as of the last `sift`
+        self._logged: Set[str] = frozenset()  # those that the log says are paused
         self._look_at = 0.0
         self._has_parked = False  # since the last commit
 
@@ -63,6 +65,15 @@ class PausedRecords:
         """Return True if a checkpoint is due though nothing may be read: kept records may go, or were parked."""
         return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
 
+    def keeps_back(self, row: Row) -> bool:
+        """Return True if a record that does not come from the source has to wait: its topic is paused, or kept records
+        of its key go first."""
+        return row[TOPIC] in self._troubles.paused or self.has_kept(row)
+
+    def has_kept(self, row: Row) -> bool:
+        """Return True if kept records of its key go first."""
+        return row[KEY] in self._keys or row[1:3] in self._pairs
+
     def begin(self) -> None:
         """Forget everything."""
         self._keep([])
@@ -75,11 +86,12 @@ class PausedRecords:
     def sift(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the rows that may go, behind kept ones whose topic takes records again; keep the others."""
         paused = self._troubles.paused
-        if paused != self._paused:
+        if paused != self._logged:
             self._say(paused)
+        if paused != self._paused:
             rows, self._paused = [*self._rows, *rows], paused
             self._keep([])
-        elif not self._keys and isinstance(rows, NativeRows) and paused.isdisjoint(rows.summary.topics):
+        elif not self._keys and isinstance(rows, NativeRows) and _names_none(rows, paused):
             return rows
         if not paused:
             return rows
@@ -98,16 +110,16 @@ class PausedRecords:
             self._has_parked = True
             self._keep(sendable)
 
-    def probe(self) -> Row | None:
+    def probe(self, defers: Callable[[Row], bool]) -> Row | None:
         """Return the first kept record of a topic that is to be probed now, which goes in a batch of its own; None if
-        there is none."""
+        there is none. One that the barrier `defers` is not taken."""
         seen: set[str] = set()
         tried: set[str] = set()
         for place, row in enumerate(self._rows):
             topic = row[TOPIC]
             if topic not in tried and row[KEY] not in seen:
                 tried.add(topic)
-                if self._troubles.may_probe(topic):
+                if self._troubles.may_probe(topic) and not defers(row):
                     self._keep([*self._rows[:place], *self._rows[place + 1 :]])
                     return row
             if self._one_per_key:
@@ -123,18 +135,25 @@ class PausedRecords:
         return False
 
     def _keep(self, rows: Sequence[Row]) -> None:
-        self._rows, self._keys, self._bytes = [], set(), 0
+        self._rows, self._keys, self._pairs, self._bytes = [], set(), set(), 0
         for row in rows:
             self._add(row)
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)
         self._bytes += row_bytes(row)
+        self._pairs.add(row[1:3])
         if self._one_per_key:
             self._keys.add(row[KEY])
 
     def _say(self, paused: Set[str]) -> None:
-        for topic in sorted(paused - self._paused):
+        for topic in sorted(paused - self._logged):
             _log.warning("topic_paused", extra={"topic": topic, "reason": self._troubles.reason(topic)})
-        for topic in sorted(self._paused - paused):
+        for topic in sorted(self._logged - paused):
             _log.info("topic_resumed", extra={"topic": topic})
+        self._logged = paused
+
+
+def _names_none(rows: NativeRows, topics: Set[str]) -> bool:
+    """Return True if no row is for one of the topics. The summary of a page that is not plain may lack topics."""
+    return rows.summary.is_plain and topics.isdisjoint(rows.summary.topics)

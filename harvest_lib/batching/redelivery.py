@@ -7,12 +7,14 @@ opened.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.key_barrier import Barrier
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
+from harvest_lib.batching.paused_records import PausedRecords
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.record import ID, TOPIC, Row
@@ -38,11 +40,14 @@ class RedeliveryBatch(NamedTuple):
 class Redelivery:
     """Redelivery of one term. `size` bounds its batches, and is informed of their outcome."""
 
-    def __init__(self, source: BatchSource, parking: BatchParking | MarkedParking, troubles: Troubles) -> None:
+    def __init__(
+        self, source: BatchSource, parking: BatchParking | MarkedParking, troubles: Troubles, paused: PausedRecords
+    ) -> None:
         self.size = BatchSize()
         self._source = source
         self._parking = parking
         self._troubles = troubles
+        self._paused = paused
         self._look_at = self._ask_at = 0.0
         self._freed: set[int] = set()  # deferred rows of the last run
 
@@ -57,24 +62,25 @@ class Redelivery:
         began = boot_seconds()
         if not self._freed.isdisjoint(barrier.deferred_ids):
             return None
-        due = self._parking.due(min(self.size.records, self.size.page))
+        asks, paused = began >= self._ask_at, self._troubles.paused
+        # Once a second those of paused topics are due too: nothing else may name their topics.
+        due = self._parking.due(min(self.size.records, self.size.page), frozenset() if asks else paused)
         now = boot_seconds()
         if not due:
             self._look_at = now + max(_LOOK_SECONDS, (now - began) / _LOOKING_SHARE)
             return None
-        found = self._source.load(due)
-        looked_for = due if not found else due[: due.index(found[-1][ID]) + 1]
-        self.size.measured(found, len(due))
-        gone = sorted(set(looked_for).difference(row[ID] for row in found))
-        paused = self._troubles.paused
-        rows = [row for row in found if row[TOPIC] not in paused]
-        if not rows and not gone:
-            self._look_at = now + _LOOK_SECONDS
-            return None
-        if now >= self._ask_at:
+        if asks:
             self._parking.forget_topics()
             self._ask_at = now + _LOOK_SECONDS
-        sendable = self._parking.sendable(rows)
+        rows = self._source.load(due)
+        looked_for = due if not rows else due[: due.index(rows[-1][ID]) + 1]
+        self.size.measured(rows, len(due))
+        gone = sorted(set(looked_for).difference(row[ID] for row in rows))
+        found = self._parking.sendable(rows)
+        sendable = self._not_kept_back(found)
+        if not sendable and not gone and len(found) == len(rows):
+            self._look_at = now if asks and paused else now + _LOOK_SECONDS  # others may be behind them
+            return None
         isolated = self._parking.oversized(sendable, self.size.largest)
         place = next((place for place, row in enumerate(sendable) if row[ID] in isolated), len(sendable))
         run = sendable[: place or 1]
@@ -84,3 +90,11 @@ class Redelivery:
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
         return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])
+
+    def _not_kept_back(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that need not wait for a paused topic; else one that probes such a topic, if that is due."""
+        sendable = [row for row in rows if not self._paused.keeps_back(row)]
+        if sendable or not rows:
+            return sendable
+        first = rows[0]
+        return [first] if self._troubles.may_probe(first[TOPIC]) and not self._paused.has_kept(first) else []

@@ -77,7 +77,7 @@ class Troubles:
         if not self._troubles or self._well <= self._troubles.keys():
             return frozenset()
         now = boot_seconds()
-        return {topic for topic, trouble in self._troubles.items() if not trouble.is_refused(now)}
+        return {topic for topic, each in self._troubles.items() if not each.is_refused(now) and not each.is_past(now)}
 
     def refused(self) -> Set[str]:
         """Return the topics whose records are refused now."""

@@ -323,6 +323,7 @@ class BatchEngine(Engine):
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
         self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)
+        self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
         self._parks = config.parking != "stop"
         self._ask_at = 0.0
         self._rivals: Rivals | None = None
@@ -448,7 +449,9 @@ class BatchEngine(Engine):
         config, table, kind = self._config, self._table, self._config.source
         if kind == "mark":
             before_term(config, term, stopping, partial(refuse_readers_now, config, table))
-        topics = make_topics(config)
+        topics = self._topics[term.shard]
+        topics.forget()
+        topics.close({})
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         source = make_batch_source(config, table, kind, term.shard, parks=self._parks)

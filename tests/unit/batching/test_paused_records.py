@@ -1,5 +1,7 @@
 """Records of a topic in trouble, in the loop in batches on fakes: they wait, in order, and other topics go on."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,9 +181,68 @@ def test_every_record_goes_once_and_a_key_never_goes_back(events):
             gone += barrier.admit(paused.sift([]), 3, first=True)
         else:
             topics.probes = set(topics.paused)
-            probed = paused.probe()
+            probed = paused.probe(barrier.defers)
             gone += barrier.pick([probed]) if probed is not None else []
         deferred = [*barrier.deferred_ids, *paused.ids]
         assert sorted([*deferred, *(each[0] for each in gone)]) == list(range(number))
     assert len(gone) == number
     assert goes_back(gone, by_topic=False) == []
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_native_page_whose_summary_may_lack_topics_is_looked_at_row_by_row(monkeypatch, plain):
+    """It names 64 topics at most, and none of a row with a header of ours."""
+
+    class FakeNativeRows(list):
+        summary = SimpleNamespace(is_plain=plain, topics=["good"])
+
+    monkeypatch.setattr("harvest_lib.batching.paused_records.NativeRows", FakeNativeRows)
+    topics = FakeTopics()
+    topics.paused = frozenset({"away"})
+    paused = PausedRecords(topics, None, one_per_key=False)
+    paused.sift([row(1, "k", topic="away")])
+    page = FakeNativeRows([row(2, "k", topic="good"), *([] if plain else [row(3, "k", topic="away")])])
+    assert [each[0] for each in paused.sift(page)] == [2]
+    assert paused.ids == ([1] if plain else [1, 3])
+
+
+@both
+def test_a_retried_record_does_not_pass_one_that_waits(one_per_key, monkeypatch):
+    """Not when its topic is well again, before what waits has gone."""
+    monkeypatch.setattr("harvest_lib.batching.redelivery._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("harvest_lib.batching.redelivery._LOOKING_SHARE", 1e9)
+    runs = BatchRuns(one_per_key=one_per_key)
+    runs.kafka.away["away"] = "no leader"
+    runs.table.insert(row(1, "other", topic="away"), row(2, "k", topic="away"), row(3, "x", topic="good"))
+    loop = turned(runs, turns=8)
+    runs.topics.bad[4] = "bad"
+    runs.table.insert(row(4, "k", topic="away"))
+    for _ in range(4):
+        loop.turn()
+    assert sorted(runs.places.rows) == [4]
+    runs.topics.bad.clear()
+    runs.places.retry(4)
+    runs.kafka.away.clear()
+    runs.topics.probes.add("away")
+    while not (loop.idle and not runs.places.rows):
+        loop.turn()
+    assert [each[0] for each in runs.kafka.log if each[2] == "k"] == [2, 4]
+
+
+def test_a_retried_record_probes_its_topic_if_nothing_else_names_it(monkeypatch):
+    monkeypatch.setattr("harvest_lib.batching.redelivery._LOOK_SECONDS", 0.0)
+    runs = BatchRuns()
+    runs.table.insert(row(1, "a", topic="away"), row(2, "b", topic="good"))
+    runs.topics.bad[1] = "bad"
+    loop = runs.run()
+    runs.topics.bad.clear()
+    runs.topics.blame("away", "no leader")
+    runs.places.retry(1)
+    for _ in range(_TURNS):
+        loop.turn()
+    assert runs.kafka.ids == [2]
+    runs.topics.probes.add("away")
+    for _ in range(_TURNS):
+        loop.turn()
+    assert runs.kafka.ids == [2, 1]
+    assert runs.places.rows == {}
