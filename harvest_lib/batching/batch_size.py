@@ -24,6 +24,9 @@ BATCH_SECONDS = 1.0
 _LEAST_LATE_BYTES = 250_000
 """A batch of fewer is late for the sake of a topic in trouble, and has to be large enough to show the others."""
 
+_SAMPLE = 8
+"""So many records of a page tell how large they are, with their keys and headers."""
+
 _FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
 
@@ -82,6 +85,7 @@ class BatchSize:
         Only the values are counted in a page that has them all: it has `PAGE_BYTES` at most. To look at the headers
         of each row costs more than all else that is done with a page here.
         """
+        sampled = 0.0
         if isinstance(rows, NativeRows):
             size, self.largest = rows.summary.bytes, rows.summary.largest
         else:
@@ -89,8 +93,11 @@ class BatchSize:
             size, self.largest = sum(sizes), max(sizes, default=0)
             if len(rows) < asked:
                 size = sum(map(row_bytes, rows))
+            elif rows:
+                some = rows[:: max(1, len(rows) // _SAMPLE)]
+                sampled = sum(map(row_bytes, some)) / len(some)
         if rows:
-            self._record_bytes = size / len(rows)
+            self._record_bytes = max(size / len(rows), sampled)
             most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
             self.page = max(1, min(most, PAGE_BYTES * len(rows) // max(1, size)))
         return size

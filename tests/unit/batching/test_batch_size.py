@@ -33,6 +33,13 @@ def test_a_small_batch_that_is_late_stays_large_enough_to_show_other_topics():
     assert size.records == 1_000
 
 
+def test_a_late_batch_of_large_headers_becomes_smaller_though_its_values_are_empty():
+    size = BatchSize()
+    size.measured([(each, "t", "k", None, ["trace"], ["x" * 800]) for each in range(2_000)], 2_000)
+    size.late(1_000)
+    assert size.records == 500
+
+
 def test_a_small_page_does_not_make_the_next_ones_small():
     """More than fits a page takes several statements, when something has come that stood still for a while."""
     size = BatchSize()
@@ -104,3 +111,5 @@ def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
     loops[0]._size.measured(rows(2, "v" * 1_000_000), 500)
     loops[0]._size.late(100)
     assert [loop._size.records for loop in loops] == [50, 50, 1_000]
+    loops[0]._ports.troubles.blame("away", "no leader")
+    assert [loop._ports.troubles.reason("away") for loop in loops] == ["no leader", "no leader", ""]
