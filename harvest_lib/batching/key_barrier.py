@@ -119,18 +119,16 @@ class KeyBarrier:
                 key = row[2]
                 if key in sent or key in behind:
                     self._defer(row, is_counted=is_counted)
-                elif len(admitted) < room and not (isolated and row[0] in isolated):
+                    continue
+                is_alone = bool(isolated) and row[0] in isolated
+                if len(admitted) < room and (not is_alone or (first and not admitted)):
                     sent.add(key)
                     admitted.append(row)
                     if key in queues:
                         blocked[key] = None
-                elif len(admitted) < room and first and not admitted:
-                    sent.add(key)
-                    isolated.discard(row[0])
-                    admitted.append(row)
-                    if key in queues:
-                        blocked[key] = None
-                    self.is_isolated, room = True, 0
+                    if is_alone:
+                        isolated.discard(row[0])
+                        self.is_isolated, room = True, 0
                 else:
                     self._waiting.append(row)
                     if is_counted:

@@ -91,9 +91,7 @@ class PausedRecords:
         if paused != self._paused:
             rows, self._paused = [*self._rows, *rows], paused
             self._keep([])
-        elif not self._keys and isinstance(rows, NativeRows) and _names_none(rows, paused):
-            return rows
-        if not paused:
+        if not paused or (not self._keys and isinstance(rows, NativeRows) and _names_none(rows, paused)):
             return rows
         return [row for row in rows if self._may_go(row, paused)]
 

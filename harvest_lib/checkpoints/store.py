@@ -11,7 +11,7 @@ class CheckpointStore(Protocol):
 
     kept_in: str
     keeps_positions: bool
-    """False if what was passed is told by the table alone."""
+    """False if the table alone says what is delivered: positions are not read again."""
 
     @property
     def epoch(self) -> int | None:

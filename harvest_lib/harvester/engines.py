@@ -3,6 +3,8 @@
 mark                              `MarkLoop`: mark, send, purge; asks its source on a thread of its own
 snapshot, transaction_id          `BatchLoop`: batches; parts for each shard
 mark, if delivered exactly once   `BatchLoop` likewise
+
+With `HARVEST_MARK_BATCHES=1` the first is `BatchLoop` too, whose checkpoint is the purge (`MarkEngine`).
 """
 
 import logging

@@ -147,10 +147,12 @@ class MarkPages:
         assert self._asked is not None  # noqa: S101 - asked just now
         answer, self._asked = self._asked, None
         claimed = answer.result()
-        purged = set(self._purging)
-        self._delivered = [each for each in self._delivered if each not in purged]
-        self._purging = []
+        self._forget_purged()
         return claimed
+
+    def _forget_purged(self) -> None:
+        purged, self._purging = set(self._purging), []
+        self._delivered = [each for each in self._delivered if each not in purged]
 
     def _ask(self, limit: int) -> None:
         assert self._thread is not None  # noqa: S101 - made by `open`
@@ -164,7 +166,9 @@ class MarkPages:
         asked, self._asked = self._asked, None
         if asked is not None:
             with suppress(DatabaseError, OutboxTableError):
-                return ids_of(asked.result().rows)
+                claimed = asked.result()
+                self._forget_purged()
+                return ids_of(claimed.rows)
         return ()
 
     def position(self) -> Position:

@@ -160,7 +160,7 @@ CREATE TABLE IF NOT EXISTS harvest_audit.unknown (
     leader_id       uuid,
     PRIMARY KEY (audit_id, kafka_topic, kafka_partition, kafka_offset)
 );
--- Spark commits once per task: the promotion recognises by its place what a retried task has written twice.
+-- Spark commits once per task: the promotion recognizes by its place what a retried task has written twice.
 CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
     run              text NOT NULL,
     staged_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
