@@ -30,10 +30,19 @@ def solo(outbox, bootstrap_servers, group_id):
     return make
 
 
-def test_drain_delivers_everything_once_in_order_and_empties_the_table(outbox, solo, bootstrap_servers):
+@pytest.fixture(params=["0", "1"], ids=["marking", "batches"])
+def loop(request, monkeypatch):
+    """The loop of `source: mark`, by its switch."""
+    monkeypatch.setenv("HARVEST_MARK_BATCHES", request.param)
+
+
+@pytest.mark.usefixtures("loop")
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
+def test_drain_delivers_everything_once_in_order_and_empties_the_table(outbox, solo, bootstrap_servers, delivery):
     outbox.fill(5_000, keys=50)
-    assert solo().drain(60).records == 5_000
+    assert solo(delivery=delivery).drain(60).records == 5_000
     assert outbox.count() == 0
+    assert outbox.connection.execute("SELECT to_regclass('outbox_subscriptions')").fetchone() == (None,)
     delivered = read_topic(bootstrap_servers, outbox.topic)
     assert sorted(record.outbox_id for record in delivered) == list(range(1, 5_001))
     assert steps_back(delivered) == 0
@@ -125,6 +134,7 @@ def test_a_table_whose_name_leaves_no_room_beside_it_is_marked(
     assert Harvest(config).drain(60).records == 3
 
 
+@pytest.mark.usefixtures("loop")
 def test_a_stop_under_load_is_clean(outbox, solo, bootstrap_servers):
     """I9: nothing in flight unaccounted for, nothing left marked, nothing sent twice."""
     records = 20_000
