@@ -5,7 +5,8 @@ Where Kafka has refused a batch, each of the next has half of the records in dou
 so the one to blame is alone after as many batches as that number has binary digits. Records beyond go in large batches.
 
 Where Kafka has not taken a batch in time, as brokers throttle us, the next has at most half of it, and each full one
-after that at most a quarter more: the same batch again would never go.
+after that at most a quarter more: the same batch again would never go. A small batch that fails stays as it is, to show
+other topics, but not for ever: where single records fail by chance, no batch of a thousand would ever go.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ BATCH_SECONDS = 1.0
 _LEAST_LATE_BYTES = 250_000
 """A batch of fewer is late for the sake of a topic in trouble, and has to be large enough to show the others."""
 
+_FAILURES, _LEAST_BATCH = 2, 8
+"""A small batch keeps its size for so many failures in a row. Then each has half of the one before, down to this."""
+
 _SAMPLE = 8
 """So many records of a page tell how large they are, with their keys and headers."""
 
@@ -41,6 +45,7 @@ class BatchSize:
     def __init__(self) -> None:
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
         self._most = float(LARGEST_BATCH)
+        self._failures = 0  # in a row, of small batches
         self._record_bytes = 0.0
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = _FIRST_BATCH
@@ -56,6 +61,7 @@ class BatchSize:
     def done(self, records: int, *, full: bool) -> None:
         """Note a batch that was committed: after a full one the next may be twice as large."""
         self._doubtful = max(0, self._doubtful - records)
+        self._failures = 0
         if full:
             self._most = min(LARGEST_BATCH, self._most * 1.25)
         if self._doubtful:
@@ -70,9 +76,19 @@ class BatchSize:
     def late(self, records: int) -> None:
         """Note a batch of so many records that failed for none of them, as Kafka did not take it in time."""
         if records / 2 * self._record_bytes < _LEAST_LATE_BYTES:
+            self._small_failed(records)
             return
         self._most = max(1.0, records / 2)
         self.records = min(self.records, int(self._most))
+
+    def _small_failed(self, records: int) -> None:
+        self._failures += 1
+        if records <= _LEAST_BATCH < self.records:  # there are no more, or few can go at a time
+            return
+        if self.records < _FIRST_BATCH or self._failures > _FAILURES:
+            self.records = min(self.records, records) // 2
+        if self.records < _LEAST_BATCH:
+            self.records, self._failures = _FIRST_BATCH, 0
 
     def refused(self, records: int) -> None:
         """Note a batch of so many records that was refused for one of them. Once that is alone, batches grow again."""

@@ -2,7 +2,7 @@
 
 | class | records | their checkpoint |
 | --- | --- | --- |
-| `AtLeastOnceBatches` | pipelined | in Postgres, after they were acknowledged, at most five times a second |
+| `AtLeastOnceBatches` | pipelined | in Postgres, after they were acknowledged, five times a second; or their purge |
 | `TransactionalBatches` | in a Kafka transaction | in that transaction; a mirror of it in Postgres |
 | `SequencedBatches` | pending until acknowledged | in Postgres with the acknowledgements, before those leave |
 
@@ -17,7 +17,7 @@ from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
-from harvest_lib.delivery import BatchCommitted, BatchDelivery, BatchFailed, BatchOutcome, PipelinedBatches, Sequenced
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchOutcome, Delivery, Sequenced
 from harvest_lib.record import Row
 
 _CLEAR_SECONDS = 1.0
@@ -64,13 +64,13 @@ class AtLeastOnceBatches:
 
     exactly_once = False
 
-    def __init__(self, delivery: PipelinedBatches, store: CheckpointStore) -> None:
+    def __init__(self, delivery: Delivery, store: CheckpointStore) -> None:
         self.store = store
         self._delivery = delivery
         self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
 
     def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
-        return self._delivery.flush(may_send)
+        return self._delivery.commit(b"", may_send)
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
         return BatchCommitted()
@@ -81,7 +81,7 @@ class TransactionalBatches:
 
     exactly_once = True
 
-    def __init__(self, delivery: BatchDelivery, store: KafkaStore) -> None:
+    def __init__(self, delivery: Delivery, store: KafkaStore) -> None:
         self.store: CheckpointStore = store
         self._delivery = delivery
         self._encode = store.encode

@@ -23,6 +23,8 @@ Promises
   timeout to arrive before the next term begins here.
 - A server that is away, or takes our rights away, Postgres or Kafka, is waited for: it is asked again from the last
   position that was committed.
+- A term that is revoked sends nothing more. It waits up to `drainInterval` for the batch that it has sent, and so does
+  a stop.
 - A leader that was fenced, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
   moved (rewound, or given an end) goes on from the new place within about a second.
 """
@@ -40,9 +42,9 @@ from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
 from harvest_lib.batching.paused_records import PausedRecords
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.redelivery import Redelivery
-from harvest_lib.batching.state import BatchState, Filled, InFlight, Read
+from harvest_lib.batching.state import BatchState, Filled, Read
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
-from harvest_lib.clock import boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.database import say_denied
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.errors import (
@@ -51,10 +53,12 @@ from harvest_lib.errors import (
     DatabaseUnavailable,
     KafkaAccessDenied,
     KafkaUnavailable,
+    RecordError,
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
+from harvest_lib.record.rows import ids_of
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -79,7 +83,8 @@ class BatchLoop:
 
     def __init__(self, term: Term, ports: BatchPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
-        self.in_flight = InFlight()
+        self.in_flight = 0
+        """Records that were sent in this batch; may be read from outside."""
         self.idle = False
         """True when the last look found nothing, and nothing was deferred."""
         self.abandoned = 0
@@ -92,6 +97,7 @@ class BatchLoop:
         self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
         self._state = BatchState()
+        self._finish: Deadline | None = None  # of the wait for a batch, at the end
 
     @property
     def holds_off(self) -> bool:
@@ -125,6 +131,8 @@ class BatchLoop:
 
     def turn(self) -> None:
         """Deliver one batch, or wait a little if there is nothing to deliver."""
+        if self._state.error is not None:
+            raise self._state.error
         if not self._state.is_open and not self._open():
             return
         if boot_seconds() >= self._state.check_at and not self._check_status():
@@ -174,16 +182,24 @@ class BatchLoop:
 
     @property
     def _room(self) -> int:
-        return self._size.records - self.in_flight.records
+        return self._size.records - self.in_flight
 
     def _may_read(self) -> bool:
         may_keep = not (self._barrier.is_full or self._paused.is_full or self._ports.parking.is_full)
         return self._may_go_on() and may_keep and not self._barrier.is_isolated
 
+    def _may_finish(self) -> bool:
+        """Return True if records that were sent may be waited for: always while it leads, and up to `drainInterval`
+        once the term is revoked, for which a successor waits, or a stop is asked for."""
+        if self._term.is_live() and not self._stopping.is_set():
+            return True
+        self._finish = self._finish or Deadline(self._ports.limits.drain_interval_seconds)
+        return self._term.may_finish() and not self._finish.passed
+
     def _may_go_on(self) -> bool:
         return self._term.is_live() and not self._stopping.is_set()
 
-    # -- beginning
+    # -- the beginning
 
     def _open(self) -> bool:
         """Fence the previous leader, and go on from the subscription's checkpoint; False if we were fenced."""
@@ -268,11 +284,17 @@ class BatchLoop:
         page, or a broker that is slow, may take as much memory."""
         asked = min(self._size.page, self._room)
         page = self._ports.source.read(asked)
-        if page is None:
+        if page is None or not self._may_go_on():
             return None
         size = self._size.measured(page.rows, asked)
         parking = self._ports.parking
-        rows = parking.filter(page.rows, None if self._size.is_doubtful else self._size.largest)
+        try:
+            rows = parking.filter(page.rows, None if self._size.is_doubtful else self._size.largest)
+        except RecordError as error:  # the configuration says to stop
+            if not self.in_flight:
+                raise
+            self._state.error = error  # once the batch is committed
+            return None
         if parking.is_stale:
             self._restart(pause_seconds=0.0)
             return Read(size, went=False, position=page.position, more=page.more)
@@ -283,35 +305,38 @@ class BatchLoop:
     def _send(self, rows: Sequence[Row]) -> bool:
         """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`; False if this batch is
         over, because the client refused one, which was parked."""
-        return self._hand_over(self._barrier.admit(rows, self._room, first=not self.in_flight.records))
+        return self._hand_over(self._barrier.admit(rows, self._room, first=not self.in_flight))
 
     def _hand_over(self, rows: Sequence[Row]) -> bool:
         for start in range(0, len(rows), _SLICE):
+            if not self._may_go_on():  # the batch ends here, and is committed
+                self._state.unsent = ids_of(rows[start:])
+                break
             some = rows[start : start + _SLICE]
-            refused = self._ports.guarantee.send(some, self._term.is_live)
+            refused = self._ports.guarantee.send(some, self._may_finish)
             for place, row in enumerate(some) if refused else ():
                 if row[0] in refused:
-                    self.in_flight.records += place  # they may be on the wire
+                    self.in_flight += place  # they may be on the wire
                     self._park(row, refused[row[0]])
                     return False
-            self.in_flight.records += len(some)
+            self.in_flight += len(some)
             self._ports.source.sent(some)
-        self._state.last_sent = rows[-1] if rows else self._state.last_sent
+            self._state.last_sent = some[-1]
         return True
 
     def _commit(self, position: Position, batch: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
-        ports, sent = self._ports, self.in_flight.records
+        ports, sent = self._ports, self.in_flight
         if not ports.parking.write():
             self._fenced(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position)
-        outcome = ports.guarantee.commit(following, self._term.is_live)
+        outcome = ports.guarantee.commit(following, self._may_finish)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, sent, batch)
             return
         self._state.checkpoint = following
         self._state.last_sent = None
-        self.in_flight.records = self._state.in_doubt = 0
+        self.in_flight = self._state.in_doubt = 0
         self.idle = False
         ports.source.committed()
         self._paused.committed()
@@ -330,6 +355,7 @@ class BatchLoop:
                 _log.warning("batch_refused", extra={"records": sent, "reason": reason})
                 batch.refused(sent)
                 if sent == 1:
+                    self.in_flight = 0  # it is not there
                     self._park(self._state.last_sent, reason)
                 else:
                     self._restart(pause_seconds=0.0)
@@ -365,7 +391,7 @@ class BatchLoop:
         again = self._redelivery.next(self._barrier) if self._state.was_redelivery else None
         if again is None:
             return False
-        if self._hand_over(again.rows):
+        if self._hand_over(again.rows) and not self._state.unsent:
             self._commit(self._state.position, self._redelivery.size, full=True, retried=again.ids)
         return True
 
@@ -382,13 +408,15 @@ class BatchLoop:
         """Start over from the last position that was committed, under a new leader id."""
         if self._state.is_open and not self._save():
             return
+        still_led = self._term.may_finish()
         may_arrive = self._ports.guarantee.abandon()
-        self._state.in_doubt += self.in_flight.records
-        self.in_flight.records = 0
+        self._state.in_doubt += self.in_flight
+        self.in_flight = 0
         self._state.is_open = False
         if may_arrive:
             # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
             _log.warning("records_on_the_wire", extra={"records": self._state.in_doubt})
+            self._state.ended_itself = still_led
             self._term.end(TermEnd.FENCED)
             return
         self._stopping.wait(self._ports.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
@@ -429,7 +457,7 @@ class BatchLoop:
             generation=self._state.checkpoint.generation,
             number=self._state.checkpoint.number + 1,
             position=position,
-            delivered=self._state.checkpoint.delivered + self.in_flight.records,
+            delivered=self._state.checkpoint.delivered + self.in_flight,
             seen=seen,
             holds=min(needed, default=None),
             kept_in=self._ports.guarantee.store.kept_in,
@@ -437,8 +465,8 @@ class BatchLoop:
 
     @property
     def _deferred_ids(self) -> list[int]:
-        """Return the ids of records that were read and are still to be sent, in order."""
-        return self._barrier.deferred_ids + self._paused.ids
+        """Return the ids of records that were read and are still to be sent, in order of each key."""
+        return [*self._state.unsent, *self._barrier.deferred_ids, *self._paused.ids]
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
@@ -468,15 +496,21 @@ class BatchLoop:
             self._stopping.wait(self._size.pause())
 
     def _end(self) -> None:
-        self.abandoned = self.in_flight.records + self._state.in_doubt
+        self.abandoned = self.in_flight + self._state.in_doubt
         try:
             self._ports.guarantee.abandon()
-            if self._state.is_open and self._term.ended is not TermEnd.FENCED:
+            if self._term.may_finish() or self._state.ended_itself:
                 with self._ports.translate_errors():
-                    self._save()
+                    try:
+                        if self._state.is_open:
+                            self._save()
+                    finally:
+                        self._ports.source.give_back()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._ports.source.close()
             self._ports.guarantee.store.close()
             self._term.abandoned = bool(self.abandoned)
+            if self.abandoned and not self._ports.guarantee.exactly_once:
+                _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})

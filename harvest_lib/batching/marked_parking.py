@@ -1,5 +1,5 @@
-"""Parking where a marked table is harvested in batches: records that can never be sent are moved out of the outbox into
-the table of parked records, as `MarkLoop` does it (`harvest_lib.outbox.parking_rules`).
+"""Parking of a marked table: records that can never be sent are moved out of the outbox into the table of parked
+records (`harvest_lib.outbox.parking_rules`).
 
 Promises
 - A parked record is out of the outbox, durably, before the page that it came with is sent; its id is in no position

@@ -1,9 +1,11 @@
 """State of the batch loop between batches, and the results of its steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.errors import HarvestError
 from harvest_lib.record import Row
 from harvest_lib.source import Position
 
@@ -29,11 +31,17 @@ class BatchState:
     """True if delivery and source are ready: False before the first batch and after each failure."""
     was_fenced: bool = False
     """True if this leader was fenced, by the epoch or by Kafka."""
+    ended_itself: bool = False
+    """True if this leader ended its term although nobody had fenced it, as its records may still arrive."""
     caught_up: bool = False
     """True if the source has had nothing more since it was opened: it does not bring parked records again."""
     was_redelivery: bool = False
     """True if the last batch was tried as a redelivery."""
 
+    error: HarvestError | None = None
+    """The error that ends this term, once the batch before it is committed."""
+    unsent: Sequence[int] = ()
+    """Ids of records of this batch that were read and not sent, as the term had ended or a stop was asked for."""
     last_sent: Row | None = None
     """The last record that was sent in this batch."""
     lowest_told: int | None = None
@@ -56,15 +64,3 @@ class Filled(NamedTuple):
 
     position: Position | None
     more: bool
-
-
-@dataclass(slots=True)
-class InFlight:
-    """Records that were sent in this batch; may be read from outside."""
-
-    records: int = 0
-
-    @property
-    def keys(self) -> list[str]:
-        """Return nothing: batches do not follow keys."""
-        return []

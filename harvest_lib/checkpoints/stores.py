@@ -101,8 +101,8 @@ class PostgresStore:
 class PurgeStore:
     """`CheckpointStore` of a table that is marked and delivered at least once: a batch counts once it is purged.
 
-    Nothing else is stored, as other members of the pool may be goharvest's. A former leader is fenced by its marks, and
-    its queue expires within the session timeout.
+    Nothing else is stored, as other members of the pool may be goharvest's. Nothing fences a former leader: under the
+    barrier its queue expires within the session timeout, pipelined a topic has to reject late records.
     """
 
     kept_in = "postgres"

@@ -86,7 +86,7 @@ def _delivery(source: Source, delivery: Delivery | Auto) -> tuple[Delivery, str]
     if delivery != "auto":
         return delivery, NAMED
     if source == "mark":
-        return "barrier", "marked records are purged one by one, as they are acknowledged"
+        return "barrier", "marked records are purged once they are acknowledged"
     return "transactional", "the table is only read: the position after a batch goes into its transaction"
 
 

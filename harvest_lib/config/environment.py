@@ -15,7 +15,6 @@ line have theirs. Only below `HARVEST_LIMITS__` an unknown name is an error.
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,16 +24,10 @@ from harvest_lib.config.spelling import goharvest_names
 from harvest_lib.errors import ConfigError
 
 PREFIX = "HARVEST_"
-MARK_BATCHES = PREFIX + "MARK_BATCHES"
 _LIMITS_PREFIX = PREFIX + "LIMITS__"
 _KAFKA = {"base_kafka_config", "producer_kafka_config"}
 
 Variables = dict[tuple[str, ...], str]
-
-
-def marks_in_batches() -> bool:
-    """Return True if `source: mark` goes in batches under `barrier` and `pipelined` too. Off by default."""
-    return os.environ.get(MARK_BATCHES) == "1"
 
 
 def environment_values(environ: Mapping[str, str], fields: Iterable[str]) -> tuple[dict[str, Any], Variables]:

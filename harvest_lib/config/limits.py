@@ -13,6 +13,9 @@ from harvest_lib.config.spelling import goharvest_name, to_field_names
 
 _SHORTEST_SECONDS = 0.001
 
+_WITHOUT_EFFECT = ("max_in_flight_records", "mark_query_records", "send_concurrency", "send_buffer")
+"""Limits of goharvest that nothing here reads: batches have a size of their own, and one producer."""
+
 
 def _seconds(value: object) -> float:
     try:
@@ -61,24 +64,24 @@ class Limits(BaseModel):
     """`maxPollInterval`: bounds the default of `drainInterval`, and nothing else: the election has a thread of its own.
     Default half of `heartbeatTimeout`."""
     queue_timeout_seconds: Seconds = Field(default=30.0, ge=_SHORTEST_SECONDS)
-    """`queueTimeout`: marked records that wait for their turn are marked again when nothing was acknowledged for so
-    long. Also an upper bound of the wait that `drainInterval` sets. Default 30s."""
+    """`queueTimeout`: bounds the default of `drainInterval`, and nothing else: no marked record waits for a turn.
+    Default 30s."""
     drain_interval_seconds: Seconds = Field(
         default_factory=lambda checked: min(checked["max_poll_interval_seconds"], checked["queue_timeout_seconds"]),
         ge=_SHORTEST_SECONDS,
     )
-    """`drainInterval`: longest wait for records in flight at the end of a term.
+    """`drainInterval`: longest wait for a batch that was sent, at a stop or once the term is revoked.
     Default the lesser of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
     max_in_flight_records: Count = Field(default=1000, ge=1)
-    """`maxInFlightRecords`: records sent and not reported yet. Default 1000."""
+    """`maxInFlightRecords`: without effect. Default 1000."""
     send_concurrency: Count = Field(default=8, ge=1)
-    """`sendConcurrency`: lanes, each a producer of its own; the records of a key take one lane. Default 8."""
+    """`sendConcurrency`: without effect. Default 8."""
     send_buffer: Count = Field(default=10, ge=0)
-    """`sendBuffer`: records that each lane keeps ready while its producer's queue is full. Default 10."""
+    """`sendBuffer`: without effect. Default 10."""
     mark_query_records: Count = Field(default=100, ge=1)
-    """`markQueryRecords`: records marked by one query. Default 100."""
+    """`markQueryRecords`: without effect. Default 100."""
     min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
     """`minMetricsInterval`: MeterRead is emitted no more often than this. Default 5s."""
 
@@ -104,6 +107,11 @@ class Limits(BaseModel):
         limits = cls.__new__(cls)
         BaseModel.__init__(limits, **values)
         return limits
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Return the limits that were set and that nothing reads, in goharvest's spelling."""
+        return [goharvest_name(name) for name in _WITHOUT_EFFECT if name in self.model_fields_set]
 
     @model_validator(mode="before")
     @classmethod

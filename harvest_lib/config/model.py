@@ -202,13 +202,12 @@ class HarvestConfig(BaseSettings):
 
     @property
     def exactly_once(self) -> bool:
-        """True if readers of committed records see no duplicates. Such deliveries go in batches, whatever
-        the source."""
+        """True if readers of committed records see no duplicates."""
         return self.delivery in {"transactional", "sequenced"}
 
     @property
-    def in_batches(self) -> bool:
-        """Return True if records go in batches, with a checkpoint after each; else each is followed by itself."""
+    def keeps_checkpoints(self) -> bool:
+        """Return True if a checkpoint follows each batch; else the rows are purged, and nothing else is kept."""
         return self.source != "mark" or self.exactly_once
 
     def is_own_topic(self, topic: str) -> bool:

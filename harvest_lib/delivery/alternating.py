@@ -11,16 +11,16 @@ it is over no earlier leader can commit anything.
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDelivery, BatchDeliverySettings, BatchOutcome
+from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchOutcome, Delivery
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 from harvest_lib.record import Row
 
 
 class AlternatingProducers:
-    """`BatchDelivery` by several, of which each delivers the batch after the one before it."""
+    """`Delivery` by several, of which each delivers the batch after the one before it."""
 
-    def __init__(self, deliveries: Sequence[BatchDelivery]) -> None:
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = list(deliveries)  # the first is the one whose turn it is
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
@@ -50,7 +50,7 @@ class AlternatingProducers:
 
 def exactly_once(
     settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
-) -> BatchDelivery:
+) -> Delivery:
     """Return two `Transactional` in turn, under `transactional_id` and that with `.2` behind it."""
     ids = (transactional_id, f"{transactional_id}.2")
     return AlternatingProducers([Transactional(settings, topics, each, place) for each in ids])

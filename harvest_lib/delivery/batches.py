@@ -1,5 +1,20 @@
-"""Pipelined delivery in batches, at least once, in order per partition: the promises of `Pipelined` (gapless; after a
-failure a run of records may repeat), batch by batch.
+"""Delivery in batches, at least once, in order per partition, through one idempotent producer.
+
+Promises
+- A batch is committed when every in-sync replica has all of it (`acks=all`). Records of it may have arrived if it
+  failed: after a failure a run of records may repeat, and no gap is left in it.
+- The producer's own retries neither repeat nor reorder (`enable.idempotence`).
+- Where `expiry_seconds` is set, a record that has not left within that time never leaves. It is shorter than the
+  session timeout, so a process that was frozen long enough for another to be elected finds its queue expired when it
+  thaws. librdkafka checks that before it sends, on its own threads, so Python need not run first.
+- A record's timestamp is then taken before the check that it may still be sent. So where the topic refuses old
+  timestamps (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket
+  buffer of its own, which nothing on this side can take back: see docs/operations.md, "Reject late records at the
+  broker".
+- Settings on which these rest cannot be overridden (see `harvest_lib.config`).
+
+A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
+goharvest does, but does not scatter the empty key.
 """
 
 import functools
@@ -12,7 +27,6 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batch_protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
 from harvest_lib.delivery.errors import (
     DEFAULTS,
     NEVER_TAKEN,
@@ -25,6 +39,7 @@ from harvest_lib.delivery.errors import (
     raised,
 )
 from harvest_lib.delivery.headers import Headers, header_maker
+from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, client_settings, count_error, refused_settings
@@ -54,7 +69,7 @@ _WHY_SECONDS = 0.5
 
 
 class PipelinedBatches:
-    """Batches without transactions. Raises ConfigError for a setting that librdkafka does not take."""
+    """`Delivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     _wire_seconds = _WIRE_SECONDS
     """Limit of the wait for records on the wire when the producer is discarded."""
@@ -87,6 +102,7 @@ class PipelinedBatches:
         return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        timestamp_ms = int(time.time() * 1000)  # older than the check: see docs/operations.md, "Reject late records"
         if not may_send():
             self._stopped = True
             return {}
@@ -94,24 +110,26 @@ class PipelinedBatches:
         if self._topics.in_trouble:
             self._watched.update(row[1] for row in rows)
         if isinstance(rows, NativeRows) and self._sender is not None:
-            refused = self._hand_over(self._sender, rows, may_send)
+            refused = self._hand_over(self._sender, rows, timestamp_ms, may_send)
         else:
-            refused = self._produce(rows, may_send)
+            refused = self._produce(rows, timestamp_ms, may_send)
         self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
-    def _hand_over(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
+    def _hand_over(
+        self, sender: NativeSender, rows: NativeRows, timestamp_ms: int, may_send: Callable[[], bool]
+    ) -> dict[int, str]:
         """Hand rows over natively."""
         deadline, refused = None, dict[int, str]()
         while rows and not refused:
-            went, code = sender.send(rows, stamp=self._stamp, **self._next_ids(len(rows)))
+            went, code = sender.send(rows, stamp=self._stamp, timestamp_ms=timestamp_ms, **self._next_ids(len(rows)))
             rows = rows[went:]
             if code == KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break
             elif code == MALFORMED:
-                refused, rows = self._produce([rows[0]], may_send), rows[1:]
+                refused, rows = self._produce([rows[0]], timestamp_ms, may_send), rows[1:]
             elif code:
                 refused = self._not_taken(rows[0][ID], error_of(code))
                 break
@@ -121,14 +139,14 @@ class PipelinedBatches:
         """Return the arguments from which `NativeSender.send` makes message ids."""
         return {}
 
-    def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+    def _produce(self, rows: Sequence[Row], timestamp: int, may_send: Callable[[], bool]) -> dict[int, str]:
         assert self._producer is not None  # noqa: S101 - `send` has looked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
-        produce, headers_of, timestamp = self._producer.produce, self._headers_of, _NOW
+        produce, headers_of = self._producer.produce, self._headers_of
         expires, clock = self._settings.expiry_seconds is not None, time.time
         for row in rows:
-            if expires:  # the timestamp is older than the check: see docs/operations.md, "Reject late records"
+            if expires:  # a batch may take longer than one that was frozen has
                 timestamp = int(clock() * 1000)
                 if not may_send():
                     self._stopped = True
@@ -153,6 +171,9 @@ class PipelinedBatches:
         self._is_of_row = True
         self._failed(error)
         return {}
+
+    def commit(self, _checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+        return self.flush(may_send)
 
     def abandon(self) -> bool:
         return self._discard()

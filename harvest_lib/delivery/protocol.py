@@ -1,61 +1,78 @@
-"""What a delivery to Kafka promises to the loop that drives it."""
+"""Protocol between a delivery to Kafka, batch by batch, and the loop that drives it; the outcomes of a batch.
 
-from collections.abc import Callable
+    begin ──► send, send, … ──► commit ──┬─ BatchCommitted
+                                         ├─ BatchFailed: begin again, at the last position that was committed
+                                         └─ BatchFenced: another leader has taken over, this one is over
+
+Nothing is kept per record between `send` and `commit`: that makes batches fast.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
+from confluent_kafka import Producer
+
+from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.record import Row
-from harvest_lib.record.rows import RowQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A record that was not acknowledged. It may be in Kafka all the same: treat it as unknown, send it again.
+class BatchCommitted:
+    """Every record of the batch is in Kafka, on every in-sync replica."""
 
-    Unless it was `refused`: then it is not there, and Kafka would never take it.
-    """
 
-    row: Row
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFailed:
+    """Some of the batch may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`:
+    nobody said for which of its topics."""
+
     reason: str
     refused: bool = False
+    unnamed: bool = False
 
 
-@dataclass(slots=True)
-class Reports:
-    """What became of records since the last poll: the ids of those that were acknowledged, and the failures. `halted`:
-    nothing more is sent before the delivery begins again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFenced:
+    """Kafka takes nothing from this leader any more: another one has begun."""
 
-    acknowledged: list[int] = field(default_factory=list)
-    failed: list[Failure] = field(default_factory=list)
-    halted: bool = False
+    reason: str
+
+
+BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDeliverySettings:
+    """`kafka` are the user's producer settings, secrets in clear. `expiry_seconds`: how long a record may be in the
+    producer's queue, for batches with at most one record of a key; None where one that expires would leave a gap."""
+
+    kafka: Mapping[str, object] = field(repr=False)
+    delivery_timeout_seconds: float
+    expiry_seconds: float | None = None
+    record_header: bool = True
+    producer_provider: KafkaProducerProvider = Producer
 
 
 class Delivery(Protocol):
-    """A way into Kafka. Used by one thread; every record handed to `send` comes back exactly once in a report."""
+    """A way into Kafka in batches, each with its checkpoint. Used by one thread, over any number of terms."""
 
-    def begin(self, leader_id: UUID) -> None:
-        """Send under this leader id from now on."""
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        """Get ready to send under this leader id; a batch that was open before is gone."""
         ...
 
-    @property
-    def takes(self) -> bool:
-        """Tell whether `send` might take anything now."""
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        """Hand rows over, in order, up to the first that the client itself refuses; return that, id and reason. Stops
+        when `may_send` says no; then `commit` fails."""
         ...
 
-    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
-        """Take rows from the left of `rows` and hand them to Kafka, in order per key, together with what earlier calls
-        could not hand over. Rows stay when `may_send` says no, when there is no room for them, or once halted."""
+    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+        """End the batch: wait until all of it is in Kafka. Only a delivery in transactions takes the checkpoint
+        along."""
         ...
 
-    def poll(self, timeout_seconds: float) -> Reports:
-        """Return what has acked, waiting up to `timeout_seconds` for the first report."""
-        ...
-
-    def abandon(self) -> Reports:
-        """Let nothing more leave, and return a report for every record that had none: acknowledged, or failed."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the producer; what is still queued is not sent. Safe to repeat."""
+    def abandon(self) -> bool:
+        """Let nothing more leave; return True if records on the wire may still arrive, visible to readers. Safe to
+        repeat."""
         ...

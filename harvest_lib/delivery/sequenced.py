@@ -28,9 +28,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib import errors
 from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batch_protocol import BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.headers import HeaderMaker
+from harvest_lib.delivery.protocol import BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack

@@ -20,15 +20,15 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.delivery.batch_protocol import (
+from harvest_lib.delivery.batches import PipelinedBatches
+from harvest_lib.delivery.errors import FENCED, PURGED, SEVERAL_AT_A_TIME
+from harvest_lib.delivery.protocol import (
     BatchCommitted,
     BatchDeliverySettings,
     BatchFailed,
     BatchFenced,
     BatchOutcome,
 )
-from harvest_lib.delivery.batches import PipelinedBatches
-from harvest_lib.delivery.errors import FENCED, PURGED, SEVERAL_AT_A_TIME
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
@@ -60,7 +60,7 @@ class CheckpointPlace:
 
 
 class Transactional(PipelinedBatches):
-    """`BatchDelivery` by Kafka transactions, under one transactional id."""
+    """`Delivery` by Kafka transactions, under one transactional id."""
 
     _wire_seconds = 0.0
     _native_settings = SEVERAL_AT_A_TIME

@@ -18,13 +18,9 @@ from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated
 from harvest_lib.delivery import (
-    AtLeastOnce,
     BatchDeliverySettings,
     CheckpointPlace,
     Delivery,
-    Lanes,
-    LaneSettings,
-    Pipelined,
     PipelinedBatches,
     Sequenced,
     Topics,
@@ -33,7 +29,7 @@ from harvest_lib.delivery import (
 )
 from harvest_lib.harvester.choices import not_chosen
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
-from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
+from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo, Term
 from harvest_lib.leadership.kafka_probe import KafkaProbe
 from harvest_lib.leadership.last_leaders import MARKS, SubscriptionRows
 from harvest_lib.leadership.neli import NeliSettings
@@ -80,20 +76,6 @@ def make_topics(config: HarvestConfig) -> Topics:
     return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
 
 
-def make_delivery(config: HarvestConfig, topics: Topics, producer_provider: KafkaProducerProvider) -> Delivery:
-    """Return `sendConcurrency` lanes of the kind that `delivery` names."""
-    settings = LaneSettings(
-        kafka=config.kafka_settings(for_producer=True),
-        delivery_timeout_seconds=config.delivery_timeout_seconds,
-        record_header=config.record_header,
-        send_buffer=config.limits.send_buffer,
-        producer_provider=producer_provider,
-    )
-    kind = Pipelined if config.delivery == "pipelined" else AtLeastOnce
-    lanes = [kind(settings, topics) for _ in range(config.limits.send_concurrency)]
-    return lanes[0] if len(lanes) == 1 else Lanes(lanes)
-
-
 def certificates_of(config: HarvestConfig) -> Certificates:
     """Return the certificates that the clients of a configuration have."""
     kafka = (config.kafka_settings(for_producer=producer) for producer in (False, True))
@@ -102,12 +84,7 @@ def certificates_of(config: HarvestConfig) -> Certificates:
 
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
     """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
-    settings = LaneSettings(
-        kafka=config.kafka_settings(for_producer=True),
-        delivery_timeout_seconds=config.delivery_timeout_seconds,
-        producer_provider=producer_provider,
-    )
-    AtLeastOnce(settings).close()
+    PipelinedBatches(_batch_settings(config, producer_provider), make_topics(config)).close()
 
 
 def make_batch_source(
@@ -118,7 +95,7 @@ def make_batch_source(
     if kind == "mark":
         parked = table.parked.identifier if parks else None
         source = MarkSource(_marking(config), table.identifier, parked)
-        return MarkPages(source, config.limits.mark_backoff_seconds, names_ids=config.exactly_once)
+        return MarkPages(source, config.limits.mark_backoff_seconds)
     selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
     return make(
@@ -174,12 +151,34 @@ def make_guarantee(
             assert_never(other)
 
 
+def make_purging_pages(config: HarvestConfig, source: ClaimSource, term: Term) -> MarkPages:
+    """Return the pages of a table that is marked and delivered at least once.
+
+    Once another may lead, nothing is marked, and delivered rows are purged only under the key barrier. Pipelined, the
+    other may have sent the first of them again: if the rest were purged, that one would be the last of its key that
+    consumers get.
+    """
+    always = config.delivery == "barrier"
+    return MarkPages(
+        source,
+        config.limits.mark_backoff_seconds,
+        names_ids=False,
+        may_mark=term.is_live,
+        may_purge=lambda: always or term.may_finish(),
+    )
+
+
 def make_purging_guarantee(
-    config: HarvestConfig, topics: Topics, pages: MarkPages, producer_provider: KafkaProducerProvider
+    config: HarvestConfig,
+    topics: Topics,
+    pages: MarkPages,
+    producer_provider: KafkaProducerProvider,
+    delivery: Delivery | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a table that is marked and delivered at least once: to purge counts as the checkpoint."""
-    settings = _batch_settings(config, producer_provider)
-    return AtLeastOnceBatches(PipelinedBatches(settings, topics), PurgeStore(pages.purge))
+    """Return the guarantee of a table that is marked and delivered at least once: to purge counts as the checkpoint.
+    An embedder may bring the `delivery`."""
+    delivery = delivery or PipelinedBatches(_batch_settings(config, producer_provider), topics)
+    return AtLeastOnceBatches(delivery, PurgeStore(pages.purge))
 
 
 def _batch_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> BatchDeliverySettings:
@@ -338,7 +337,7 @@ def make_leadership(
                     io_error_backoff_seconds=limits.io_error_backoff_seconds,
                 ),
                 config.data_source.conninfo(),
-                rows=_subscription_rows(config, pool()) if pool is not None and config.in_batches else None,
+                rows=_subscription_rows(config, pool()) if pool is not None and config.keeps_checkpoints else None,
                 kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
             )
         case "neli":

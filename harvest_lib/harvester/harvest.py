@@ -4,7 +4,7 @@
                           └───────── an error that will not pass ─────────►
 
 Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of one; the only one that touches its delivery), those
-that wait for the database (`harvest-source`, `harvest-read`, `harvest-progress`) and the leadership's own.
+that wait for the database (`harvest-mark`, `harvest-read`, `harvest-progress`) and the leadership's own.
 """
 
 import enum
@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
@@ -21,6 +20,7 @@ from typing import Self
 
 from confluent_kafka import Consumer, Producer
 
+from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, require_session
@@ -37,13 +37,15 @@ from harvest_lib.events import (
     MeterRead,
 )
 from harvest_lib.harvester.added_partitions import Added
+from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
-from harvest_lib.harvester.engines import BatchEngine, Callbacks, Engine, EngineLoop, MarkEngine
+from harvest_lib.harvester.engine import Callbacks, Engine, hand_over
 from harvest_lib.harvester.factory import certificates_of, make_leadership, read_pool, refuse_bad_settings
 from harvest_lib.harvester.former_election import refuse_group
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.harvester.measures import HarvestMeasures
 from harvest_lib.harvester.progress import Progress
+from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
@@ -72,7 +74,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """The result of `drain`: records delivered and purged, and seconds taken."""
+    """The result of `drain`: records delivered, and seconds taken."""
 
     records: int
     seconds: float
@@ -98,8 +100,8 @@ class Harvest:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
         refuse_bad_settings(config, kafka_producer_provider)
-        self._make_mark_engine = partial(
-            MarkEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
+        self._make_purging_engine = partial(
+            PurgingEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
         )
         self._providers = kafka_consumer_provider, kafka_producer_provider
         self._has_own_parts = source is not None or delivery is not None  # which mark
@@ -116,7 +118,7 @@ class Harvest:
         self._turned_at = boot_seconds()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._loops: dict[int, EngineLoop] = {}  # by shard
+        self._loops: dict[int, BatchLoop] = {}  # by shard
         self._terms: dict[int, Term] = {}  # likewise
         self.measures = HarvestMeasures()
         """Its counts: see `harvest_lib.harvester.telemetry`."""
@@ -147,7 +149,6 @@ class Harvest:
                 config = resolved(self._config, choices, self._table)
                 pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
                 self._engine = self._make_engine(config, pool)
-                hand_over = self._engine.hand_over
                 self._engine.check(connection)
             require_session(conninfo)
             topic_partitions(config.kafka_settings(for_producer=False))
@@ -156,15 +157,12 @@ class Harvest:
             self._leadership = self._leadership or make_leadership(config, *self._providers, pool)
             self._leadership.start()
         except BaseException:
-            if self._engine is not None:
-                self._engine.close(Deadline(_SLACK_SECONDS))
             self._state = State.STOPPED
             self._stopped.set()
             raise
         if reads_table(self._config) and choices.source == "mark" and not self._has_own_parts:
             self._watch = TableWatch(conninfo, self._table, choices)
         self._config = config
-        self._engine.start()
         Progress(
             conninfo,
             delivered=lambda: self.delivered_records,
@@ -176,13 +174,16 @@ class Harvest:
         self._thread.start()
         if self._watch is not None:
             self._watch.begin(self._end, self._stopped)
+        way = hand_over(config)
+        if unread := config.limits.without_effect:
+            _log.info("limits_without_effect", extra={"limits": unread})
         _log.info(
             "harvester_started",
             extra={
                 "instance": self._config.name,
                 "table": str(self._table),
-                "hand_over": hand_over.name,
-                "hand_over_reason": hand_over.reason,
+                "hand_over": way.name,
+                "hand_over_reason": way.reason,
                 "source": choices.source,
                 "source_reason": choices.source_reason,
                 "delivery": choices.delivery,
@@ -288,7 +289,7 @@ class Harvest:
     @property
     def hand_over(self) -> str:
         """Return by what records are handed over to Kafka, `native` or `python`; empty before it has started."""
-        return self._engine.hand_over.name if self._engine is not None else ""
+        return hand_over(self._config).name if self._engine is not None else ""
 
     @property
     def added_partitions(self) -> Sequence[Added]:
@@ -308,16 +309,11 @@ class Harvest:
     @property
     def in_flight_records(self) -> int:
         """Return how many records were sent and are not acknowledged yet, over all shards that this process leads."""
-        return sum(loop.in_flight.records for loop in self._loops.copy().values())
-
-    @property
-    def in_flight_record_keys(self) -> list[str]:
-        """Return the keys that have a record in flight; batches do not track keys, and have none."""
-        return [key for loop in self._loops.copy().values() for key in loop.in_flight.keys]
+        return sum(loop.in_flight for loop in self._loops.copy().values())
 
     @property
     def delivered_records(self) -> int:
-        """Return how many records this instance has delivered and purged."""
+        """Return how many records this instance has delivered."""
         return self._meter.total
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
@@ -421,18 +417,15 @@ class Harvest:
 
     def _close(self) -> None:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
-        with ExitStack() as closing:  # last in, first out, and each even if another fails
-            if (leadership := self._leadership) is not None:
-                closing.callback(lambda: leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS)))
-            if (engine := self._engine) is not None:
-                closing.callback(lambda: engine.close(deadline))  # before leadership goes: nothing of ours leaves then
+        if self._leadership is not None:
+            self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS))
 
     def _make_engine(self, config: HarvestConfig, pool: Callable[[], Pool]) -> Engine:
-        if not config.in_batches or self._has_own_parts:
-            return self._make_mark_engine(config, self._table)
+        if not config.keeps_checkpoints or self._has_own_parts:
+            return self._make_purging_engine(config, self._table)
         consumer, producer = self._providers
         providers = {"consumer_provider": consumer, "producer_provider": producer}
-        return BatchEngine(config, self._table, pool=pool, **providers)
+        return CheckpointEngine(config, self._table, pool=pool, **providers)
 
     def _delivered(self, shard: int, records: int) -> None:
         self.measures.delivered.add(str(shard), amount=records)

@@ -14,12 +14,10 @@ from typing import assert_never
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
-from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome, Delivery
-from harvest_lib.delivery.protocol import Reports
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
-from harvest_lib.harvester.wrapped import WrappedDelivery, WrappedGuarantee
+from harvest_lib.harvester.wrapped import WrappedGuarantee
 from harvest_lib.record import ID, Row
-from harvest_lib.record.rows import RowQueue
 from harvest_lib.telemetry.counts import AGE_BOUNDS, Counts, Histogram
 
 OUTCOMES = ("committed", "failed", "fenced")
@@ -110,11 +108,6 @@ class ShardMeasures:
         self._chosen = LatencySample(rows[place][ID], lambda seconds: observe(seconds, self._label))
         samples.put(self._chosen)
 
-    @property
-    def awaited(self) -> int | None:
-        """Return the id of the record that was chosen and is not acknowledged yet."""
-        return self._chosen.record_id if self._chosen is not None else None
-
     def acked(self, now: float) -> None:
         """Take that the chosen record was acknowledged, if there is one."""
         if self._chosen is not None:
@@ -180,23 +173,3 @@ class MeasuredGuarantee(WrappedGuarantee):
         may_arrive = super().abandon()
         self._measures.abandoned(repeats=not self.exactly_once)
         return may_arrive
-
-
-class MeasuredDelivery(WrappedDelivery):
-    """`Delivery` that counts the records of another one."""
-
-    def __init__(self, delivery: Delivery, measures: ShardMeasures) -> None:
-        super().__init__(delivery)
-        self._measures = measures
-
-    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
-        if rows:
-            self._measures.choose(rows.single or rows.pages[0], 0, boot_seconds())
-        super().send(rows, may_send)
-
-    def heard(self, reports: Reports) -> None:
-        awaited = self._measures.awaited
-        if awaited is not None and awaited in reports.acknowledged:
-            self._measures.acked(boot_seconds())
-        if reports.failed and (doubtful := sum(not failure.refused for failure in reports.failed)):
-            self._measures.doubtful(doubtful)

@@ -6,18 +6,16 @@ Promises
 - Records are not changed. A header `traceparent` that is not well-formed costs its link, and nothing else.
 """
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.config import HarvestConfig
-from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome, Delivery
-from harvest_lib.delivery.protocol import Reports
-from harvest_lib.harvester.wrapped import WrappedDelivery, WrappedGuarantee
-from harvest_lib.record import ID, TOPIC, Row
-from harvest_lib.record.rows import RowPage, RowQueue, ids_of, sampled_traceparents
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
+from harvest_lib.harvester.wrapped import WrappedGuarantee
+from harvest_lib.record import TOPIC, Row
+from harvest_lib.record.rows import RowPage, sampled_traceparents
 from harvest_lib.telemetry.batch_span import BatchSpan
 from harvest_lib.telemetry.trace_context import configured_tracer
 
@@ -30,8 +28,8 @@ _ABANDONED = "the batch was abandoned before its end was known"
 class SendSpan(BatchSpan):
     """The span of rows on their way."""
 
-    def __init__(self, tracer: "Tracer", attributes: Mapping[str, str | int], began_ns: int | None = None) -> None:
-        super().__init__(tracer, "send", attributes, began_ns)
+    def __init__(self, tracer: "Tracer", attributes: Mapping[str, str | int]) -> None:
+        super().__init__(tracer, "send", attributes)
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows into the batch."""
@@ -82,63 +80,6 @@ class TracedGuarantee(WrappedGuarantee):
             self._span = None
 
 
-class TracedDelivery(WrappedDelivery):
-    """`Delivery` that makes a span of the records that another one takes at a time, until all have come back."""
-
-    def __init__(self, delivery: Delivery, make_span: "Callable[[int], SendSpan]") -> None:
-        super().__init__(delivery)
-        self._make_span = make_span
-        self._open: dict[int, _Pending] = {}  # by the id of a record
-
-    def send(self, rows: RowQueue, may_send: Callable[[], bool]) -> None:
-        waiting, began_ns = [[*rows.single], *rows.pages], time.time_ns()
-        super().send(rows, may_send)
-        kept = set(rows.ids)
-        taken = [some for some in (_without(kept, each) for each in waiting) if some]
-        if taken:
-            pending = _Pending(self._make_span(began_ns))
-            for some in taken:
-                pending.take(some)
-                self._open.update(dict.fromkeys(ids_of(some), pending))
-
-    def heard(self, reports: Reports) -> None:
-        for failure in reports.failed:
-            if (pending := self._open.pop(failure.row[ID], None)) is not None:
-                pending.settle("refused" if failure.refused else "failed", failure.reason)
-        for record_id in reports.acknowledged:
-            if (pending := self._open.pop(record_id, None)) is not None:
-                pending.settle()
-
-
-def _without(kept: Collection[int], rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows whose ids are not among those that were kept, of which there are none before another, mostly."""
-    ids = [each for each in ids_of(rows) if each not in kept]
-    first = rows[: len(ids)]
-    return first if ids_of(first) == ids else [row for row in rows if row[ID] not in kept]
-
-
-class _Pending:
-    """Records that were taken at a time, of which some have not come back."""
-
-    def __init__(self, span: SendSpan) -> None:
-        self._span = span
-        self._left = 0
-        self._error = self._reason = ""
-
-    def take(self, rows: Sequence[Row]) -> None:
-        """Take records in, before any comes back."""
-        self._left += len(rows)
-        self._span.add(rows)
-
-    def settle(self, error: str = "", reason: str = "") -> None:
-        """Take that one has come back, and how."""
-        if error and not self._error:
-            self._error, self._reason = error, reason
-        self._left -= 1
-        if not self._left:
-            self._span.end(self._error, self._reason)
-
-
 def traced_guarantee(guarantee: Guarantee, config: HarvestConfig, shard: int) -> Guarantee:
     """Return a guarantee that makes spans of a shard's batches, or the same one where nobody traces."""
     tracer = configured_tracer()
@@ -146,15 +87,6 @@ def traced_guarantee(guarantee: Guarantee, config: HarvestConfig, shard: int) ->
         return guarantee
     attributes = _attributes(config, shard)
     return TracedGuarantee(guarantee, lambda: SendSpan(tracer, attributes))
-
-
-def traced_delivery(delivery: Delivery, config: HarvestConfig) -> Delivery:
-    """Return a delivery that makes spans, or the same one where nobody traces."""
-    tracer = configured_tracer()
-    if tracer is None:
-        return delivery
-    attributes = _attributes(config, 0)
-    return TracedDelivery(delivery, lambda began_ns: SendSpan(tracer, attributes, began_ns))
 
 
 def _attributes(config: HarvestConfig, shard: int) -> Mapping[str, str | int]:

@@ -59,6 +59,11 @@ class Term:
         """Return True if the holder may act. Cheap: asked before every record."""
         return self._end is None and self._clock() < self._lease_until
 
+    def may_finish(self) -> bool:
+        """Return True if records in flight may still land: the term is live, or it was revoked and its lease has not
+        run out. Until then a successor waits for `quiesced`."""
+        return self._end is not TermEnd.FENCED and self._clock() < self._lease_until
+
     def extend(self, lease_until: float) -> None:
         """Move the end of the lease; it never moves back, and a lease that ran out stays so."""
         if self.is_live():

@@ -9,7 +9,7 @@ from typing import Any, overload
 import psycopg
 
 from harvest_lib.native.library import Summary, implementation
-from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
+from harvest_lib.record import ID, TOPIC, VALUE, Row
 from harvest_lib.record.rows import RowPage, RowsSummary
 from harvest_lib.telemetry.trace_context import TRACEPARENT_CHARS
 
@@ -89,14 +89,6 @@ class NativeRows(RowPage):
         result = self._cursor.pgresult
         assert result is not None  # noqa: S101 - as above
         return result.ftype(self.first + VALUE) != _BYTEA
-
-    @property
-    def keys(self) -> list[str]:
-        """Return the keys of all. May be read by any thread."""
-        result = self._cursor.pgresult
-        assert result is not None  # noqa: S101 - as above
-        column = self.first + KEY
-        return [bytes(result.get_value(row, column) or b"").decode() for row in range(self.start, self.stop)]
 
     @property
     def ascends(self) -> bool:

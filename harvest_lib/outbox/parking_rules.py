@@ -61,8 +61,8 @@ class ParkingRules:
                 good.append(row)
         return good
 
-    def refuse(self, row: Row, reason: str) -> bool:
-        """Park a record; return True if its key is held from now on. Raises RecordError under `stop`."""
+    def refuse(self, row: Row, reason: str) -> None:
+        """Park a record; under `hold_key` its key is held from now on. Raises RecordError under `stop`."""
         if self._policy == "stop":
             raise RecordError(
                 f"record {row[0]} for topic {row[1][:80]!r} can never be sent",
@@ -73,11 +73,6 @@ class ParkingRules:
         self._topics[row[0]] = row[1]
         if self._policy == "hold_key":
             self._refused_keys[row[1:3]] = min(row[0], self._refused_keys.get(row[1:3], row[0]))
-        return self._policy == "hold_key"
-
-    def hold(self, rows: Collection[Row]) -> None:
-        """Park records that come behind one that is parked."""
-        self._behind.update(row[0] for row in rows)
 
     @property
     def refused_keys(self) -> dict[HeldKey, int]:
@@ -87,11 +82,6 @@ class ParkingRules:
     @property
     def has_work(self) -> bool:
         return bool(self._refused or self._behind)
-
-    @property
-    def ids(self) -> list[int]:
-        """Return the ids of all records to park."""
-        return [*self._refused, *self._behind]
 
     def work(self) -> tuple[dict[int, str], list[int]]:
         """Return the records to park: refused ones with reasons, and the ids of those behind them."""

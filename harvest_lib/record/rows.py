@@ -5,12 +5,11 @@ A *page* has rows that are not made yet: Postgres has sent them, and they may go
 """
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from harvest_lib.record.row import ID, Row
+from harvest_lib.record.row import Row
 from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 
@@ -45,11 +44,6 @@ class RowPage(Sequence[Row]):
 
     @property
     @abstractmethod
-    def keys(self) -> list[str]:
-        """Return the keys of all, without making rows. May be read by any thread."""
-
-    @property
-    @abstractmethod
     def summary(self) -> RowsSummary:
         """Return the summary of all rows."""
 
@@ -78,66 +72,3 @@ def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
             if len(found) == most:
                 break
     return found
-
-
-class RowQueue:
-    """Rows that are added on the right and taken from the left: single ones first, then `pages`."""
-
-    __slots__ = ("pages", "single")
-
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.single = deque(rows)
-        """Rows one by one."""
-        self.pages: deque[RowPage] = deque()
-        """Pages behind the single rows. A page must not be empty."""
-
-    def __len__(self) -> int:
-        return len(self.single) + sum(map(len, self.pages))
-
-    def __iter__(self) -> Iterator[Row]:
-        yield from self.single
-        for page in self.pages:
-            yield from page
-
-    @property
-    def rows(self) -> deque[Row]:
-        """Turn all pages into single rows, and return these; rows taken from the result are taken from the queue."""
-        while self.pages:
-            self.single.extend(self.pages.popleft())
-        return self.single
-
-    @property
-    def page(self) -> RowPage | None:
-        """Return the first page, if it is next."""
-        return self.pages[0] if self.pages and not self.single else None
-
-    @property
-    def ids(self) -> list[int]:
-        """Return the ids of all, in order."""
-        return [*(row[ID] for row in self.single), *(each for page in self.pages for each in page.ids)]
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add rows on the right."""
-        if isinstance(rows, RowPage):
-            self.pages.extend([rows] if rows else ())
-        elif rows:
-            self.rows.extend(rows)
-
-    def take(self, count: int) -> "RowQueue":
-        """Take so many from the left, or all there are."""
-        taken = RowQueue(self.single.popleft() for _ in range(min(count, len(self.single))))
-        count -= len(taken)
-        while count and self.pages:
-            page = self.pages.popleft()
-            taken.pages.append(page[:count])
-            if len(page) > count:
-                self.pages.appendleft(page[count:])
-            count = max(0, count - len(page))
-        return taken
-
-    def give_back(self, taken: "RowQueue") -> None:
-        """Put rows back on the left, in their order."""
-        if taken.pages and self.single:
-            taken = RowQueue(taken.rows)
-        self.single.extendleft(reversed(taken.single))
-        self.pages.extendleft(reversed(taken.pages))

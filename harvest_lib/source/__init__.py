@@ -6,7 +6,6 @@ from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.mark_batches import MarkPages
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
-from harvest_lib.source.thread import SourceThread
 from harvest_lib.source.transaction_id import TransactionIdSource
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "Position",
     "Selection",
     "SnapshotSource",
-    "SourceThread",
     "TransactionIdSource",
 ]

@@ -50,7 +50,11 @@ class BatchSource(Protocol):
         ...
 
     def committed(self) -> None:
-        """Note that all that was sent is in Kafka, and that the position after it is durable."""
+        """Note that all that was sent is in Kafka."""
+        ...
+
+    def give_back(self) -> None:
+        """Give back what was read and is not delivered, at the end of a term that nobody has fenced."""
         ...
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:

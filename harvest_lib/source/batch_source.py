@@ -116,6 +116,10 @@ class ConnectedSource(ABC):
         """See `BatchSource`."""
         return
 
+    def give_back(self) -> None:
+        """See `BatchSource`. Reading takes nothing."""
+        return
+
     def committed(self) -> None:
         """See `BatchSource`. Reading leaves no trace, so there is nothing to do."""
         return

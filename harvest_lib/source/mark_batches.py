@@ -1,24 +1,25 @@
-"""Mark in batches: for delivery exactly once from a table that is marked and purged.
+"""Mark in batches: pages of a table that is marked and purged.
 
-    mark ─► send ─► commit (records and their ids, in one transaction) ─► purge those ids with the next mark
+    mark ─► send ─► commit (exactly once with the ids of its records) ─► purge those ids, with the next mark
 
 Promises
-- The position is the ids of all records sent and not known to be purged. A leader that goes on from it purges them
-  first: a crash between a commit and the purge sends nothing twice. Its `deferred` ids stay in the table.
+- Exactly once, the position is the ids of all records sent and not known to be purged. A leader that goes on from it
+  purges them first: a crash between a commit and the purge sends nothing twice. Its `deferred` ids stay in the table.
 - There are never more than `MOST_IDS` of them.
-- Closed in order, it gives back what it has marked and not delivered, at least once: goharvest may lead next.
+- At the end of a term that nobody has fenced, it gives back what it has marked and not delivered, at least once:
+  goharvest may lead next.
 - A returned record is not returned again while the source stays open, even if others mark it meanwhile; but a parked
   one is, once somebody has put it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate
 from uuid import uuid4
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.errors import DatabaseError, OutboxTableError
+from harvest_lib.errors import DatabaseError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 from harvest_lib.record.rows import ids_of
 from harvest_lib.source.batch_protocol import Page, Position
@@ -34,6 +35,10 @@ _BATCH_IDS = MOST_IDS // 3
 """In one batch: those of two before it may not have been purged yet."""
 
 
+_LAST_ANSWER_SECONDS = 5.0
+"""Longest wait for a statement that is on its way when the source is closed or opened again."""
+
+
 class MarkPages:
     """`BatchSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
 
@@ -41,9 +46,19 @@ class MarkPages:
     by then.
     """
 
-    def __init__(self, source: ClaimSource, backoff_seconds: float = 0.0, *, names_ids: bool = True) -> None:
+    def __init__(
+        self,
+        source: ClaimSource,
+        backoff_seconds: float = 0.0,
+        *,
+        names_ids: bool = True,
+        may_mark: Callable[[], bool] = lambda: True,
+        may_purge: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`backoff_seconds`: pause after a mark that found nothing. Without `names_ids`, positions name no delivered
-        rows: those are purged before a position counts."""
+        rows: those are purged before a position counts. `may_mark` and `may_purge` are asked just before a statement:
+        a process that was frozen there would take its successor's rows when it thaws."""
+        self._may_mark, self._may_purge = may_mark, may_purge
         self._names_ids = names_ids
         self._source = source
         self._backoff_seconds = backoff_seconds
@@ -52,6 +67,7 @@ class MarkPages:
         self._asked: Future[ClaimedRows] | None = None
         self._limit = 0
         self._held: dict[int, None] = {}  # ids of records that were read, and are not in Kafka as far as is known
+        self._left: set[int] = set()  # those of earlier calls of `open`, not read again since: they are still marked
         self._batch: list[int] = []  # of those, the ones sent in this batch
         self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, the ones being purged
@@ -59,11 +75,11 @@ class MarkPages:
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
 
     def open(self, position: Position | None) -> Position:
-        self._quiet()
+        self._left.update(self._quiet(), self._held)
         self._source.open(uuid4())
         self._held, self._batch, self._purging = {}, [], []
         if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
-            self._source.fetch(0, ids)
+            self._fetch(self._source, 0, ids)
             self._delivered = []
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         return self.position()
@@ -82,8 +98,10 @@ class MarkPages:
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
         if not rows:
-            return None
+            return self.read(limit) if claimed.more else None
         self._held.update(dict.fromkeys(ids))
+        if self._left:
+            self._left.difference_update(ids)
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
             self._ask(limit)
         return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
@@ -118,26 +136,43 @@ class MarkPages:
             self._asked.result()
         purged = set(self._purging)
         if ids := [each for each in self._delivered if each not in purged]:
-            self._thread.ask(lambda source: source.fetch(0, ids)).result()
+            self._thread.ask(lambda source: self._fetch(source, 0, ids)).result()
             self._delivered = [each for each in self._delivered if each in purged]
+
+    def give_back(self) -> None:
+        """See `BatchSource`. Rows that were delivered are purged first, if their purge was lost with its connection."""
+        self._left.update(self._quiet(), self._held)
+        if self._names_ids or not (self._left or self._delivered):
+            return  # a successor could not tell them from those that it has to purge
+        try:
+            self._settle()
+        except DatabaseUnavailable:
+            self._source.open(uuid4())
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._delivered:
+            self._fetch(self._source, 0, self._delivered)
+            self._left.difference_update(self._delivered)
+            self._delivered = []
+        self._source.reset(sorted(self._left))
+        self._left.clear()
+        self._held = {}
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
         return "1:1:", None
 
     def close(self) -> None:
-        left = [*self._held, *self._quiet()]
+        self._left.update(self._quiet(), self._held)
+        self._held = {}
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.end()
+            thread.end(_LAST_ANSWER_SECONDS)
         if self._delivered:
-            # Else they are purged at the next `open`, or by the next leader, which otherwise sends them again.
+            # Else they are purged at the next `open`, or by the next leader, which may send them again.
             with suppress(DatabaseError, OutboxTableError):
-                self._source.fetch(0, self._delivered)
+                self._fetch(self._source, 0, self._delivered)
                 self._delivered = []
-        if left and not self._names_ids:  # else a successor could not tell them from those that it has to purge
-            with suppress(DatabaseError, OutboxTableError):
-                self._source.reset(left)
-        self._held = {}
         self._source.close()
 
     def _next(self, limit: int) -> ClaimedRows:
@@ -158,15 +193,18 @@ class MarkPages:
         assert self._thread is not None  # noqa: S101 - made by `open`
         self._purging = purging = list(self._delivered)
         limit = min(limit, _BATCH_IDS // 2)
-        self._asked = self._thread.ask(lambda source: source.fetch(limit, purging))
+        self._asked = self._thread.ask(lambda source: self._fetch(source, limit, purging))
+
+    def _fetch(self, source: ClaimSource, limit: int, delivered: Sequence[int]) -> ClaimedRows:
+        return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
 
     def _quiet(self) -> Sequence[int]:
         """Wait for prefetched rows, and forget them: they are marked under an id that ends here. Return their ids.
         Errors are forgotten too: the next read finds out whether a table is gone, or only hidden, which is awaited."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            with suppress(DatabaseError, OutboxTableError):
-                claimed = asked.result()
+            with suppress(DatabaseError, OutboxTableError, TimeoutError):
+                claimed = asked.result(_LAST_ANSWER_SECONDS)
                 self._forget_purged()
                 return ids_of(claimed.rows)
         return ()

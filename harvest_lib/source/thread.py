@@ -1,13 +1,10 @@
-"""The thread that talks to the database, so that Kafka is served meanwhile, and a term ends while a statement hangs."""
+"""The thread that talks to the database, so that the next page is read while one is sent."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-
-from harvest_lib.source.claim_protocol import ClaimSource
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked")
@@ -41,28 +38,3 @@ class CallThread(Generic[Asked]):
                 answer.set_result(call(self._asked))
             except BaseException as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
-
-
-class SourceThread(CallThread[ClaimSource]):
-    """Ask a source on the thread `harvest-source`. Each call is made inside what `translate_errors` returns, which may
-    replace an error of the call with another."""
-
-    def __init__(
-        self, source: ClaimSource, translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
-        self._translate_errors = translate_errors
-        super().__init__(source, "harvest-source")
-
-    def ask(self, call: Callable[[ClaimSource], Answer]) -> "Future[Answer]":
-        """See `CallThread`."""
-
-        def call_translated(source: ClaimSource) -> Answer:
-            with self._translate_errors():
-                return call(source)
-
-        return super().ask(call_translated)
-
-    def stop(self, timeout_seconds: float) -> None:
-        """Close the source after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
-        self.ask(lambda source: source.close())
-        self.end(timeout_seconds)

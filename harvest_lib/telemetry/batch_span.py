@@ -24,7 +24,6 @@ class BatchSpan:
         tracer: "Tracer",
         operation: Literal["send", "process"],
         attributes: Mapping[str, str | int],
-        began_ns: int | None = None,
     ) -> None:
         from opentelemetry.context import Context  # noqa: PLC0415 - who has a tracer has it
         from opentelemetry.trace import SpanKind  # noqa: PLC0415
@@ -41,7 +40,6 @@ class BatchSpan:
             # A sender's context would be that which consumers continue, were it a PRODUCER's.
             kind=SpanKind.CLIENT if operation == "send" else SpanKind.CONSUMER,
             attributes={**of_operation, **attributes},
-            start_time=began_ns,
         )
         self.is_recorded = self.span.is_recording()
         self.messages = 0

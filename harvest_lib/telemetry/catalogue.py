@@ -87,7 +87,7 @@ POSSIBLE_DUPLICATES = _counter(
 IN_FLIGHT = _gauge("harvest_in_flight_records", "Records that were sent and are not acknowledged yet.")
 BATCHES = _counter(
     "harvest_batches_total",
-    "Batches with records, by outcome: `committed`, `failed` or `fenced`. Not where `mark` sends record by record.",
+    "Batches with records, by outcome: `committed`, `failed` or `fenced`.",
     *("shard", "outcome"),
 )
 BATCH_SECONDS = _histogram(

@@ -25,7 +25,7 @@ from harvest_lib.consume import Intent
 from harvest_lib.delivery import BatchCommitted, BatchOutcome
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
-from harvest_lib.harvester import engines, factory
+from harvest_lib.harvester import checkpoint_engine, factory, purging_engine
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record.header import HEADER_NAME, unpack
@@ -262,11 +262,13 @@ class RecordedStore:
 
 
 class RecordedBatches:
-    """A guarantee whose commits in a transaction are recorded as writes of the checkpoint."""
+    """A guarantee whose commits in a transaction are recorded as writes of the checkpoint, if it keeps one."""
 
     def __init__(self, recorder: Recorder, guarantee: Any, shard: int) -> None:
         self._recorder, self._guarantee = recorder, guarantee
-        self.store = guarantee.store = RecordedStore(recorder, guarantee.store, shard)
+        if guarantee.store.keeps_positions:
+            guarantee.store = RecordedStore(recorder, guarantee.store, shard)
+        self.store = guarantee.store
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._guarantee, name)
@@ -292,22 +294,20 @@ def record(recorder: Recorder, history: Path) -> None:
     def provider(settings: Mapping[str, Any]) -> Any:
         return native.made(lambda: RecordedProducer(recorder, settings))
 
-    native = NativeRecorder(
-        history, provider, recorder.outbound, recorder.landed, lambda: bool(recorder.clock.off_seconds())
-    )
-    make_source, make_guarantee = factory.make_source, factory.make_guarantee
+    native = NativeRecorder(history, provider, recorder.outbound, recorder.landed)
+    make_guarantee, make_purging_guarantee = factory.make_guarantee, factory.make_purging_guarantee
 
     def recorded_guarantee(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
         guarantee = make_guarantee(config, table, checkpoints, topics, shard, **providers)
         return RecordedBatches(recorder, guarantee, shard)
 
+    def recorded_purging_guarantee(*parts: Any) -> Any:
+        return RecordedBatches(recorder, make_purging_guarantee(*parts), 0)
+
     def recorded_harvest(config: HarvestConfig) -> Harvest:
         harvest = Harvest(config, kafka_producer_provider=provider)
         harvest.set_event_handler(recorder.heard)
         return harvest
-
-    def recorded_source(config: Any, table: Any) -> Any:
-        return RecordedSource(recorder, make_source(config, table))
 
     class RecordedPages(MarkPages):
         """Pages are marked under ids of their own; the term for which they are is known by then."""
@@ -316,9 +316,8 @@ def record(recorder: Recorder, history: Path) -> None:
             recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)
             super().__init__(cast("MarkSource", recorded), *args, **named)
 
-    made = {"make_source": recorded_source, "make_guarantee": recorded_guarantee}
-    for name, make in made.items():
-        setattr(engines, name, make)
+    vars(checkpoint_engine)["make_guarantee"] = recorded_guarantee
+    vars(purging_engine)["make_purging_guarantee"] = recorded_purging_guarantee
     vars(factory)["MarkPages"] = RecordedPages
     vars(harvest_module)["Harvest"] = recorded_harvest
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaException
 
-from harvest_lib.native import MALFORMED, NativeRows, NativeSender, error_of, library, sender
+from harvest_lib.native import NativeRows, NativeSender, error_of, library, sender
 from harvest_lib.record import ID, VALUE
 
 Outbound = Callable[[str, int, str], None]
@@ -66,11 +66,8 @@ def count_handed_over(histories: Path) -> int:
 class NativeRecorder:
     """Records sends of this process's native senders from now on, of producers that `provider` makes."""
 
-    def __init__(
-        self, history: Path, provider: object, outbound: Outbound, landed: Landed, is_off: Callable[[], bool]
-    ) -> None:
-        """Prepare. While the clock `is_off`, records are left to Python, which stamps them by it."""
-        self._outbound, self._landed, self._is_off = outbound, landed, is_off
+    def __init__(self, history: Path, provider: object, outbound: Outbound, landed: Landed) -> None:
+        self._outbound, self._landed = outbound, landed
         self._counts = history.with_suffix(".native").open("a", buffering=1)
         self._sent: dict[int, dict[str, deque[tuple[str, int]]]] = defaultdict(lambda: defaultdict(deque))
         self._made = threading.local()  # the producer that this thread has made last
@@ -126,8 +123,6 @@ class NativeRecorder:
     def _send(
         self, send: Callable[..., tuple[int, int]], producer: int, rows: NativeRows, **named: Any
     ) -> tuple[int, int]:
-        if self._is_off() and "timestamp_ms" not in named:
-            return 0, MALFORMED
         leader_id = str(UUID(bytes=named["stamp"][_STAMP_VERSION_BYTES:]))
         identified = [(row[ID], json.loads(row[VALUE] or "{}")["event"]) for row in rows]
         for outbox_id, event in identified:

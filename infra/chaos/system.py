@@ -59,10 +59,8 @@ class Mode:
 
     @property
     def goes_natively(self) -> bool:
-        """True if records are handed over natively. Where each is followed by itself, Python does it: under the
-        barrier, and where `mark` has lanes."""
-        has_lanes = self.source == "mark" and not self.exactly_once
-        return self.hand_over == "native" and self.delivery != "barrier" and not has_lanes
+        """True if records are handed over natively. The barrier reads each key, in Python."""
+        return self.hand_over == "native" and self.delivery != "barrier"
 
     def __str__(self) -> str:
         return f"{self.source}/{self.delivery}, {self.hand_over}"

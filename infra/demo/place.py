@@ -64,7 +64,7 @@ class Place:
             "leaderGroupID": self.group,
             "dataSource": self.dsn,
             "outboxTable": self.outbox,
-            **({"limits": {"markQueryRecords": 1000, "maxInFlightRecords": 10000}} | more),
+            **more,
         }
         return yaml.safe_dump({"harvest": harvest, "logging": {"level": "Info"}}, sort_keys=False)
 

@@ -32,7 +32,7 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
         servers.make_topic()
         for delivery in ("barrier", "pipelined") * 2:
             servers.fill(_WARM_UP_RECORDS)
-            drain(servers, _WARM_UP_RECORDS, delivery=delivery, lanes=1)
+            drain(servers, _WARM_UP_RECORDS, delivery=delivery)
         servers.make_native()
         servers.insert(_WARM_UP_RECORDS)
         for delivery in ("transactional", "pipelined") * 2:

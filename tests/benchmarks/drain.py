@@ -33,7 +33,7 @@ class Drain:
     statements: float
 
 
-def drain(servers: Servers, records: int, *, delivery: str, lanes: int) -> Drain:
+def drain(servers: Servers, records: int, *, delivery: str) -> Drain:
     """Harvest the whole backlog."""
     config = HarvestConfig(
         data_source=servers.dsn,
@@ -41,7 +41,6 @@ def drain(servers: Servers, records: int, *, delivery: str, lanes: int) -> Drain
         producer_kafka_config={"compression.type": "lz4"},
         leadership="solo",
         delivery=delivery,
-        limits={"mark_query_records": 5_000, "max_in_flight_records": 20_000, "send_concurrency": lanes},
     )
     source = CountingSource(make_source(config, OutboxTable.parse("outbox")))
     began = 0.0

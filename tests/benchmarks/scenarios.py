@@ -43,11 +43,9 @@ class Size:
     rounds: int
 
 
-def _drains(
-    delivery: str, lanes: int, target: float | None, *, times: int = 1
-) -> Callable[[Servers, Size], Iterator[Result]]:
+def _drains(delivery: str, target: float | None, *, times: int = 1) -> Callable[[Servers, Size], Iterator[Result]]:
     """Compare drains with a bare mark-and-purge loop that sends nothing."""
-    name = f"drain-{delivery}" + (f"-{lanes}-lanes" if lanes > 1 else "") + (f"-{times}-fold" if times > 1 else "")
+    name = f"drain-{delivery}" + (f"-{times}-fold" if times > 1 else "")
 
     def measure(servers: Servers, size: Size) -> Iterator[Result]:
         rates, ratios, floor_rates, statements = [], [], [], []
@@ -56,7 +54,7 @@ def _drains(
             servers.fill(records)
             floor = floors.mark_and_purge(servers, records)
             servers.fill(records)
-            done = drain(servers, records, delivery=delivery, lanes=lanes)
+            done = drain(servers, records, delivery=delivery)
             rates.append(done.rate)
             floor_rates.append(floor)
             ratios.append(done.rate / floor)
@@ -79,7 +77,7 @@ def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
     for _ in range(size.rounds):
         produce, both = floors.round_trip(servers), floors.round_trip_and_purge(servers)
         servers.fill(_ONE_KEY_RECORDS, keys=0)
-        rate = drain(servers, _ONE_KEY_RECORDS, delivery="barrier", lanes=1).rate
+        rate = drain(servers, _ONE_KEY_RECORDS, delivery="barrier").rate
         rates.append(rate)
         floor_rates.append(1 / produce)
         ratios.append(rate * produce)
@@ -122,11 +120,9 @@ def _approaches(servers: Servers, size: Size) -> Iterator[Result]:
 
 
 SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
-    "drain-barrier": _drains("barrier", 1, 0.5),
-    "drain-pipelined": _drains("pipelined", 1, 0.7),
-    "drain-pipelined-2-fold": _drains("pipelined", 1, 0.8, times=2),
-    "drain-barrier-8-lanes": _drains("barrier", 8, None),
-    "drain-pipelined-8-lanes": _drains("pipelined", 8, None),
+    "drain-barrier": _drains("barrier", 0.5),
+    "drain-pipelined": _drains("pipelined", 0.7),
+    "drain-pipelined-2-fold": _drains("pipelined", 0.8, times=2),
     "drains-snapshot": batches.drains,
     "one-hot-key": batches.hot_key,
     "never-analyzed": batches.never_analyzed,

@@ -40,7 +40,7 @@ STEPS = {
         "saved": 2,
     },
     "batches": {"lead": 1, "produce": 1_300, "landed": 2, "save": 2, "saved": 2},
-    "marks": {"fetched": 3, "produce": 700, "purge": 2, "purged": 2},
+    "marks": {"fetched": 3, "produce": 1_300, "landed": 2, "purge": 2, "purged": 2},
     "sequenced": {
         "lead": 1,
         "produce": 1_300,
@@ -116,7 +116,7 @@ class Crashes:
             "baseKafkaConfig": {"bootstrap.servers": self.servers},
             "leaderGroupID": self.group,
             "dataSource": self.outbox.dsn,
-            "limits": {"ioErrorBackoff": "100ms", "markQueryRecords": 200},
+            "limits": {"ioErrorBackoff": "100ms"},
             **self.settings,
         }
         file.write_text(json.dumps({"harvest": configuration}))

@@ -81,6 +81,8 @@ class Faults:
                 leader.cut_off_until = now + self._dice.uniform(_SHORT_SECONDS, _LONG_SECONDS)
             case "stop" if leader is not None:
                 leader.stop()
+            case "revoke" if leader is not None:
+                leader.revoke()
 
     def _crash(self):
         database = self._world.database

@@ -6,7 +6,6 @@ from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig, Limits
-from harvest_lib.delivery import AtLeastOnce, Lanes, LaneSettings, Pipelined
 from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
@@ -14,21 +13,20 @@ from harvest_lib.harvester.factory import (
     make_guarantee,
     make_parking,
     make_purging_guarantee,
+    make_purging_pages,
     make_selection,
     subscription_of,
 )
 from harvest_lib.harvester.hold_off import HoldOffs
+from harvest_lib.leadership import TermEnd
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.rivals import Rivals
-from harvest_lib.marking.loop import MarkLoop
-from harvest_lib.marking.ports import MarkPorts
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.parking_rules import ParkingRules
 from harvest_lib.source import MarkPages, MarkSource, SnapshotSource, TransactionIdSource
 from tests.simulation.election import SESSION_SECONDS, fence_of
 from tests.simulation.kafka import CHECKPOINTS, Consumer
 from tests.simulation.producer import Producer
-from tests.simulation.scheduler import Asked, Process, Stopping
+from tests.simulation.scheduler import Process, Stopping
 from tests.simulation.statements import OUTBOX, PARKED, SUBSCRIPTIONS
 
 _DELIVERY_SECONDS = 0.8
@@ -38,11 +36,6 @@ LIMITS = Limits(
     min_poll_interval_seconds=0.1,
     heartbeat_timeout_seconds=1.0,
     drain_interval_seconds=0.5,
-    queue_timeout_seconds=2.0,
-    max_in_flight_records=6,
-    mark_query_records=4,
-    send_concurrency=1,
-    send_buffer=2,
 )
 _TABLE = OutboxTable(("outbox",))
 
@@ -124,6 +117,12 @@ class Harvester:
         for each in self.shards:
             each.stopping.set()
 
+    def revoke(self):
+        """Have all terms revoked in order, as by a rebalance; each is released once it has quiesced."""
+        for each in self.shards:
+            if each.term is not None:
+                each.term.end(TermEnd.REVOKED)
+
     def revive(self):
         """Start again, if it was killed."""
         if self.process.dead:
@@ -147,7 +146,6 @@ class Shard:
         self._stands_back_until = 0.0
         self.term = self.loop = None
         self.stopping = Stopping(self._scheduler)
-        self._asked = self._delivery = None
         self._hold_offs = hold_offs
         self._task = self._scheduler.start(harvester.process, self._live, number)
 
@@ -187,36 +185,11 @@ class Shard:
             self._world.begins(self.term, event.leader_id, self.delivery)
 
     def _make(self, term):
-        if self._plan.by_batches:
-            return BatchLoop(term, self._tailing(), self.stopping)
-        return MarkLoop(term, self._marking(), self.stopping)
-
-    def _marking(self):
-        barrier = self.delivery == "barrier"
-        if self._asked is None:  # both outlive terms
-            kind = AtLeastOnce if barrier else Pipelined
-            settings = LaneSettings(
-                kafka={}, delivery_timeout_seconds=_DELIVERY_SECONDS, producer_provider=self._make_producer
-            )
-            lanes = [kind(settings, Topics()) for _ in range(self._plan.lanes)]
-            self._delivery = lanes[0] if len(lanes) == 1 else Lanes(lanes)
-            self._asked = Asked(self._scheduler, MarkSource(self._conninfo, OUTBOX, PARKED))
-        return MarkPorts(
-            source=self._asked,
-            delivery=self._delivery,
-            parking=ParkingRules("hold_key", Topics().refused),
-            limits=LIMITS,
-            one_per_key=barrier,
-            emit=self._emit,
-            delivered=lambda _: None,
-        )
-
-    def _tailing(self):
         topics, pool = Topics(), Pool(leadership="postgres", fence=fence_of(self._plan, self.delivery))
         subscription = subscription_of(self.config, self._plan.source, self._number)
         rivals = Rivals(pool, stale_seconds=SESSION_SECONDS)
         checkpoints = CheckpointTable(self._conninfo, SUBSCRIPTIONS, subscription, rivals=rivals)
-        source = self._pages()
+        source = self._pages(term)
         if isinstance(source, MarkPages) and not self.config.exactly_once:
             guarantee = make_purging_guarantee(self.config, topics, source, self._make_producer)
         else:
@@ -229,7 +202,7 @@ class Shard:
                 consumer_provider=partial(Consumer, self._world.broker),
                 producer_provider=self._make_producer,
             )
-        return BatchPorts(
+        ports = BatchPorts(
             source=source,
             guarantee=guarantee,
             parking=make_parking(self.config, _TABLE, checkpoints, topics, source),
@@ -239,10 +212,12 @@ class Shard:
             emit=self._emit,
             delivered=lambda _: None,
         )
+        return BatchLoop(term, ports, self.stopping)
 
-    def _pages(self):
+    def _pages(self, term):
         if self._plan.source == "mark":
-            return MarkPages(MarkSource(self._conninfo, OUTBOX, PARKED), names_ids=self.config.exactly_once)
+            source = MarkSource(self._conninfo, OUTBOX, PARKED)
+            return MarkPages(source) if self.config.exactly_once else make_purging_pages(self.config, source, term)
         make = SnapshotSource if self._plan.source == "snapshot" else TransactionIdSource
         return make(self._conninfo, make_selection(self.config, _TABLE, self._number))
 

@@ -14,11 +14,10 @@ from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.database import in_statement
-from harvest_lib.delivery import AtLeastOnce, Lanes, PipelinedBatches, Sequenced, Transactional
+from harvest_lib.delivery import PipelinedBatches, Sequenced, Transactional
 from harvest_lib.harvester import factory
 from harvest_lib.leadership import Term, last_leaders
 from harvest_lib.leadership.last_leaders import SubscriptionRows
-from harvest_lib.marking.loop import MarkLoop
 from harvest_lib.sequencing.publisher import Publisher
 from harvest_lib.sequencing.sequencer import Sequencer
 from harvest_lib.source import (
@@ -130,54 +129,44 @@ def _edit(owner, name, old, new):
 MUTATIONS = (
     _mutation(
         "purged before it is acknowledged",
-        ("mark-barrier",),
+        _MARK,
         _edit(
-            AtLeastOnce, "_produce", "in_flight[record_id] = now, row", "self._reports.acknowledged.append(record_id)"
-        ),
-    ),
-    _mutation(
-        "a failed report is taken for an acknowledgement",
-        ("mark-barrier",),
-        _edit(
-            AtLeastOnce,
-            "_failed",
-            "self._reports.failed.append(Failure(row=row, reason=error.str(), refused=refused))",
-            "self._reports.acknowledged.append(row[0])",
+            BatchLoop,
+            "_commit",
+            "outcome = ports.guarantee.commit(",
+            "ports.source.committed(); ports.guarantee.store.save(following); outcome = ports.guarantee.commit(",
         ),
     ),
     _mutation("no sort after RETURNING", _MARK, _edit(MarkSource, "_claimed", "by_id(rows)", "rows")),
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
-        _edit(MarkLoop, "__init__", "KeyBarrierWindow if ports.one_per_key else Window", "Window"),
+        _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
         "the barrier is lowered before the purge",
         ("mark-barrier",),
         _edit(
-            MarkLoop,
-            "_take",
-            "self._acked.extend(reports.acknowledged)",
-            "self._acked.extend(reports.acknowledged); self._lower(reports.acknowledged)",
+            BatchLoop,
+            "_commit",
+            "ports.source.committed()",
+            "ports.source.committed(); self._barrier.checkpoint_saved()",
         ),
-        _edit(MarkLoop, "_fetch", "self._lower(acked)", "pass"),
-        seed=14,
     ),
     _mutation(
-        "what failed is not marked again before the rest goes",
+        "what failed is not marked again",
         _MARK,
-        _edit(MarkLoop, "_reset", "self._force_remark = True", "pass"),
+        _edit(MarkPages, "open", "uuid4()", "self.__dict__.setdefault('_once', uuid4())"),
     ),
     _mutation(
         "an orderly end leaves marks",
         _MARK,
-        _edit(MarkLoop, "_end", "give_back=self._term.ended is not TermEnd.FENCED", "give_back=False"),
+        _edit(MarkPages, "_settle", "self._source.reset(sorted(self._left))", "pass"),
     ),
     _mutation(
         "what failed is forgotten when the term ends",
-        ("mark-barrier",),
-        _edit(MarkLoop, "_take", "self._in_doubt.update(failure.row[0] for failure in failed)", "pass"),
-        seed=18,
+        ("mark-barrier", "snapshot-barrier"),
+        _edit(BatchLoop, "_restart", "self._state.in_doubt += self.in_flight", "pass"),
     ),
     _mutation(
         "the lease is not checked",
@@ -255,12 +244,12 @@ MUTATIONS = (
     ),
     _mutation(
         "a batch does not wait for its reports",
-        ("snapshot-pipelined", "snapshot-barrier"),
-        _edit(AtLeastOnceBatches, "commit", "return self._delivery.flush(may_send)", "return BatchCommitted()"),
+        ("snapshot-pipelined", "snapshot-barrier", *_MARK),
+        _edit(AtLeastOnceBatches, "commit", 'return self._delivery.commit(b"", may_send)', "return BatchCommitted()"),
     ),
     _mutation(
         "a batch does not hear of failures",
-        ("snapshot-pipelined", "snapshot-barrier"),
+        ("snapshot-pipelined", "snapshot-barrier", *_MARK),
         _edit(PipelinedBatches, "_failed", "self._failure = error", "pass"),
     ),
     _mutation(
@@ -454,11 +443,6 @@ MUTATIONS = (
         "late transactions are forgotten in pages",
         _SNAPSHOT,
         _edit(SnapshotSource, "_begin_window", "[str(each) for each in self._prev.late(cur)]", "[]"),
-    ),
-    _mutation(
-        "records of a key take any lane",
-        ("mark-pipelined",),
-        _edit(Lanes, "send", "hash(row[2])", "row[0]"),
     ),
     _mutation(
         "what is in a transaction that is open is passed",

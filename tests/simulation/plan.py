@@ -12,8 +12,6 @@ MODES = (
     "mark-pipelined",
     "mark-transactional",
     "mark-sequenced",
-    "mark-barrier-batches",
-    "mark-pipelined-batches",
     "transaction_id-transactional",
     "transaction_id-pipelined",
     "transaction_id-barrier",
@@ -25,14 +23,23 @@ MODES = (
     "transaction_id-sequenced-shards",
 )
 """Sources and deliveries of pools; `mixed`: some members deliver in transactions, others under the barrier, and the
-lock elects them. With `batches` a marked table goes in batches where it does not by default. With `shards` each key
-belongs to one of several, which are led and read apart."""
+lock elects them. With `shards` each key belongs to one of several, which are led and read apart."""
 SHARDS = (2, 3)
 """So many there are, where there are several."""
 EXACTLY_ONCE = ("transactional", "sequenced")
-_BY_BATCHES = (*EXACTLY_ONCE, "batches")
 _WITH_EPOCHS = ("split", "split")
-_DISASTERS = ("kill", "freeze", "cut off", "crash", "crash once sent", "outage", "slow wire", "slow wire", "stop")
+_DISASTERS = (
+    "kill",
+    "freeze",
+    "cut off",
+    "crash",
+    "crash once sent",
+    "outage",
+    "slow wire",
+    "slow wire",
+    "stop",
+    "revoke",
+)
 _ONLY_READ = ("rewind",)
 _ACKNOWLEDGED = ("late save", "late save")
 _RATES = (0.0, 0.01, 0.03, 0.08)
@@ -57,8 +64,6 @@ class Plan:
     transactions: int
     batch: int
     """Records in the first batch."""
-    lanes: int
-    """Producers side by side, where terms do not go in batches."""
     by_lock: bool
     """True if the leader is elected by the lock in Postgres."""
     shards: int
@@ -74,11 +79,6 @@ class Plan:
     def delivery_of(self, number):
         """Return how a member of the pool delivers."""
         return self.delivery if self.delivery != "mixed" else ("transactional", "barrier")[number % 2]
-
-    @property
-    def by_batches(self):
-        """True if a term goes in batches."""
-        return self.source != "mark" or self.mode.endswith(_BY_BATCHES)
 
     @property
     def has_epochs(self):
@@ -111,7 +111,6 @@ def plan_of(seed, modes=MODES):
         harvesters=dice.randint(2, 3),
         transactions=dice.randint(8, 24),
         batch=dice.choice((2, 5, 12)),
-        lanes=dice.choice((1, 1, 2)),
         by_lock=dice.random() < 0.5 or mode.endswith("mixed"),
         shards=dice.choice(SHARDS) if mode.endswith("shards") else 1,
     )

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 
+from harvest_lib.leadership import TermEnd
 from tests.simulation.plan import EXACTLY_ONCE
 
 
@@ -42,7 +43,7 @@ class Promises:
 
     def produced(self, owner, outbox_id):
         term = self._live[owner]
-        if term._end is not None or self._world.scheduler.now >= term._lease_until + 0.001:
+        if term.ended is TermEnd.FENCED or self._world.scheduler.now >= term._lease_until + 0.001:
             self.say(f"record {outbox_id} was handed to Kafka by {owner[0].name} after its term")
         self._produced_at[owner] = self._world.scheduler.now
 
@@ -104,10 +105,13 @@ class Promises:
 
     def released(self, harvester):
         """After an orderly end, with nothing going wrong, nothing is left marked."""
-        rows, leader_id = self._world.database.rows, harvester.loop.leader_id
-        if str(leader_id) in self._world.faults.hit_leaders:
+        if self._world.plan.source != "mark" or self._world.plan.has_epochs:
+            return
+        loop = harvester.loop
+        if str(loop.leader_id) in self._world.faults.hit_leaders:
             return  # rows it did not hear of stay marked for the next leader
-        marked = [each for each, record in rows.items() if record.leader_id == leader_id]
+        own_id = loop._ports.source._source._leader_id
+        marked = [each for each, record in self._world.database.rows.items() if record.leader_id == own_id]
         if marked:
             self.say(f"{harvester.name} ended in order and left {marked} marked")
 
@@ -164,8 +168,7 @@ class Promises:
 
         Where a leader has frozen, readers leave out terms older than the newest they know. Pipelined they go by leader
         ids instead: a record given up on the wire may come late."""
-        mode = self._world.plan.mode
-        if mode == "mark-pipelined" and self._world.faults.have_delayed:
+        if self._world.plan.mode == "mark-pipelined" and self._world.faults.have_delayed:
             return  # a purge that is late may leave a repeated run incomplete
         newest, last, barrier = defaultdict(int), defaultdict(int), self._world.plan.delivery == "barrier"
         ranks = self._ranks if barrier else {each: rank for rank, each in enumerate(self._ranks)}

@@ -207,8 +207,7 @@ class Answer(Future):
 
 
 class Asked:
-    """A stand-in for `SourceThread`, or a `CallThread`: calls are made one after the other by a task of the process's
-    own."""
+    """A stand-in for a `CallThread`: calls are made one after the other by a task of the process's own."""
 
     def __init__(self, scheduler, source):
         self._scheduler, self._source = scheduler, source

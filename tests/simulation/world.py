@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
-from zlib import crc32
 
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.source.pg_snapshot import NOTHING
@@ -220,14 +219,11 @@ def seams(world):
     threads = SimpleNamespace(Thread=_ThreadAtOnce)
     instead = {
         "harvest_lib.clock.time": clock,
-        "harvest_lib.delivery.at_least_once.time": clock,
-        "harvest_lib.delivery.lanes.hash": lambda key: crc32(key.encode()) >> 1,  # Python's own differs from run to run
-        "harvest_lib.delivery.pipelined.time": clock,
+        "harvest_lib.delivery.batches.time": clock,
         "harvest_lib.delivery.sequenced.time": clock,
         "harvest_lib.delivery.sequenced.new_producer_id": world.new_producer_id,
         "harvest_lib.delivery.sequenced.topic_partitions": world.topic_partitions,
         "harvest_lib.batching.loop.uuid": ids,
-        "harvest_lib.marking.loop.uuid": ids,
         "harvest_lib.source.mark_batches.CallThread": lambda source, _name: Asked(scheduler, source),
         "harvest_lib.source.mark_batches.uuid4": world.uuid,
         "harvest_lib.source.prefetch.CallThread": CalledAtOnce,

@@ -35,7 +35,7 @@ class FakeKafka:
 
 
 class FakeBatchDelivery:
-    """`BatchDelivery`: transactional. The client refuses those of `refused`."""
+    """`Delivery`: transactional. The client refuses those of `refused`."""
 
     def __init__(self, kafka, topics=None):
         self.kafka, self.topics = kafka, topics or FakeTopics()
@@ -200,11 +200,12 @@ class FakeTopics:
 class BatchRuns:
     """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
 
-    def __init__(self, *, policy="hold_key", one_per_key=False):
+    def __init__(self, *, policy="hold_key", one_per_key=False, limits=None):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
         self.delivery = FakeBatchDelivery(self.kafka, self.topics)
         self.store = self.delivery.store
         self.policy, self.one_per_key = policy, one_per_key
+        self.limits = limits or Limits(io_error_backoff_seconds=0.0)
         self.delivered = 0
 
     def loop(self):
@@ -213,7 +214,7 @@ class BatchRuns:
             guarantee=self.delivery,
             parking=BatchParking(self.policy, self.topics, self.places),
             troubles=self.topics,
-            limits=Limits(io_error_backoff_seconds=0.0),
+            limits=self.limits,
             one_per_key=self.one_per_key,
             emit=lambda _: None,
             delivered=self._count,

@@ -1,10 +1,7 @@
 """In-memory parts for the tests of the loop. Each passes the same contract suite as the real one (tests/contract)."""
 
-from collections import deque
-from concurrent.futures import Future
 from uuid import UUID, uuid4
 
-from harvest_lib.delivery import Failure, Reports
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.leadership.term_registry import TermRegistry
@@ -120,88 +117,6 @@ class FakeSource:
             self.lost_answers -= 1
             self.answers_lost += 1
             raise DatabaseUnavailable("Postgres does not answer", evidence="injected, after the fact", next_step="none")
-
-
-class Inline:
-    """Stands for the source's thread: asks at once."""
-
-    def __init__(self, source):
-        self._source = source
-
-    def ask(self, call):
-        answer = Future()
-        try:
-            answer.set_result(call(self._source))
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            answer.set_exception(error)
-        return answer
-
-
-class FakeDelivery:
-    """`Delivery` into a list. Acknowledges at the next poll, unless `hold` says to keep records in flight, or `fail`
-    says how often each id fails first (`persisted_failures`: the record is in Kafka all the same). `refuse` says which
-    ids Kafka would never take, and why."""
-
-    def __init__(self):
-        self.log = []  # (leader id, row), as a broker would have them
-        self.hold = False
-        self.fail = {}
-        self.refuse = {}
-        self.persisted_failures = False
-        self.before_send = None
-        self.land_at_most = None  # per poll
-        self.abandoned = 0
-        self._in_flight = deque()
-        self._leader = None
-
-    def begin(self, leader_id):
-        self._leader = leader_id
-
-    @property
-    def takes(self):
-        return True
-
-    def send(self, rows, may_send):
-        left = rows.rows
-        while left and may_send():
-            if self.before_send is not None:
-                self.before_send(left[0])
-            self._in_flight.append((self._leader, left.popleft()))
-
-    def poll(self, timeout_seconds):  # noqa: ARG002 - nothing here takes time
-        reports = Reports()
-        if not self.hold:
-            self._land(reports)
-        return reports
-
-    def abandon(self):
-        self.abandoned += 1
-        reports = Reports(failed=[Failure(row=row, reason="purged") for _, row in self._in_flight])
-        self._in_flight.clear()
-        return reports
-
-    def close(self):
-        self._in_flight.clear()
-
-    @property
-    def sent_ids(self):
-        return [row[0] for _, row in self.log]
-
-    def _land(self, reports):
-        landed = 0
-        while self._in_flight and landed != self.land_at_most:
-            landed += 1
-            leader, row = self._in_flight.popleft()
-            if row[0] in self.refuse:
-                reports.failed.append(Failure(row=row, reason=self.refuse[row[0]], refused=True))
-            elif self.fail.get(row[0], 0):
-                self.fail[row[0]] -= 1
-                if self.persisted_failures:
-                    self.log.append((leader, row))
-                reports.failed.append(Failure(row=row, reason="injected"))
-            else:
-                self.log.append((leader, row))
-                reports.acknowledged.append(row[0])
 
 
 class FakeLeadership:

@@ -114,4 +114,4 @@ def _say(kind, origin):
 
 
 def _error():
-    return KafkaError(KafkaError._MSG_TIMED_OUT, "injected")
+    return KafkaError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "injected")

@@ -132,7 +132,7 @@ EXEMPT = {
     "integration/dagster/test_spark": _DAGSTER,
     "integration/dagster/test_supervisor": _DAGSTER,
     "integration/delivery/test_frozen_broker": _PART,
-    "integration/delivery/test_lane": _PART,
+    "integration/delivery/test_pipelined_batches": _PART,
     "integration/delivery/test_partitioners": _PART,
     "integration/delivery/test_rejections": _PART,
     "integration/outbox/test_detached_segments": "its subject is detaching segments, which is the owner's work",

@@ -172,6 +172,9 @@ class FakePagedSource:
     def sent(self, rows):
         pass
 
+    def give_back(self):
+        pass
+
     def committed(self):
         self._called("committed")
 

@@ -26,8 +26,6 @@ harvest:
   limits:
     heartbeatTimeout: 1500ms
     ioErrorBackoff: {io_error_backoff}
-    maxInFlightRecords: 1000
-    markQueryRecords: 200
 """
 
 

@@ -1,11 +1,8 @@
 """Rows for tests of the parts that move them."""
 
-from confluent_kafka import Message
-
 from harvest_lib.record import Row, row_bytes
 from harvest_lib.record.rows import RowPage, RowsSummary, sampled_traceparents
 
-LANDED = Message(offset=7)
 """The message in a delivery report."""
 
 
@@ -36,10 +33,6 @@ class Page(RowPage):
     @property
     def ids(self):
         return [each[0] for each in self._rows]
-
-    @property
-    def keys(self):
-        return [each[2] for each in self._rows]
 
     @property
     def summary(self):

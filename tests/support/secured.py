@@ -83,8 +83,7 @@ class Secured:
             "session_timeout_seconds": 3.0,
             "delivery": "barrier",
             "leadership": "neli",
-            # One lane: each has a connection of its own, and SCRAM takes a third of a second for each.
-            "limits": {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1, "send_concurrency": 1},
+            "limits": {"heartbeat_timeout_seconds": 1.5, "io_error_backoff_seconds": 0.1},
         }
         return HarvestConfig(base_kafka_config=kafka, **{**known, **settings})
 

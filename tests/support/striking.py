@@ -31,7 +31,8 @@ from harvest_lib.cli.actions.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
 from harvest_lib.delivery import BatchCommitted
-from harvest_lib.harvester import engines
+from harvest_lib.harvester import checkpoint_engine as checkpoints
+from harvest_lib.harvester import purging_engine as purging
 from harvest_lib.harvester.factory import make_source
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import OutboxTable
@@ -189,7 +190,8 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_guarantee, make_pages, make_parking = engines.make_guarantee, engines.make_batch_source, engines.make_parking
+    make_guarantee, make_purging = checkpoints.make_guarantee, purging.make_purging_guarantee
+    make_pages, make_parking = checkpoints.make_batch_source, checkpoints.make_parking
 
     def make_striking_guarantee(*args, **named):
         guarantee = make_guarantee(*args, **named)
@@ -198,7 +200,14 @@ def striking(config, strike):
             strike_once_landed(guarantee._delivery, strike)
         return guarantee
 
-    engines.make_guarantee = make_striking_guarantee
+    checkpoints.make_guarantee = make_striking_guarantee
+
+    def make_striking_purge(*args, **named):
+        guarantee = make_purging(*args, **named)
+        strike_once_landed(guarantee._delivery, strike)
+        return guarantee
+
+    purging.make_purging_guarantee = make_striking_purge
 
     def make_striking_pages(*args, **named):
         pages = make_pages(*args, **named)
@@ -206,7 +215,7 @@ def striking(config, strike):
             pages._source = StrikingMarks(pages._source, strike)
         return pages
 
-    engines.make_batch_source = make_striking_pages
+    checkpoints.make_batch_source = make_striking_pages
 
     def parking(*args, **named):
         made = make_parking(*args, **named)
@@ -214,7 +223,7 @@ def striking(config, strike):
             made._parked_ids = StrikingPlaces(made._parked_ids, strike)
         return made
 
-    engines.make_parking = parking
+    checkpoints.make_parking = parking
     marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(

@@ -21,7 +21,7 @@ def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | N
         with connect(harvest.data_source.conninfo()) as connection:
             kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
     if kind == "mark":
-        return "mark_batches" if harvest.in_batches else "mark"
+        return "mark_batches" if harvest.keeps_checkpoints else "mark"
     return "batches"
 
 

@@ -14,8 +14,9 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
+from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.engines import BatchEngine, Check, marking_checks
+from harvest_lib.harvester.engine import Check, marking_checks
 from harvest_lib.harvester.factory import make_selection, read_pool
 from harvest_lib.harvester.former_election import NEXT_STEP, refuse_group
 from harvest_lib.harvester.preflight.report import Report
@@ -142,7 +143,7 @@ class _Table:
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
         if self._missing():  # a start creates them, and finds nothing in them
             return checks, []
-        engine = BatchEngine(config, table, pool=partial(read_pool, config))
+        engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
         return engine.checks(connection), engine.checks_with_kafka()
 
     def _warn_unless_parks(self) -> None:
@@ -178,7 +179,7 @@ class _Table:
         self._elects_otherwise = (self._config.leadership, choices.leadership) == ("auto", "postgres")
         self._config = resolved(self._config, choices, self._table)
         self._report.passed.append(("configuration", str(choices)))
-        marks: ReadingMode = "mark_batches" if self._config.in_batches else "mark"
+        marks: ReadingMode = "mark_batches" if self._config.keeps_checkpoints else "mark"
         self._mode = marks if choices.source == "mark" else "batches"
 
     def _columns(self) -> None:

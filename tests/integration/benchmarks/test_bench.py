@@ -14,7 +14,7 @@ from tests.benchmarks.scenarios import SCENARIOS, Size
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined-8-lanes", "one-key", "sequencer", "consumer"])
+@pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined", "one-key", "sequencer", "consumer"])
 def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_topic, tmp_path, name):
     servers = Servers(dsn=dsn, bootstrap_servers=bootstrap_servers, topic=make_topic(partitions=8))
     results = list(SCENARIOS[name](servers, Size(records=2_000, rounds=1)))

@@ -1,11 +1,14 @@
-"""A lane while its broker is away: waiting records fail or are given up, and do not leave later."""
+"""A delivery while its broker is away: waiting records fail or are given up, and do not leave later."""
 
+import itertools
+import uuid
 from collections import Counter
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from support.brokers import RealBroker, begun, failed_ids, ids, poll, send
-from support.waiting import eventually
+from support.brokers import RealBroker, always, begun, deliver
+
+from harvest_lib.delivery import BatchCommitted, BatchFailed
 
 pytestmark = pytest.mark.full
 
@@ -18,7 +21,7 @@ def admin(breakable_stack):
 
 @pytest.fixture
 def kafka(breakable_stack, make_topic):
-    broker = RealBroker(breakable_stack.bootstrap_servers, make_topic())
+    broker = RealBroker(breakable_stack.bootstrap_servers, make_topic(), expiry_seconds=8.0)
     yield broker
     broker.close()
 
@@ -37,54 +40,48 @@ def thaw(breakable_stack):
 
 def connected(kafka, **settings):
     """Make a delivery that has one request on the wire at a time, each of one record, and has sent record 1."""
-    one_by_one = {"max.in.flight": 1, "batch.num.messages": 1, "linger.ms": 0}
-    delivery = begun(kafka.delivery(**one_by_one, **settings))
-    # The first one may take longer than a short delivery timeout.
-    eventually(lambda: send(delivery, kafka.row(1)) or poll(delivery, 1).acknowledged == [1], "connected")
+    delivery = begun(kafka.delivery(**{"batch.num.messages": 1, "linger.ms": 0}, **settings))
+    assert deliver(delivery, kafka.row(1)) == BatchCommitted()
     return delivery
 
 
-def test_what_waits_longer_than_the_delivery_timeout_fails_and_never_leaves(kafka, freeze, thaw):
+def rows(kafka):
+    return [kafka.row(number, f"k{number}") for number in range(2, 52)]
+
+
+def test_what_waits_longer_than_its_expiry_fails_and_never_leaves(kafka, freeze, thaw):
     """A process that was frozen until another was elected must find its queue expired.
 
-    Record 2 is on the wire before the broker notices that it is frozen: it may arrive, as every failed record may, and
-    may even be acknowledged.
+    Record 2 is on the wire before the broker notices that it is frozen: it may arrive, as every failed record may.
     """
-    delivery = connected(kafka, timeout_seconds=1.0)
+    delivery = connected(kafka)
     freeze()
-    send(delivery, *[kafka.row(number) for number in range(2, 52)])
-    reports = poll(delivery, 50)
-    acknowledged = reports.acknowledged
-    assert acknowledged in ([], [2])
-    assert sorted([*acknowledged, *failed_ids(reports)]) == list(range(2, 52))
+    assert delivery.send(rows(kafka), always) == {}
+    assert isinstance(delivery.commit(b"", always), BatchFailed)
     thaw()
-    send(delivery, kafka.row(99))
-    last = poll(delivery, 1)
+    delivery.begin(uuid.uuid4())
+    assert deliver(delivery, kafka.row(99)) == BatchCommitted()
     arrived = [record.outbox_id for record in kafka.arrived()]
-    assert {1, *acknowledged} <= set(arrived) <= {1, 2, 99}
-    assert last.failed or arrived[-1] == 99
-    counted = Counter(arrived)
-    assert counted[2] <= 1
-    assert counted[99] <= 1
+    assert {1, 99} <= set(arrived) <= {1, 2, 99}
+    assert all(count == 1 for count in Counter(arrived).values())
 
 
 def test_what_is_abandoned_while_the_broker_is_away_never_leaves(kafka, freeze, thaw):
-    """No record is near its delivery timeout; nor is the broker asked, which would not answer."""
+    """No record is near its expiry; nor is the broker asked, which would not answer."""
     delivery = connected(kafka)
     freeze()
-    send(delivery, *[kafka.row(number) for number in range(2, 52)])
-    reports = delivery.abandon()
-    assert sorted(failed_ids(reports)) == list(range(2, 52))
+    assert delivery.send(rows(kafka), always) == {}
+    delivery.abandon()
     thaw()
     other = begun(kafka.delivery())
-    send(other, kafka.row(99))
-    poll(other, 1)
+    assert deliver(other, kafka.row(99)) == BatchCommitted()
     assert {record.outbox_id for record in kafka.arrived()} - {2} == {1, 99}
 
 
 def test_a_full_queue_does_not_hold_up_the_end_of_a_term(kafka, freeze):
-    """While the broker is away nothing lands, so the queue stays full: sending returns, and the loop sees it."""
-    delivery = begun(kafka.delivery(send_buffer=0, **{"queue.buffering.max.messages": 10}))
+    """While the broker is away nothing lands, so the queue stays full: sending returns once the term is over."""
+    delivery = begun(kafka.delivery(**{"queue.buffering.max.messages": 10}))
     freeze()
-    assert ids(send(delivery, *[kafka.row(number) for number in range(1, 21)])) == list(range(11, 21))
-    assert len(delivery.abandon().failed) == 10
+    checks = itertools.count()
+    assert delivery.send(rows(kafka), lambda: next(checks) < 20) == {}
+    assert isinstance(delivery.commit(b"", lambda: False), BatchFailed)

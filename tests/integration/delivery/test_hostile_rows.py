@@ -119,13 +119,12 @@ def as_sent(row):
     return row.key.encode(), row.value if row.value is None else row.value.encode(), headers
 
 
-def check(way, name, found, *, dsn, topic, bootstrap_servers, group_id, batch=1000):
+def check(way, name, found, *, dsn, topic, bootstrap_servers, group_id):
     as_bytes = name.endswith("bytes")
     with psycopg.connect(dsn, autocommit=True) as connection:
         make_table(connection, way["source"], value_type="bytea" if as_bytes else "text")
         written = write(connection, topic, found, as_bytes=as_bytes)
-        limits = {"mark_query_records": batch}
-        config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", limits=limits, **way)
+        config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", **way)
         Harvest(config).drain(60)
         aside = set_aside(connection, "outbox_parked" if way["source"] == "mark" else "outbox_set_aside")
     kept = read(bootstrap_servers, topic)
@@ -162,7 +161,6 @@ def test_every_row_arrives_or_is_set_aside_by_name(name, dsn, make_topic, bootst
         topic=make_topic(partitions=3),
         bootstrap_servers=bootstrap_servers,
         group_id=group_id,
-        batch=40,
     )
 
 

@@ -41,8 +41,7 @@ def outbox(way, outbox, dsn, bootstrap_servers, group_id):
 @pytest.fixture
 def harvest(outbox, way, bootstrap_servers, group_id):
     settings = {**way, "leadership": "solo", "producer_kafka_config": SOON}
-    limits = {"max_in_flight_records": 100}
-    return Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, limits=limits, **settings))
+    return Harvest(harvest_config(outbox.dsn, bootstrap_servers, group_id, **settings))
 
 
 def delete(admin, topic):

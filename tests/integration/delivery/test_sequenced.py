@@ -27,7 +27,7 @@ from harvest_lib.delivery import (
     acknowledge_again,
 )
 from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicCompacted
-from harvest_lib.harvester.engines import Callbacks
+from harvest_lib.harvester.engine import Callbacks
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable

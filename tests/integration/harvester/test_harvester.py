@@ -30,13 +30,6 @@ def solo(outbox, bootstrap_servers, group_id):
     return make
 
 
-@pytest.fixture(params=["0", "1"], ids=["marking", "batches"])
-def loop(request, monkeypatch):
-    """The loop of `source: mark`, by its switch."""
-    monkeypatch.setenv("HARVEST_MARK_BATCHES", request.param)
-
-
-@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
 def test_drain_delivers_everything_once_in_order_and_empties_the_table(outbox, solo, bootstrap_servers, delivery):
     outbox.fill(5_000, keys=50)
@@ -134,12 +127,11 @@ def test_a_table_whose_name_leaves_no_room_beside_it_is_marked(
     assert Harvest(config).drain(60).records == 3
 
 
-@pytest.mark.usefixtures("loop")
 def test_a_stop_under_load_is_clean(outbox, solo, bootstrap_servers):
     """I9: nothing in flight unaccounted for, nothing left marked, nothing sent twice."""
     records = 20_000
     outbox.fill(records, keys=5_000)
-    limits = {"mark_query_records": 1000, "max_in_flight_records": 5000, "min_metrics_interval_seconds": 0.001}
+    limits = {"min_metrics_interval_seconds": 0.001}
     first = solo(limits=limits)
 
     def stop_while_busy(event):
@@ -178,7 +170,6 @@ def test_events_and_state_over_a_life(outbox, solo):
         outbox.fill(100)
         eventually(lambda: harvest.delivered_records == 100, "delivers")
         assert harvest.in_flight_records == 0
-        assert harvest.in_flight_record_keys == []
     assert harvest.state is State.STOPPED
     assert isinstance(events[0], LeaderAcquired)
     assert isinstance(events[-1], LeaderRevoked)
@@ -204,8 +195,8 @@ def test_an_instance_lives_once(outbox, solo):
 
 
 def test_a_drain_that_takes_too_long_says_so(outbox, solo):
-    harvest = solo(limits={"mark_query_records": 1, "max_in_flight_records": 1})
-    outbox.fill(5_000)
+    harvest = solo()
+    outbox.fill(5_000, keys=1)
     with pytest.raises(LifecycleError, match="not empty"):
         harvest.drain(0)
     assert harvest.state is State.STOPPED

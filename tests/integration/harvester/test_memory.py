@@ -101,11 +101,8 @@ def test_larger_values_by_the_other_deliveries(tmp_path, native, dsn, bootstrap_
 
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
 def test_large_values_of_a_table_that_is_marked(tmp_path, marked, dsn, bootstrap_servers, group_id, topic, delivery):
-    """Also if many rows may be marked, and be in flight, at a time."""
     fill(marked, topic, 150, 3_000_000)
-    limits = {"markQueryRecords": 1_000, "maxInFlightRecords": 5_000}
-    more = {"limits": limits if delivery != "transactional" else {}}
-    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery=delivery, **more)
+    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery=delivery)
     peak = drained(tmp_path, bootstrap_servers, topic, 150, settings)
     assert peak <= ALLOWED_BYTES + 3 * 3_000_000
     assert not marked.execute("SELECT count(*) FROM outbox").fetchone()[0]
@@ -116,7 +113,7 @@ def test_large_headers(request, tmp_path, dsn, bootstrap_servers, group_id, topi
     """They are compressed in the table, so that they look small there."""
     connection = request.getfixturevalue("marked" if source == "mark" else "native")
     fill(connection, topic, 400, 32, header_bytes=900_000)
-    settings = configured(dsn, bootstrap_servers, group_id, source=source, limits={"markQueryRecords": 1_000})
+    settings = configured(dsn, bootstrap_servers, group_id, source=source)
     peak = drained(tmp_path, bootstrap_servers, topic, 400, settings)
     assert peak <= ALLOWED_BYTES + 3 * 900_000
 
@@ -164,8 +161,7 @@ def test_two_million_records_of_one_transaction(
 @pytest.mark.long
 def test_two_million_marked_records(tmp_path, marked, dsn, bootstrap_servers, group_id, topic):
     fill(marked, topic, 2_000_000, 10, keys=500_000)
-    limits = {"markQueryRecords": 5_000, "maxInFlightRecords": 20_000}
-    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery="pipelined", limits=limits)
+    settings = configured(dsn, bootstrap_servers, group_id, source="mark", delivery="pipelined")
     assert peak_of_drain(tmp_path, settings, seconds=300) <= ALLOWED_BYTES
 
 

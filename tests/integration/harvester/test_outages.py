@@ -42,7 +42,6 @@ def harvest(outbox, bootstrap_servers, group_id):
         bootstrap_servers,
         group_id,
         leadership="neli",
-        limits={"mark_query_records": 200, "max_in_flight_records": 1000},
     )
     return Harvest(config)
 

@@ -17,11 +17,10 @@ Purged singly, or marked by the default 100, it would be 1,001 and 11 or more.""
 @pytest.mark.parametrize("keys", [5_000, 500])
 def test_statements_per_1000_records(outbox, bootstrap_servers, group_id, keys):
     outbox.fill(5_000, keys=keys, value_bytes=200)
-    limits = {"mark_query_records": 1_000, "max_in_flight_records": 10_000}
-    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", limits=limits)
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo")
     conninfo = config.data_source.conninfo()
     source = CountingSource(MarkSource(conninfo, outbox.name.identifier, outbox.name.parked.identifier))
     assert Harvest(config, source=source).drain(60).records == 5_000
-    assert source.statements["mark"] == 5, "every mark but those of an empty table is a full one"
+    assert source.statements["mark"] <= 15, "pages grow from 500 records"
     assert source.statements["reset"] == 0
     assert source.worked / 5 <= _STATEMENTS_PER_1000, source.statements

@@ -129,16 +129,10 @@ def test_a_batch_leads_to_those_who_wrote_it(
     }
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("delivery", ["barrier", "pipelined", "transactional"])
-def test_what_is_marked_leads_to_those_who_wrote_it(
-    dsn, bootstrap_servers, group_id, outbox, traces, impl, delivery, lanes
-):
+def test_what_is_marked_leads_to_those_who_wrote_it(dsn, bootstrap_servers, group_id, outbox, traces, impl, delivery):
     one, other = write(outbox.connection, outbox.topic, traces)
-    limits = {"send_concurrency": lanes}
-    config = harvest_config(
-        dsn, bootstrap_servers, group_id, delivery=delivery, leadership="solo", source="mark", limits=limits
-    )
+    config = harvest_config(dsn, bootstrap_servers, group_id, delivery=delivery, leadership="solo", source="mark")
     assert Harvest(config).drain(60).records == 8
     check(traces, bootstrap_servers, outbox.topic, one, other)
 

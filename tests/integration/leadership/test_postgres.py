@@ -362,7 +362,7 @@ def test_harvesters_elect_by_the_lock_and_hand_over_without_a_loss_or_a_repeat(o
 
     def member():
         # Long enough for a record to be acknowledged on a busy machine.
-        limits = {"heartbeat_timeout_seconds": 5.0, "max_in_flight_records": 200, "mark_query_records": 50}
+        limits = {"heartbeat_timeout_seconds": 5.0}
         return Harvest(
             harvest_config(
                 outbox.dsn,

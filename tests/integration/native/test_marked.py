@@ -1,21 +1,17 @@
-"""Rows that are marked, handed over natively: the same records arrive as from Python, and failures are found."""
+"""Rows that are marked, handed over natively: the same records arrive as from Python."""
 
 import random
 import time
-import uuid
-from contextlib import suppress
 
 import psycopg
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, TopicPartition
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
-from harvest_lib.delivery import LaneSettings, Pipelined, Reports, Topics
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.native import NativeRows, NativeSender, implementation, library, rows_of
+from harvest_lib.native import implementation, library
 from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.record.rows import RowQueue
 
 pytestmark = [
     pytest.mark.gate,
@@ -24,13 +20,11 @@ pytestmark = [
     ),
 ]
 
-_COLUMNS = "id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values"
 _INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), %s, %s, %s, %s, %s)
 """
 _TEXTS = ["", "a", "ключ", "鍵" * 20, "🔑", "line\nbreak", "\x01\x7f"]
-_LIMITS = {"send_concurrency": 1, "mark_query_records": 500, "max_in_flight_records": 2_000}
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def harvest(dsn, servers, group, **settings):
         group,
         leadership="solo",
         source="mark",
-        **{"delivery": "pipelined", "limits": _LIMITS, **settings},
+        **{"delivery": "pipelined", **settings},
     )
     return Harvest(config)
 
@@ -133,182 +127,3 @@ def test_a_record_that_is_parked_leaves_the_others_in_order(
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
         assert connection.execute("SELECT id FROM outbox_parked").fetchall() == [(901,)]
-
-
-# -- the lane by itself
-
-
-@pytest.fixture
-def lane(bootstrap_servers):
-    """Make a lane that sends in rounds, with more of the producer's settings."""
-    made = []
-
-    def make(**settings):
-        kafka = {"bootstrap.servers": bootstrap_servers, **settings}
-        made.append(Pipelined(LaneSettings(kafka=kafka, delivery_timeout_seconds=600), Topics(kafka)))
-        made[-1].begin(uuid.uuid4())
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def page(dsn, outbox):
-    """Make a page of what is written."""
-    connection = psycopg.connect(dsn, autocommit=True)
-
-    def make(rows):
-        outbox(rows)
-        found = rows_of(connection.cursor(binary=True).execute(f"SELECT {_COLUMNS} FROM outbox ORDER BY id"))  # noqa: S608
-        assert isinstance(found, NativeRows)
-        return found
-
-    yield make
-    connection.close()
-
-
-def queued(*pages):
-    queue = RowQueue()
-    for each in pages:
-        queue.add(each)
-    return queue
-
-
-def polled(delivery, count):
-    acknowledged, failed = [], []
-
-    def enough():
-        reports = delivery.poll(0.1)
-        acknowledged.extend(reports.acknowledged)
-        failed.extend(reports.failed)
-        return len(acknowledged) + len(failed) >= count
-
-    eventually(enough)
-    return acknowledged, failed
-
-
-def test_a_round_is_reported_by_ids_when_all_of_it_is_there(bootstrap_servers, make_topic, lane, page, handed_over):
-    topic = make_topic()
-    rows, delivery = page((topic, "k", f"{number}", [], []) for number in range(1_000)), lane()
-    queue = queued(rows[:600], rows[600:])
-    delivery.send(queue, lambda: True)
-    assert not queue
-    assert not delivery.takes
-    assert delivery.outstanding == 1_000
-    assert polled(delivery, 1_000) == (rows.ids, [])
-    assert delivery.takes
-    assert handed_over["records"] == 1_000
-    assert [int(each.value) for each in read_topic(bootstrap_servers, topic)] == list(range(1_000))
-
-
-def test_a_page_stays_where_it_is_when_it_may_not_go_on(make_topic, lane, page):
-    topic = make_topic()
-    rows, delivery = page((topic, "k", "v", [], []) for _ in range(500)), lane()
-    queue, asked = queued(rows), iter([True, True, False])
-    delivery.send(queue, lambda: next(asked))
-    assert queue.ids == rows.ids[200:]
-    assert polled(delivery, 200) == (rows.ids[:200], [])
-
-
-def test_what_a_full_queue_does_not_take_stays(make_topic, lane, page):
-    topic = make_topic()
-    rows = page((topic, "k", "v", [], []) for _ in range(500))
-    delivery = lane(**{"queue.buffering.max.messages": 150, "linger.ms": 500_000})
-    queue = queued(rows)
-    delivery.send(queue, lambda: True)
-    assert queue.ids == rows.ids[150:]
-    assert queue.pages, "it is a page still"
-    delivery._producer.flush(60)  # which does not linger
-    assert polled(delivery, 150) == (rows.ids[:150], [])
-
-
-def test_a_round_of_which_one_fails_fails_and_then_each_goes_alone(bootstrap_servers, make_topic, lane, page):
-    topic = make_topic(**{"max.message.bytes": 2_000})
-    rows, delivery = page((topic, "k", "v" * (3_000 if n == 50 else 3), [], []) for n in range(100)), lane()
-    queue = queued(rows)
-    delivery.send(queue, lambda: True)
-    acknowledged, failed = polled(delivery, 100)
-    assert acknowledged == []
-    assert sorted(each.row[0] for each in failed) == rows.ids
-    assert not any(each.refused for each in failed), "who is to blame shows when each goes alone"
-    delivery.begin(uuid.uuid4())
-    left, refused = queued(rows), []
-
-    def done():
-        if left:
-            delivery.send(left, lambda: True)
-        reports = delivery.poll(0.1)
-        refused.extend(each.row[0] for each in reports.failed if each.refused)
-        again = sorted((each.row for each in reports.failed if not each.refused), key=lambda row: row[0])
-        left.give_back(RowQueue(again))
-        if reports.halted:
-            delivery.begin(uuid.uuid4())
-        return not left and not delivery.is_busy
-
-    eventually(done)
-    assert refused == [rows.ids[50]]
-    assert {each.outbox_id for each in read_topic(bootstrap_servers, topic)} == {*rows.ids} - {*refused}
-
-
-def test_what_is_large_for_company_does_not_go_natively(make_topic, lane, page, handed_over):
-    topic = make_topic()
-    rows, delivery = page((topic, "k", "v" * 9_999, [], []) for _ in range(10)), lane()
-    delivery._topics.smallest_limit = 10_500
-    delivery.send(queued(rows), lambda: True)
-    assert polled(delivery, 10) == (rows.ids, [])
-    assert handed_over["records"] == 0
-
-
-def test_a_row_that_the_client_refuses_is_refused_and_its_neighbours_are_not(make_topic, lane, page):
-    topic = make_topic()
-    rows, delivery = page((topic, "k", "v", [], [] if n != 5 else ["no name"]) for n in range(10)), lane()
-    left, refused = queued(rows), []
-
-    def done():
-        delivery.send(left, lambda: True)
-        reports = delivery.poll(0.1)
-        refused.extend(each.row[0] for each in reports.failed if each.refused)
-        left.give_back(RowQueue(sorted(each.row for each in reports.failed if not each.refused)))
-        if reports.halted:
-            delivery.begin(uuid.uuid4())
-        return not left and not delivery.is_busy
-
-    eventually(done)
-    assert refused == [rows.ids[5]]
-
-
-def test_what_is_abandoned_is_reported_failed_row_by_row(make_topic, lane, page):
-    topic = make_topic()
-    rows, delivery = page((topic, "k", f"{number}", [], []) for number in range(300)), lane(**{"linger.ms": 500_000})
-    delivery.send(queued(rows), lambda: True)
-    reports = delivery.abandon()
-    assert reports.acknowledged == []
-    assert [each.row for each in reports.failed] == list(rows)
-
-
-def test_a_failure_that_is_told_as_the_last_record_ends_is_not_taken_for_success(make_topic, lane, page, monkeypatch):
-    """Outstanding records are counted before failures are asked for, and not after."""
-    topic = make_topic(**{"max.message.bytes": 1_000})
-    rows, delivery = page([(topic, "k", "v" * 3_000, [], [])]), lane(**{"linger.ms": 500})
-    delivery.send(queued(rows), lambda: True)
-    producer, take, outstanding = delivery._producer, NativeSender.take_failures, []
-
-    def gone():
-        with suppress(KafkaException):  # which is fatal, and another way to hear of it
-            producer.poll(0.05)
-        return not len(producer)
-
-    def just_too_early(sender):
-        if outstanding:
-            return take(sender)
-        outstanding.append(len(producer))
-        eventually(gone, "it has failed")
-        return []
-
-    monkeypatch.setattr(NativeSender, "take_failures", just_too_early)
-    assert delivery.poll(0) == Reports()
-    assert outstanding == [1]
-    acknowledged, failed = polled(delivery, 1)
-    assert (acknowledged, [each.row[0] for each in failed]) == ([], rows.ids)

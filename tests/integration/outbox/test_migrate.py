@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.engines import BatchEngine
+from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.outbox import (
     Migration,
     OutboxTable,
@@ -420,7 +420,7 @@ def test_restamping_that_was_killed_restamps_the_rest_although_the_server_has_pa
     with pytest.raises(OutboxTableError, match="restamp"):
         restamping.check_not_needed(restored.connection)
     named = {"source": "snapshot", "leadership": "solo"}
-    work = BatchEngine(HarvestConfig(data_source=restored.dsn, **named), restored.table)
+    work = CheckpointEngine(HarvestConfig(data_source=restored.dsn, **named), restored.table)
     with pytest.raises(OutboxTableError, match="restamp"):
         work.check(restored.connection)
     assert restamping.run(restored.connection) == 12

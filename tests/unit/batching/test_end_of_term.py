@@ -8,11 +8,12 @@ import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
+from harvest_lib.batching import loop as loop_module
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.delivery import BatchCommitted, BatchFailed
-from harvest_lib.errors import CheckpointError
+from harvest_lib.errors import CheckpointError, RecordError
 from harvest_lib.leadership import Term, TermEnd
 
 pytestmark = pytest.mark.quick
@@ -44,7 +45,7 @@ def loop_of(term):
 def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
     term = Term(uuid4())
     loop = loop_of(term)
-    loop.in_flight.records = 500
+    loop.in_flight = 500
     term.end(TermEnd.FENCED)
     loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._size)
     loop._end()
@@ -118,3 +119,57 @@ def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_su
     loop.turn()
     assert loop._term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
     assert runs.kafka.ids == ([] if status is LeadershipStatus.FENCED else [1])
+
+
+@pytest.mark.parametrize("how", ["revoked", "stopped"])
+@pytest.mark.parametrize("slices", [0, 1])
+def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeypatch, how, slices):
+    """The rest is deferred: it is the next leader's, and nobody waits for records that were never sent."""
+    monkeypatch.setattr(loop_module, "_SLICE", 2)
+    runs = BatchRuns()
+    runs.table.insert(*[row(number, "k") for number in range(1, 6)])
+    loop, send, sent = runs.loop(), runs.delivery.send, []
+
+    def end():
+        loop._term.end(TermEnd.REVOKED) if how == "revoked" else loop._stopping.set()
+
+    def send_and_end(rows, may_send):
+        refused = send(rows, may_send)
+        sent.extend(rows)
+        end()
+        return refused
+
+    if slices:
+        runs.delivery.send = send_and_end
+    else:
+        read = loop._ports.source.read
+        monkeypatch.setattr(loop._ports.source, "read", lambda limit: (read(limit), end())[0])
+    loop.run()
+    assert len(sent) == runs.delivered == 2 * slices
+    assert loop.abandoned == 0
+    assert not loop._term.abandoned
+    assert runs.kafka.ids == [1, 2][: 2 * slices]
+    runs.delivery.send = send
+    runs.run()
+    assert runs.kafka.ids == [1, 2, 3, 4, 5]
+
+
+def test_what_was_sent_before_a_record_that_stops_the_harvester_is_committed():
+    runs = BatchRuns(policy="stop")
+    runs.table.insert(*[row(number, "k") for number in range(1, 2_001)])
+    runs.topics.bad = {1_900: "too large"}
+    loop = runs.loop()
+    with pytest.raises(RecordError, match="record 1900"):
+        loop.run()
+    assert runs.delivered == len(runs.kafka.ids) > 0
+    assert loop.abandoned == 0
+
+
+def test_a_record_that_was_refused_alone_is_not_in_doubt():
+    runs = BatchRuns()
+    runs.table.insert(row(1, "k"))
+    runs.kafka.poison = {1: "too large"}
+    loop = runs.run()
+    assert runs.places.states == {1: "too large"}
+    loop._end()
+    assert loop.abandoned == 0

@@ -75,6 +75,6 @@ def test_parts_that_mark_are_delivered_as_what_is_marked(table):
 
 def test_they_are_said_with_their_reasons():
     assert str(choose("goharvest", leadership="solo")) == (
-        "source mark (the table has goharvest's layout), delivery barrier (marked records are purged one by one, as "
+        "source mark (the table has goharvest's layout), delivery barrier (marked records are purged once "
         f"they are acknowledged), leadership solo ({NAMED})"
     )

@@ -75,8 +75,12 @@ def test_no_record_follows_the_end_of_the_term(now):
     assert isinstance(delivery.flush(lambda: True), BatchFailed)
 
 
-def test_what_never_expires_has_the_client_s_own_time(now):
-    del now
+def test_what_never_expires_has_the_time_before_the_check_of_its_slice(now):
     producer = FakeProducer()
-    delivery_with(producer, expiry_seconds=None).send(ROWS, lambda: True)
-    assert producer.timestamps == [0] * 5
+
+    def check():
+        now[0] += 1  # as if the process had been frozen
+        return True
+
+    delivery_with(producer, expiry_seconds=None).send(ROWS, check)
+    assert producer.timestamps == [1_000_000] * 5

@@ -1,7 +1,6 @@
 """Spans of batches: when they begin and end, how they end, and what they are linked to."""
 
 import uuid
-from collections import deque
 
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -12,9 +11,8 @@ from support.rows import Page, row
 
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.config import HarvestConfig
-from harvest_lib.delivery import BatchFenced, Failure, Reports
-from harvest_lib.harvester.tracing import traced_delivery, traced_guarantee
-from harvest_lib.record.rows import RowQueue
+from harvest_lib.delivery import BatchFenced
+from harvest_lib.harvester.tracing import traced_guarantee
 from harvest_lib.telemetry.batch_span import MOST_LINKS
 
 pytestmark = pytest.mark.quick
@@ -59,7 +57,6 @@ def commit(guarantee):
 
 def test_nothing_is_wrapped_where_nobody_traces(delivery):
     assert traced_guarantee(delivery, CONFIG, 0) is delivery
-    assert traced_delivery(delivery, CONFIG) is delivery
 
 
 def test_a_batch_has_a_span_from_its_first_record_to_its_commit(traces, guarantee, kafka):
@@ -160,84 +157,3 @@ class Untouched(Page):
 
     def sampled_traceparents(self, most):  # noqa: ARG002 - as above
         pytest.fail("asked")
-
-
-class Taking:
-    """`Delivery` that takes so many rows at a time, from the right if `backwards`, and reports what `reports` holds."""
-
-    takes = True
-
-    def __init__(self):
-        self.room = 10
-        self.backwards = False
-        self.reports = Reports()
-
-    def begin(self, leader_id):
-        pass
-
-    def send(self, rows, may_send):  # noqa: ARG002 - takes no time
-        if self.backwards:
-            kept = deque(list(rows.rows)[: -self.room])
-            rows.single.clear()
-            rows.single.extend(kept)
-        else:
-            rows.take(self.room)
-
-    def poll(self, timeout_seconds):  # noqa: ARG002 - as above
-        return self.reports
-
-    abandon = close = lambda self: self.reports
-
-
-@pytest.fixture
-def taking(traces):
-    inner = Taking()
-    return inner, traced_delivery(inner, CONFIG)
-
-
-def counts(traces):
-    return [each.attributes["messaging.batch.message_count"] for each in traces.ours]
-
-
-def test_what_is_taken_at_a_time_has_a_span_until_all_of_it_is_back(traces, taking):
-    inner, delivery = taking
-    with traces.tracer.start_as_current_span("write") as span:
-        pass
-    delivery.send(RowQueue(), yes)
-    queue = RowQueue([row(1, "a"), written(2, header(span))])
-    queue.add(Page([row(3, "b"), row(4, "c"), row(5, "d")]))
-    inner.room = 4
-    delivery.send(queue, yes)
-    assert queue.ids == [5]
-    delivery.send(queue, yes)
-    inner.reports = Reports(acknowledged=[5, 1, 2])
-    assert delivery.poll(0) is inner.reports
-    assert counts(traces) == [1]
-    inner.reports = Reports(acknowledged=[4, 3])
-    delivery.poll(0)
-    assert counts(traces) == [1, 4]
-    assert traces.linked == {header(span)}
-    assert all(each.status.status_code is StatusCode.UNSET for each in traces.ours)
-
-
-def test_of_lanes_others_than_the_first_may_be_taken(traces, taking):
-    inner, delivery = taking
-    inner.room, inner.backwards = 2, True
-    queue = RowQueue([row(1, "a", topic="x"), row(2, "b")])
-    queue.add(Page([row(3, "c")]))
-    delivery.send(queue, yes)
-    assert queue.ids == [1]
-    inner.reports = Reports(acknowledged=[2, 3])
-    delivery.poll(0)
-    assert [each.name for each in traces.ours] == ["send t"]
-
-
-def test_what_comes_back_in_vain_is_an_error(traces, taking):
-    inner, delivery = taking
-    delivery.send(RowQueue([row(1, "a"), row(2, "b")]), yes)
-    delivery.send(RowQueue([row(3, "a")]), yes)
-    failed = [Failure(row=row(1, "a"), reason="timed out"), Failure(row=row(3, "a"), reason="too large", refused=True)]
-    inner.reports = Reports(acknowledged=[2], failed=failed)
-    delivery.abandon()
-    found = [(each.attributes["error.type"], each.status.description) for each in traces.ours]
-    assert found == [("refused", "too large"), ("failed", "timed out")]

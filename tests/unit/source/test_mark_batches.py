@@ -1,9 +1,14 @@
 """A record is sent once by a leader whose marks another one has taken over."""
 
+from uuid import uuid4
+
 import pytest
 from support.fakes import FakeSource, FakeTable
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.harvester.factory import make_purging_pages
+from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.source import MarkPages
 
 pytestmark = pytest.mark.quick
@@ -140,5 +145,77 @@ def test_what_was_marked_and_not_delivered_is_given_back_at_least_once():
         rows = leader.read(4).rows  # the next four are being marked
         send(leader, rows[:2])
         leader.committed()
+        leader.give_back()
         leader.close()
         assert {each for each, (_, leader_id) in table.rows.items() if leader_id is None} == unmarked
+
+
+@pytest.mark.parametrize("outages", [0, 1])
+def test_rows_of_an_earlier_connection_are_given_back_too(outages):
+    """And those whose purge was lost with the connection are purged."""
+    table = filled(8)
+    source = FakeSource(table)
+    leader = MarkPages(source, names_ids=False)
+    leader.open(None)
+    leader.read(4)
+    leader.open(None)
+    send(leader, leader.read(2).rows)
+    leader.committed()
+    source.outages = outages
+    leader.give_back()
+    leader.close()
+    assert table.ids == [3, 4, 5, 6, 7, 8]
+    assert set(table.leaders().values()) == {None}
+
+
+def test_a_leader_marks_nothing_once_its_term_is_over():
+    """Another may lead by now, whose rows it would take."""
+    table, term = filled(4), Term(uuid4())
+    leader = make_purging_pages(HarvestConfig(leadership="solo"), FakeSource(table), term)
+    leader.open(None)
+    term.end(TermEnd.REVOKED)
+    assert leader.read(2) is None
+    leader.close()
+    assert set(table.leaders().values()) == {None}
+
+
+@pytest.mark.parametrize("how", [TermEnd.REVOKED, TermEnd.FENCED])
+@pytest.mark.parametrize("delivery", ["barrier", "pipelined"])
+def test_a_leader_that_was_fenced_purges_only_under_the_barrier(delivery, how):
+    """Pipelined, its successor may have sent the first of these again: it has to send them all."""
+    table, term = filled(4), Term(uuid4())
+    leader = make_purging_pages(HarvestConfig(delivery=delivery, leadership="solo"), FakeSource(table), term)
+    leader.open(None)
+    assert send(leader, leader.read(2).rows) == [1, 2]
+    leader.committed()
+    term.end(how)
+    leader.purge()
+    leader.close()
+    assert table.ids == ([1, 2, 3, 4] if (delivery, how) == ("pipelined", TermEnd.FENCED) else [3, 4])
+
+
+@pytest.mark.parametrize("ending", ["open", "give_back", "close"])
+def test_so_does_one_that_opens_again_or_ends(ending):
+    table, term = filled(4), Term(uuid4())
+    leader = make_purging_pages(HarvestConfig(delivery="pipelined", leadership="solo"), FakeSource(table), term)
+    leader.open(None)
+    assert send(leader, leader.read(2).rows) == [1, 2]
+    leader.committed()
+    term.end(TermEnd.FENCED)
+    getattr(leader, ending)(*[None] * (ending == "open"))
+    assert table.ids == [1, 2, 3, 4]
+    leader.close()
+
+
+def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end():
+    table = filled(8)
+    source = FakeSource(table)
+    leader = MarkPages(source)
+    leader.open(None)
+    assert [each[0] for each in leader.read(4).rows] == [1, 2, 3, 4]  # and the next four are being marked
+    leader._asked.result()
+    for each in (1, 2, 3, 4):
+        table.rows[each][1] = uuid4()  # a zombie has marked them
+    assert [each[0] for each in leader.read(4).rows] == [5, 6, 7, 8]
+    assert leader.read(4) is None
+    leader.close()

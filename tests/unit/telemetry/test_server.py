@@ -141,12 +141,12 @@ def test_a_question_that_fails_is_logged_and_the_next_one_is_answered(served, su
 
 def test_warnings_are_counted_by_their_event(served):
     log = logging.getLogger("harvest_lib.elsewhere")
-    log.warning("queue_timeout", extra={"records": 1})
+    log.warning("batch_failed", extra={"records": 1})
     log.error("no name of an event: %s", 1)
     log.info("harvester_started")
     found = scrape(served)
     counted = {labels: value for (name, labels), value in found.items() if name == "harvest_log_events_total"}
-    assert counted == {("queue_timeout", "warning"): 1.0}
+    assert counted == {("batch_failed", "warning"): 1.0}
 
 
 def test_errors_of_kafka_are_counted_by_their_kind(served):

@@ -1,0 +1,248 @@
+"""Engine of sources that are only read, and of marked tables exactly once: a batch counts with its checkpoint."""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.checkpoints.table import check_subscription
+from harvest_lib.clock import boot_seconds
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect, translated
+from harvest_lib.delivery import Topics
+from harvest_lib.errors import (
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+    OutboxTableError,
+)
+from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
+from harvest_lib.harvester.compacted_topics import refuse_compacted
+from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked, make_loop, marking_checks
+from harvest_lib.harvester.factory import (
+    make_batch_source,
+    make_checkpoints,
+    make_guarantee,
+    make_kafka_store,
+    make_parking,
+    make_rivals,
+    make_selection,
+    make_topics,
+    subscription_of,
+)
+from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.other_readers import before_term, refuse_readers_now
+from harvest_lib.harvester.status import StatusReader
+from harvest_lib.harvester.transactions import prepare_transactions
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
+from harvest_lib.leadership import Term
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.rivals import Rivals
+from harvest_lib.outbox import (
+    OutboxTable,
+    Restamping,
+    check_column_mapping,
+    create_beside,
+    translate_missing_table,
+)
+from harvest_lib.outbox.identity import check_identities
+from harvest_lib.outbox.replays import Replays
+from harvest_lib.outbox.row_security import check_all_rows
+
+_log = logging.getLogger(__name__)
+
+_FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
+"""A standby checks that the leaders deliver as it would: seconds until the first check, and between later ones."""
+
+
+class CheckpointEngine(Engine):
+    """`Engine` with a checkpoint after each batch, and parts of its own for each shard."""
+
+    def __init__(
+        self,
+        config: HarvestConfig,
+        table: OutboxTable,
+        *,
+        producer_provider: KafkaProducerProvider = Producer,
+        consumer_provider: KafkaConsumerProvider = Consumer,
+        pool: Callable[[], Pool] | None = None,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._pool = pool
+        self._producer_provider = producer_provider
+        self._consumer_provider = consumer_provider
+        self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)
+        self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
+        self._parks = config.parking != "stop"
+        self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
+        self._rivals: Rivals | None = None
+        # One for all terms: it knows what it has complained of.
+        self._maintenance = Maintenance(config, table)
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        if self._config.source == "mark":
+            self._table.check(connection)
+            self._check_parked(connection)
+        elif self._config.columns is not None:
+            check_column_mapping(connection, self._table, self._config.columns)
+        else:
+            self._table.check_native(connection)
+            self._table.check_sequence(connection)
+        check_all_rows(connection, [self._table.identifier])
+        with suppress(DatabaseAccessDenied):
+            create_beside(connection, self._table)
+        for _, check in self.checks(connection):
+            check()
+        self._refuse_rivals(connection)
+        if self._config.delivery == "transactional":
+            prepare_transactions(self._config, self._producer_provider)
+            self._refuse_another()
+        if self._config.delivery == "sequenced":
+            refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
+
+    def checks(self, connection: psycopg.Connection[Any]) -> list[Check]:
+        """Return the preconditions, once the tables are there."""
+        table, subscription = self._table, subscription_of(self._config, self._config.source)
+        places = table.subscriptions.identifier
+        checks: list[Check] = [
+            ("the subscription", lambda: check_subscription(connection, places, subscription)),
+            ("rights, tried out and undone", lambda: self._check_grants(connection)),
+            (
+                "the server is that of the checkpoints",
+                lambda: check_identities(connection, places, table.identifier, subscription.name),
+            ),
+        ]
+        if self._config.source == "mark":
+            return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
+        if self._config.columns is None:  # one that was begun has to be finished
+            checks = [
+                ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection)),
+                ("no replay that was begun", lambda: _check_filled(connection, table, subscription.name)),
+                *checks,
+            ]
+        return checks
+
+    def checks_with_kafka(self) -> list[Check]:
+        """Return the preconditions between Postgres and Kafka once the tables are there, on connections of its own."""
+
+        def refuse_rivals() -> None:
+            with connect(self._config.data_source.conninfo()) as connection:
+                self._refuse_rivals(connection, tell=False)
+
+        checks: list[Check] = [("no other pool leads", refuse_rivals)]
+        if self._config.delivery == "transactional":
+            checks.append(("the checkpoints in Kafka are of this outbox", self._refuse_another))
+        return checks
+
+    def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
+        if self._pool is not None:  # one for all terms, as above
+            self._rivals = self._rivals or make_rivals(self._config, self._pool())
+            subscription = self._config.subscription
+            self._rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
+
+    def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether records can be parked. A role with only the grants of earlier versions goes on as with
+        those, and stops at a record that can never be sent."""
+        if not self._parks:
+            return
+        try:
+            check_parked(connection, self._table)
+        except (DatabaseAccessDenied, OutboxTableError) as error:
+            self._parks = False
+            _log.warning("parking_unavailable", extra={"reason": error.cause, "next_step": error.next_step})
+
+    def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise DatabaseAccessDenied for operations that will be refused: later that would be waited out."""
+        config, table = self._config, self._table
+        checkpoints = make_checkpoints(config, table, config.source, 0)
+        rows = make_selection(config, table) if config.source != "mark" else None
+        places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
+        with closing(checkpoints), checkpoints.rehearsed():
+            places.load(each=False)
+            places.add([])
+            places.release([])
+        if config.source != "mark":  # of which the table's own check has asked
+            with translated():
+                connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
+
+    def _refuse_another(self) -> None:
+        """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
+        config = self._config
+        checkpoints = make_checkpoints(config, self._table, config.source, 0)
+        providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
+        with closing(checkpoints):
+            make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another()
+
+    def stand_by(self) -> None:
+        if boot_seconds() < self._ask_at:
+            return
+        self._ask_at = boot_seconds() + _ASK_SECONDS
+        away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
+        with suppress(*away), self._translate_missing_table():
+            with connect(self._config.data_source.conninfo()) as connection:
+                self._refuse_rivals(connection)
+            if self._config.delivery == "transactional":
+                self._refuse_another()
+
+    def _translate_missing_table(self) -> AbstractContextManager[None]:
+        table = self._table
+        parked = [table.parked] if self._config.source == "mark" and self._parks else []
+        tables = [table, table.subscriptions, table.parked_ids, *parked]
+        return translate_missing_table(self._config.data_source.conninfo(), tables)
+
+    def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
+        config, table, kind = self._config, self._table, self._config.source
+        if kind == "mark":
+            before_term(config, term, stopping, partial(refuse_readers_now, config, table))
+        topics = self._topics[term.shard]
+        topics.forget()
+        topics.close({})
+        pool = self._pool() if self._pool is not None else None
+        checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
+        source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
+        guarantee = make_guarantee(
+            config,
+            table,
+            checkpoints,
+            topics,
+            term.shard,
+            consumer_provider=self._consumer_provider,
+            producer_provider=self._producer_provider,
+        )
+        subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
+        memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
+        PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
+        if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
+            self._maintenance.begin(term, stopping)
+        return make_loop(
+            config,
+            term,
+            stopping,
+            callbacks,
+            source=source,
+            guarantee=guarantee,
+            parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
+            topics=topics,
+            size=self._sizes[term.shard],
+            translate_errors=self._translate_missing_table,
+        )
+
+    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        if self._config.source == "mark":
+            return self._table.oldest_age_seconds(connection)
+        return StatusReader(connection, self._config).oldest_age_seconds()
+
+
+def _check_filled(connection: psycopg.Connection[Any], table: OutboxTable, subscription: str) -> None:
+    Replays(table).require_filled(connection, subscription)

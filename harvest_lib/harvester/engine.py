@@ -1,0 +1,129 @@
+"""Engine: the parts of a way of harvesting that stay from term to term, and the `BatchLoop` of each term.
+
+| engine | source | a batch counts |
+| --- | --- | --- |
+| `PurgingEngine` | `mark`, at least once | once its rows are purged; nothing else is kept |
+| `CheckpointEngine` | all others, and `mark` exactly once | once its checkpoint is kept |
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psycopg
+
+from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.guarantees import Guarantee
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.parking import BatchParking
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.config import HarvestConfig
+from harvest_lib.delivery import Topics
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.events import Event
+from harvest_lib.harvester.added_partitions import Added
+from harvest_lib.harvester.measures import HarvestMeasures, MeasuredGuarantee, ShardMeasures
+from harvest_lib.harvester.other_readers import refuse_readers
+from harvest_lib.harvester.tracing import traced_guarantee
+from harvest_lib.leadership import Term
+from harvest_lib.native import Implementation, implementation
+from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.source import BatchSource
+
+Check = tuple[str, Callable[[], object]]
+"""A named precondition. The call raises HarvestError if it does not hold, and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """Callbacks of a loop: leadership events, delivered counts and measures."""
+
+    emit: Callable[[Event], None]
+    delivered: Callable[[int], None]
+    measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
+    """The counts of its shard."""
+
+
+class Engine(Protocol):
+    """A way of harvesting."""
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise errors of the tables, and make those that are missing beside the outbox."""
+        ...
+
+    def stand_by(self) -> None:
+        """While others lead, see to it now and then that they lead our outbox, as we would. Raises CheckpointError or
+        PoolConflict."""
+        return
+
+    def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
+        """Return the loop of a term."""
+        ...
+
+    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
+        """Return the age of the oldest record that waits, 0 if none does. Reads few rows. Raises HarvestError."""
+        ...
+
+    @property
+    def added_partitions(self) -> Sequence[Added]:
+        """Return the topics to which partitions were added, where only this process knows it."""
+        return ()
+
+
+def hand_over(config: HarvestConfig) -> Implementation:
+    """Return by what records are handed over to Kafka."""
+    if config.delivery == "barrier":
+        return Implementation(name="python", reason="the key barrier reads the key of each record")
+    return implementation()
+
+
+def make_loop(
+    config: HarvestConfig,
+    term: Term,
+    stopping: threading.Event,
+    callbacks: Callbacks,
+    *,
+    source: BatchSource,
+    guarantee: Guarantee,
+    parking: BatchParking | MarkedParking,
+    topics: Topics,
+    size: BatchSize,
+    translate_errors: Callable[[], AbstractContextManager[None]],
+) -> BatchLoop:
+    """Return the loop of a term over parts, with what counts and traces its batches."""
+    ports = BatchPorts(
+        source=source,
+        guarantee=MeasuredGuarantee(traced_guarantee(guarantee, config, term.shard), callbacks.measures),
+        parking=parking,
+        troubles=topics.troubles,
+        limits=config.limits,
+        one_per_key=config.delivery == "barrier",
+        emit=callbacks.emit,
+        delivered=callbacks.delivered,
+        size=size,
+        translate_errors=translate_errors,
+    )
+    return BatchLoop(term, ports, stopping)
+
+
+def marking_checks(
+    connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, parks: bool
+) -> list[Check]:
+    """Return the preconditions for marking a table, once the tables are there."""
+    tables = [table.identifier, *([table.parked.identifier] if parks else [])]
+    return [
+        ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
+        ("no subscription reads it", lambda: refuse_readers(connection, config, table)),
+    ]
+
+
+def check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
+    """Make the table of parked records if it is missing; raise errors of it."""
+    parked = ParkedRecords(table)
+    with suppress(DatabaseAccessDenied):  # the check says what is missing
+        parked.create(connection)
+    parked.check(connection)
