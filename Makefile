@@ -29,7 +29,7 @@ EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parqu
 # The clone is part of it: where two share a place for state, each installs itself.
 MADE_FROM = $(CURDIR) $(PYTHON) $(EXTRAS)
 WORKERS ?= 2
-# Tests of the gate wait for a third of the time.
+# Tests of the gate, and those that kill and freeze, wait for half of the time.
 GATE_WORKERS ?= 3
 RUN = $(BIN)/python -m tests.run --workers
 # Not by the variable itself, which `make -n` runs.
@@ -66,7 +66,7 @@ test-gate: setup  ## the rest that every change has to pass: `.ci/run` is `make 
 	@$(RUN) $(GATE_WORKERS) gate
 
 test-all: lint audit  ## all tiers: what kills, freezes and disconnects, too; random examples; then end to end
-	@HYPOTHESIS_PROFILE=random $(RUN) $(WORKERS) quick gate full
+	@HYPOTHESIS_PROFILE=random $(RUN) $(GATE_WORKERS) quick gate full
 	@$(BIN)/python -m pytest -m "e2e and not long" tests/e2e
 
 test-long: setup  ## the tests that take longer

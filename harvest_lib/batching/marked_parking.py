@@ -1,5 +1,10 @@
 """Parking of a marked table: records that can never be sent are moved out of the outbox into the table of parked
-records (`harvest_lib.outbox.parking_rules`).
+records.
+
+A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
+later records of the key for that topic are parked behind it, in order, until an operator retries or drops the parked
+one. Other topics go on: nobody who may not write to a topic can hold its keys. Under `skip` all go on without it. Under
+`stop` the harvester stops instead.
 
 Promises
 - A parked record is out of the outbox, durably, before the page that it came with is sent; its id is in no position
@@ -8,49 +13,66 @@ Promises
   is being held, everything is marked again (`is_stale`), so that the records put back go first.
 """
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
-from harvest_lib.outbox.parking_rules import HeldKey, ParkingRules
-from harvest_lib.record import TOPIC, Row
+from harvest_lib.errors import RecordError
+from harvest_lib.outbox.parked_record import HeldKey
+from harvest_lib.record import ID, TOPIC, Row
 from harvest_lib.source import MarkPages, Position
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 10
 
 
 class MarkedParking:
     """Parking of one term, in the place of `BatchParking`. Nothing is sent again from here: records that an operator
-    puts back are marked."""
+    puts back are marked.
+
+    The keys with a parked record come with each page, since others may park and release: a fenced leader, operators.
+    """
 
     is_empty = True
     lowest: int | None = None
 
     def __init__(self, policy: Policy, topics: Topics, pages: MarkPages) -> None:
-        self._parking = ParkingRules(policy, self._refused)
+        self._policy = policy
         self._topics = topics
         self._pages = pages
-        self._largest: int | None = None
-        self._first: dict[
-            HeldKey, int
-        ] = {}  # of each key in its topic the lowest id parked since the source was opened
-        self._holds = policy == "hold_key"
+        # Of each key in its topic the lowest id parked since the source was opened, under `hold_key`.
+        self._first: dict[HeldKey, int] = {}
         self.is_full = False
         """Always False: records to park are written at once."""
         self.is_stale = False
         """True once a key was released whose records are held here: begin again."""
 
     def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
-        self._parking.begin()
         self._first.clear()
         self.is_stale = False
         return True
 
     def filter(self, rows: Sequence[Row], largest: int | None = None) -> Sequence[Row]:
-        self._largest = largest
-        parked = self._pages.parked
-        if self._first:
-            parked = {**self._first, **parked}
-        good = self._parking.filter(rows, parked)
-        self.write()
+        refusals = self._topics.refused(rows, largest)
+        if not refusals and not self._first and not self._pages.parked:
+            return rows
+        first = {**self._first, **self._pages.parked} if self._policy == "hold_key" else {}
+        good: list[Row] = []
+        refused: list[Row] = []
+        behind: list[int] = []
+        for row in rows:
+            if row[ID] > first.get(row[1:3], row[ID]):
+                behind.append(row[ID])
+            elif row[ID] in refusals:
+                self._require_parking(row, refusals[row[ID]])
+                refused.append(row)
+                if self._policy == "hold_key":
+                    first[row[1:3]] = min(row[ID], first.get(row[1:3], row[ID]))
+            else:
+                good.append(row)
+        self._park(refused, refusals, behind)
         return good
 
     def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have records parked since
@@ -63,17 +85,11 @@ class MarkedParking:
         self._topics.blame(row[TOPIC], reason)
 
     def park(self, row: Row, reason: str) -> bool:
-        self._parking.refuse(row, reason)
-        return self.write()
+        self._require_parking(row, reason)
+        self._park([row], {row[ID]: reason})
+        return True
 
     def write(self) -> bool:
-        if not self._parking.has_work:
-            return True
-        refused, behind = self._parking.work()
-        released = self._pages.park(refused, behind)
-        if self._holds:
-            self._first.update(self._parking.refused_keys)
-        self.is_stale = self._parking.done(refused, behind, released) or self.is_stale
         return True
 
     def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:  # noqa: ARG002 - as above
@@ -88,5 +104,29 @@ class MarkedParking:
     def release(self, ids: Sequence[int]) -> bool:  # noqa: ARG002 - as above
         return True
 
-    def _refused(self, rows: Sequence[Row]) -> Mapping[int, str]:
-        return self._topics.refused(rows, self._largest)
+    def _require_parking(self, row: Row, reason: str) -> None:
+        """Raise RecordError under `stop`."""
+        if self._policy == "stop":
+            raise RecordError(
+                f"record {row[ID]} for topic {row[TOPIC][:80]!r} can never be sent",
+                evidence=reason,
+                next_step="correct it in the outbox or delete it there; `parking: hold_key` would park it",
+            )
+
+    def _park(self, refused: Sequence[Row], reasons: Mapping[int, str], behind: Sequence[int] = ()) -> None:
+        """Move records out of the outbox: refused ones, and those behind them or behind others of their key."""
+        if not refused and not behind:
+            return
+        of_refused = {row[ID]: reasons[row[ID]] for row in refused}
+        released = self._pages.park(of_refused, behind)
+        if self._policy == "hold_key":
+            for row in refused:
+                self._first[row[1:3]] = min(row[ID], self._first.get(row[1:3], row[ID]))
+        self.is_stale = self.is_stale or bool(released)
+        if refused:
+            topics = sorted({row[TOPIC] for row in refused})[:_SHOWN]
+            said = sorted(set(of_refused.values()))[:_SHOWN]
+            ids = list(of_refused)[:_SHOWN]
+            _log.warning("records_parked", extra={"ids": ids, "topics": topics, "count": len(refused), "reasons": said})
+        if held := len(behind) - len(released):
+            _log.info("records_held", extra={"count": held})

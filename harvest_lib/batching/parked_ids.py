@@ -17,7 +17,7 @@ from psycopg import sql
 
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.parking_rules import HeldKey
+from harvest_lib.outbox.parked_record import HeldKey
 from harvest_lib.source import Selection
 
 _MAY_MATCH = """

@@ -1,5 +1,5 @@
 """Parking in a subscription in batches: of records that can never be sent, and of later ones that are held behind them.
-The policies are those of `harvest_lib.outbox.parking_rules`; the records stay in the outbox.
+The policies are those of `harvest_lib.batching.marked_parking`; the records stay in the outbox.
 
 Promises
 - A parked record is on disk as such, under the epoch, before anything is committed that passes it.
@@ -16,7 +16,7 @@ from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
 from harvest_lib.errors import RecordError
-from harvest_lib.outbox.parking_rules import HeldKey
+from harvest_lib.outbox.parked_record import HeldKey
 from harvest_lib.record import ID, KEY, TOPIC, Row
 from harvest_lib.source import Position
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+HeldKey = tuple[str, str]
+"""A topic and a key in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRecord:

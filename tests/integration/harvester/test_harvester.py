@@ -1,6 +1,7 @@
 """The harvester on real servers: the records that arrive, their order, and its start and stop."""
 
 import json
+import logging
 import threading
 import uuid
 
@@ -183,6 +184,13 @@ def test_an_event_handler_that_raises_harms_nobody(outbox, solo):
     harvest = solo()
     harvest.set_event_handler(lambda event: 1 / 0)
     assert harvest.drain(60).records == 10
+
+
+def test_limits_without_effect_are_named_at_the_start(outbox, solo, caplog):
+    caplog.set_level(logging.INFO)
+    solo(limits={"send_concurrency": 4, "markBackoff": "20ms"}).drain(60)
+    solo(limits={"markBackoff": "20ms"}).drain(60)
+    assert [each.limits for each in caplog.records if each.msg == "limits_without_effect"] == [["sendConcurrency"]]
 
 
 def test_an_instance_lives_once(outbox, solo):

@@ -122,7 +122,7 @@ def test_a_record_that_is_parked_leaves_the_others_in_order(
     values = ["x" * 5_000 if number == 900 else f"{number}" for number in range(1_500)]
     outbox((topic, "k", value, [], []) for value in values)
     harvest(dsn, bootstrap_servers, group_id, parking="skip").drain(120)
-    assert handed_over["records"] in {500, 1_000}, "the last page may have been marked before"
+    assert handed_over["records"] >= 500, "those of the pages around it"
     assert [each.value for each in read_topic(bootstrap_servers, topic)] == [v for v in values if len(v) < 5_000]
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
