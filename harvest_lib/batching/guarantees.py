@@ -9,7 +9,7 @@
 A checkpoint goes down once: the loop calls `commit` with it, and the class does the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -58,6 +58,11 @@ class Guarantee(Protocol):
         repeat."""
         ...
 
+    @property
+    def failed_keys(self) -> Collection[bytes] | None:
+        """See `Delivery`; None where a batch is in Kafka whole or not at all."""
+        ...
+
 
 class AtLeastOnceBatches:
     """`Guarantee` that repeats records after a failure: the loop saves the checkpoint after the batch."""
@@ -72,6 +77,10 @@ class AtLeastOnceBatches:
     def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._delivery.commit(b"", may_send)
 
+    @property
+    def failed_keys(self) -> Collection[bytes] | None:
+        return self._delivery.failed_keys
+
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
         return BatchCommitted()
 
@@ -80,6 +89,7 @@ class TransactionalBatches:
     """`Guarantee` by Kafka transactions: the checkpoint is a record of the batch's own transaction."""
 
     exactly_once = True
+    failed_keys = None
 
     def __init__(self, delivery: Delivery, store: KafkaStore) -> None:
         self.store: CheckpointStore = store
@@ -98,6 +108,7 @@ class SequencedBatches:
     """`Guarantee` by acknowledgements: readers see a batch once its checkpoint is kept and they have arrived."""
 
     exactly_once = True
+    failed_keys = None
 
     def __init__(self, delivery: Sequenced, store: IntentStore) -> None:
         self.store = store

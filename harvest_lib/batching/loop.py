@@ -57,7 +57,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.record import Row
+from harvest_lib.record import ID, KEY, Row
 from harvest_lib.record.rows import ids_of
 from harvest_lib.source import Position
 
@@ -97,6 +97,7 @@ class BatchLoop:
         self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
         self._state = BatchState()
+        self._sent: dict[bytes, int] = {}  # under the key barrier: the keys of this batch, with the id of each
         self._finish: Deadline | None = None  # of the wait for a batch, at the end
 
     @property
@@ -228,6 +229,8 @@ class BatchLoop:
         self._state.position = {name: value for name, value in position.items() if name != "retried"}
         self._barrier.begin()
         self._paused.begin()
+        self._sent.clear()
+        self._state.unsent = ()
         retried = (self._state.checkpoint.position or {}).get("retried", ())
         self._state.caught_up, self._state.lowest_told = False, min(retried, default=None)
         if not ports.parking.begin(retried):
@@ -321,6 +324,8 @@ class BatchLoop:
                     return False
             self.in_flight += len(some)
             self._ports.source.sent(some)
+            if self._ports.one_per_key:
+                self._sent.update((row[KEY].encode(), row[ID]) for row in some)
             self._state.last_sent = some[-1]
         return True
 
@@ -332,11 +337,14 @@ class BatchLoop:
         following = self._following({**position, "retried": retried} if retried else position)
         outcome = ports.guarantee.commit(following, self._may_finish)
         if not isinstance(outcome, BatchCommitted):
+            if isinstance(outcome, BatchFailed) and not retried and (failed := self._failed_ids()):
+                self._commit_all_but(failed, position)
             self._not_committed(outcome, sent, batch)
             return
         self._state.checkpoint = following
         self._state.last_sent = None
         self.in_flight = self._state.in_doubt = 0
+        self._sent.clear()
         self.idle = False
         ports.source.committed()
         self._paused.committed()
@@ -348,6 +356,28 @@ class BatchLoop:
             return
         if retried and not ports.parking.release(retried):
             self._fenced(_SUPERSEDED)
+
+    def _failed_ids(self) -> list[int]:
+        """Abandon a batch that failed, and return the records of it that are not in Kafka; none if they are not known,
+        or are all. Under the key barrier a key tells its record."""
+        if not self._ports.one_per_key:
+            return []
+        self._state.may_arrive = self._ports.guarantee.abandon()
+        if self._state.may_arrive or not (keys := self._ports.guarantee.failed_keys):
+            return []
+        failed = [record_id for key, record_id in self._sent.items() if key in keys]
+        return failed if len(failed) == len(keys) < self.in_flight else []
+
+    def _commit_all_but(self, failed: list[int], position: Position) -> None:
+        """Note what is in Kafka of a batch that failed, so that it is not sent again; the rest is deferred."""
+        delivered = self.in_flight - len(failed)
+        self._state.unsent = failed
+        self.in_flight = delivered
+        self._state.checkpoint = self._following(position)
+        self._state.position = position
+        self.in_flight = len(failed)
+        self._ports.source.committed(failed)
+        self._ports.delivered(delivered)
 
     def _not_committed(self, outcome: BatchOutcome, sent: int, batch: BatchSize) -> None:
         match outcome:
@@ -409,7 +439,8 @@ class BatchLoop:
         if self._state.is_open and not self._save():
             return
         still_led = self._term.may_finish()
-        may_arrive = self._ports.guarantee.abandon()
+        may_arrive = self._ports.guarantee.abandon() or self._state.may_arrive
+        self._state.may_arrive = False
         self._state.in_doubt += self.in_flight
         self.in_flight = 0
         self._state.is_open = False

@@ -33,6 +33,8 @@ class BatchState:
     """True if this leader was fenced, by the epoch or by Kafka."""
     ended_itself: bool = False
     """True if this leader ended its term although nobody had fenced it, as its records may still arrive."""
+    may_arrive: bool = False
+    """True if records of the batch that was abandoned may still arrive."""
     caught_up: bool = False
     """True if the source has had nothing more since it was opened: it does not bring parked records again."""
     was_redelivery: bool = False

@@ -20,6 +20,8 @@ from harvest_lib.record import Row
 class AlternatingProducers:
     """`Delivery` by several, of which each delivers the batch after the one before it."""
 
+    failed_keys = None
+
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = list(deliveries)  # the first is the one whose turn it is
 

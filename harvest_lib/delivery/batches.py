@@ -19,7 +19,7 @@ goharvest does, but does not scatter the empty key.
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -84,6 +84,8 @@ class PipelinedBatches:
         self._is_named = self._is_of_row = False  # the failure: its topic is known, or it is our own; it is a row's
         self._has_expired = False  # a record, while it waited or was on the wire
         self._watched: set[str] = set()  # topics of the batch, where one is in trouble
+        # Of records of the batch, each the only one of its key; None if some are unknown.
+        self._failed_keys: set[bytes] | None = None
         self._headers_of = header_maker(None)
         self._stamp: bytes | None = None
         self._sender: NativeSender | None = None
@@ -98,13 +100,14 @@ class PipelinedBatches:
             self._failure, self._stopped, self._gave_up = None, False, False
             self._is_named = self._is_of_row = False
             self._producer = self._make_producer()
+        self._failed_keys = set() if self._settings.expiry_seconds is not None else None
         self._watched.clear()
         return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         timestamp_ms = int(time.time() * 1000)  # older than the check: see docs/operations.md, "Reject late records"
         if not may_send():
-            self._stopped = True
+            self._stopped, self._failed_keys = True, None
             return {}
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         if self._topics.in_trouble:
@@ -149,7 +152,7 @@ class PipelinedBatches:
             if expires:  # a batch may take longer than one that was frozen has
                 timestamp = int(clock() * 1000)
                 if not may_send():
-                    self._stopped = True
+                    self._stopped, self._failed_keys = True, None
                     break
             record_id, topic, key, value, names, contents = row
             try:
@@ -157,6 +160,7 @@ class PipelinedBatches:
                 produce(topic, value, key, _ANY_PARTITION, None, None, timestamp, headers)
             except BufferError:
                 if not self._produce_when_there_is_room(row, headers, timestamp, may_send):
+                    self._failed_keys = None
                     break
             except (KafkaException, ValueError, TypeError) as error:
                 if not isinstance(error, KafkaException):
@@ -168,7 +172,7 @@ class PipelinedBatches:
         """Return a record if it is refused permanently; else the batch has failed."""
         if error.code() in NEVER_TAKEN:
             return {record_id: str(error.str())}
-        self._is_of_row = True
+        self._is_of_row, self._failed_keys = True, None
         self._failed(error)
         return {}
 
@@ -177,6 +181,10 @@ class PipelinedBatches:
 
     def abandon(self) -> bool:
         return self._discard()
+
+    @property
+    def failed_keys(self) -> Collection[bytes] | None:
+        return self._failed_keys
 
     def close(self) -> None:
         self._discard()
@@ -259,8 +267,13 @@ class PipelinedBatches:
         return self._failed_by(self._failure) if self._failure else BatchFailed(reason="the producer's queue is full")
 
     def _report(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            self._failed_in(message.topic() if message is not None else None, error)
+        if error is None:
+            return
+        if message is None:
+            self._failed_keys = None
+        elif self._failed_keys is not None:
+            self._failed_keys.add(message.key() or b"")
+        self._failed_in(message.topic() if message is not None else None, error)
 
     def _failed_in(self, topic: str | None, error: KafkaError) -> None:
         """Note the report of a record."""
@@ -292,11 +305,12 @@ class PipelinedBatches:
         try:
             return call() or 0
         except RAISED as error:
-            self._is_of_row = True  # if it was of our own, its report says so
+            self._is_of_row, self._failed_keys = True, None  # if it was of our own, its report says so
             self._failed(raised(error))
             return 0
         finally:
             for failure, topic in self._sender.take_failures() if self._sender is not None else ():
+                self._failed_keys = None
                 self._failed_in(topic, failure)
 
     def _discard(self) -> bool:

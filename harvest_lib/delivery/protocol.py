@@ -7,7 +7,7 @@
 Nothing is kept per record between `send` and `commit`: that makes batches fast.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
@@ -75,4 +75,10 @@ class Delivery(Protocol):
     def abandon(self) -> bool:
         """Let nothing more leave; return True if records on the wire may still arrive, visible to readers. Safe to
         repeat."""
+        ...
+
+    @property
+    def failed_keys(self) -> Collection[bytes] | None:
+        """Return the keys of the records of the batch that are not in Kafka, once it was abandoned and none may still
+        arrive; None if they are not known, or none is."""
         ...

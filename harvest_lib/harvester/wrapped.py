@@ -1,6 +1,6 @@
 """A guarantee that passes everything on to another one: the base of those that also take notes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.checkpoints.store import CheckpointStore
@@ -29,3 +29,7 @@ class WrappedGuarantee:
 
     def abandon(self) -> bool:
         return self._guarantee.abandon()
+
+    @property
+    def failed_keys(self) -> Collection[bytes] | None:
+        return self._guarantee.failed_keys

@@ -6,7 +6,7 @@ remembers nothing across `open`. Records that a position has passed and that wer
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from harvest_lib.record import Row
@@ -49,8 +49,8 @@ class BatchSource(Protocol):
         """Note that rows were sent in this batch."""
         ...
 
-    def committed(self) -> None:
-        """Note that all that was sent is in Kafka."""
+    def committed(self, failed: Collection[int] = ()) -> None:
+        """Note that all that was sent is in Kafka, but for `failed`, ids of records that are read again."""
         ...
 
     def give_back(self) -> None:

@@ -1,7 +1,7 @@
 """Common parts of the sources that only read: their connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, cast
@@ -120,7 +120,7 @@ class ConnectedSource(ABC):
         """See `BatchSource`. Reading takes nothing."""
         return
 
-    def committed(self) -> None:
+    def committed(self, failed: Collection[int] = ()) -> None:  # noqa: ARG002 - as above
         """See `BatchSource`. Reading leaves no trace, so there is nothing to do."""
         return
 

@@ -12,7 +12,7 @@ Promises
   one is, once somebody has put it back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate
@@ -120,10 +120,11 @@ class MarkPages:
     def sent(self, rows: Sequence[Row]) -> None:
         self._batch += ids_of(rows)
 
-    def committed(self) -> None:
-        for each in self._batch:
+    def committed(self, failed: Collection[int] = ()) -> None:
+        delivered = [each for each in self._batch if each not in failed] if failed else self._batch
+        for each in delivered:
             self._held.pop(each, None)
-        self._delivered += self._batch
+        self._delivered += delivered
         self._batch = []
 
     def purge(self) -> None:

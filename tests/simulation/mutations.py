@@ -164,6 +164,16 @@ MUTATIONS = (
         _edit(MarkPages, "_settle", "self._source.reset(sorted(self._left))", "pass"),
     ),
     _mutation(
+        "what failed of a batch counts as delivered",
+        ("mark-barrier",),
+        _edit(BatchLoop, "_commit_all_but", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
+    ),
+    _mutation(
+        "what failed of a batch is passed",
+        ("snapshot-barrier",),
+        _edit(BatchLoop, "_commit_all_but", "self._state.unsent = failed", "pass"),
+    ),
+    _mutation(
         "what failed is forgotten when the term ends",
         ("mark-barrier", "snapshot-barrier"),
         _edit(BatchLoop, "_restart", "self._state.in_doubt += self.in_flight", "pass"),

@@ -262,8 +262,9 @@ class Producer:
             served += 1
             self._world.reported(self.process, message, error, place)
             if message.report is not None and (error is not None or not self._only_errors):
-                where = Message(topic=message.topic, partition=place[0], offset=place[1]) if place else None
-                message.report(error, where)
+                key = message.key.encode() if isinstance(message.key, str) else message.key
+                where = {"partition": place[0], "offset": place[1]} if place else {}
+                message.report(error, Message(topic=message.topic, key=key, **where))
         if self._says_fatal:
             self._says_fatal = False
             raise KafkaException(self._fatal)

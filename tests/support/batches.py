@@ -82,6 +82,8 @@ class FakeBatchDelivery:
         self._batch = []
         return self.leaves_behind
 
+    failed_keys = None
+
     def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
         return BatchCommitted()
 

@@ -175,7 +175,7 @@ class FakePagedSource:
     def give_back(self):
         pass
 
-    def committed(self):
+    def committed(self, failed=()):  # noqa: ARG002 - deferred records come again by their ids
         self._called("committed")
 
     def retention_bounds(self, position):

@@ -1,0 +1,66 @@
+"""A batch under the key barrier of which some records failed: the rest counts as delivered."""
+
+import pytest
+from support.batches import BatchRuns
+from support.rows import row
+
+from harvest_lib.delivery import BatchFailed
+
+pytestmark = pytest.mark.quick
+
+
+class Runs(BatchRuns):
+    """Loops of which one batch fails, for the records of `failed` alone; `fate` may change what is known of it."""
+
+    def __init__(self, *failed, fate=None):
+        super().__init__(one_per_key=True)
+        self.table.insert(*[row(number, f"k{number}") for number in range(1, 6)], row(6, "k2"))
+        self.delivery.exactly_once = False
+        commit, keys = self.delivery.commit, {f"k{number}".encode() for number in failed}
+
+        def commit_partly(checkpoint, may_send, /):
+            self.delivery.commit = commit
+            batch, self.delivery._batch = self.delivery._batch, []
+            self.kafka.log += [each for each in batch if each[2].encode() not in keys]
+            self.delivery.failed_keys = keys
+            if fate is not None:
+                fate(self.delivery)
+            return BatchFailed(reason="injected")
+
+        self.delivery.commit = commit_partly
+
+
+def test_only_those_that_failed_are_sent_again_and_before_later_ones_of_their_key():
+    runs = Runs(2, 4)
+    runs.run()
+    assert runs.kafka.ids == [1, 3, 5, 2, 4, 6]
+    assert runs.delivered == 6
+
+
+def test_where_all_failed_all_are_sent_again():
+    runs = Runs(1, 2, 3, 4, 5)
+    runs.run()
+    assert runs.kafka.ids == [1, 2, 3, 4, 5, 6]
+
+
+def unknown(delivery):
+    delivery.failed_keys = None
+
+
+def another(delivery):
+    delivery.failed_keys = {b"k2", b"of another batch"}
+
+
+@pytest.mark.parametrize("fate", [unknown, another])
+def test_where_it_is_not_known_which_failed_all_are_sent_again(fate):
+    runs = Runs(2, fate=fate)
+    runs.run()
+    assert runs.kafka.ids == [1, 3, 4, 5, 1, 2, 3, 4, 5, 6]
+
+
+def test_while_records_may_still_arrive_nothing_counts():
+    runs = Runs(2, fate=lambda delivery: setattr(delivery, "leaves_behind", True))
+    loop = runs.loop()
+    loop.run()
+    assert runs.delivered == 0
+    assert loop.abandoned == 5
