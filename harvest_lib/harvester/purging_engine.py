@@ -22,7 +22,7 @@ from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, translate_missing_table
 from harvest_lib.record import Row
-from harvest_lib.source import ClaimSource
+from harvest_lib.source import ClaimSource, MarkPages
 
 
 class PurgingEngine(Engine):
@@ -45,6 +45,7 @@ class PurgingEngine(Engine):
         self._topics = topics = make_topics(config) if delivery is None else _UnknownTopics({})
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._size = BatchSize()
+        self._pages: MarkPages | None = None  # of the term before
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
@@ -63,7 +64,9 @@ class PurgingEngine(Engine):
         )
         topics.forget()
         self._watch.begin(term, stopping)
-        pages = make_purging_pages(config, self._source, term)
+        if self._pages is not None:
+            self._pages.await_closed()
+        self._pages = pages = make_purging_pages(config, self._source, term)
         return make_loop(
             config,
             term,

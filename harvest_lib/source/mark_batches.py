@@ -34,9 +34,8 @@ MOST_IDS = 24_000
 _BATCH_IDS = MOST_IDS // 3
 """In one batch: those of two before it may not have been purged yet."""
 
-
 _LAST_ANSWER_SECONDS = 5.0
-"""Longest wait for a statement that is on its way when the source is closed or opened again."""
+"""Longest wait of an end for the database: a statement that hangs is left to the thread that waits for it."""
 
 
 class MarkPages:
@@ -65,6 +64,7 @@ class MarkPages:
         self._mark_at = 0.0  # boot seconds
         self._thread: CallThread[ClaimSource] | None = None
         self._asked: Future[ClaimedRows] | None = None
+        self._closed: Future[None] | None = None  # done once nothing asks the source any more
         self._limit = 0
         self._held: dict[int, None] = {}  # ids of records that were read, and are not in Kafka as far as is known
         self._left: set[int] = set()  # those of earlier calls of `open`, not read again since: they are still marked
@@ -75,13 +75,14 @@ class MarkPages:
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
 
     def open(self, position: Position | None) -> Position:
-        self._left.update(self._quiet(), self._held)
+        self.await_closed()
+        self._quiet()
+        self._thread = self._thread or CallThread(self._source, "harvest-mark")
         self._source.open(uuid4())
-        self._held, self._batch, self._purging = {}, [], []
+        self._batch, self._purging = [], []
         if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
             self._fetch(self._source, 0, ids)
             self._delivered = []
-        self._thread = self._thread or CallThread(self._source, "harvest-mark")
         return self.position()
 
     def read(self, limit: int) -> Page | None:
@@ -97,8 +98,10 @@ class MarkPages:
             known = {*self._held, *self._delivered}
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
+        if not rows and claimed.more:
+            return self.read(limit)
         if not rows:
-            return self.read(limit) if claimed.more else None
+            return None
         self._held.update(dict.fromkeys(ids))
         if self._left:
             self._left.difference_update(ids)
@@ -142,39 +145,56 @@ class MarkPages:
 
     def give_back(self) -> None:
         """See `BatchSource`. Rows that were delivered are purged first, if their purge was lost with its connection."""
-        self._left.update(self._quiet(), self._held)
-        if self._names_ids or not (self._left or self._delivered):
-            return  # a successor could not tell them from those that it has to purge
-        try:
-            self._settle()
-        except DatabaseUnavailable:
-            self._source.open(uuid4())
-            self._settle()
+        if self._names_ids or (self._closed is not None and not self._closed.done()):
+            return  # a successor could not tell them from those that it has to purge; or the database does not answer
+        self._thread = self._thread or CallThread(self._source, "harvest-mark")
+        with suppress(TimeoutError):
+            self._thread.ask(self._give_back).result(_LAST_ANSWER_SECONDS)
 
-    def _settle(self) -> None:
+    def _give_back(self, source: ClaimSource) -> None:
+        self._quiet()
+        if not (self._left or self._delivered):
+            return
+        try:
+            self._purge_and_reset(source)
+        except DatabaseUnavailable:
+            source.open(uuid4())
+            self._purge_and_reset(source)
+
+    def _purge_and_reset(self, source: ClaimSource) -> None:
         if self._delivered:
-            self._fetch(self._source, 0, self._delivered)
+            self._fetch(source, 0, self._delivered)
             self._left.difference_update(self._delivered)
             self._delivered = []
-        self._source.reset(sorted(self._left))
+        source.reset(sorted(self._left))
         self._left.clear()
-        self._held = {}
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
         return "1:1:", None
 
     def close(self) -> None:
-        self._left.update(self._quiet(), self._held)
-        self._held = {}
         thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.end(_LAST_ANSWER_SECONDS)
+        if thread is None:
+            return
+        self._closed = thread.ask(self._close)
+        thread.end(0)
+        with suppress(TimeoutError):
+            self._closed.result(_LAST_ANSWER_SECONDS)
+
+    def _close(self, source: ClaimSource) -> None:
         if self._delivered:
             # Else they are purged at the next `open`, or by the next leader, which may send them again.
             with suppress(DatabaseError, OutboxTableError):
-                self._fetch(self._source, 0, self._delivered)
+                self._fetch(source, 0, self._delivered)
                 self._delivered = []
-        self._source.close()
+        source.close()
+
+    def await_closed(self) -> None:
+        """Wait until nothing of what was asked before `close` is on its way any more: the source is one thread's at a
+        time."""
+        if self._closed is not None:
+            self._closed.result()
+            self._closed = None
 
     def _next(self, limit: int) -> ClaimedRows:
         self._limit = limit
@@ -199,16 +219,17 @@ class MarkPages:
     def _fetch(self, source: ClaimSource, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
 
-    def _quiet(self) -> Sequence[int]:
-        """Wait for prefetched rows, and forget them: they are marked under an id that ends here. Return their ids.
-        Errors are forgotten too: the next read finds out whether a table is gone, or only hidden, which is awaited."""
+    def _quiet(self) -> None:
+        """Wait for prefetched rows, and leave them, and those that are held: they are marked under an id that ends
+        here. Errors are forgotten: the next read finds out whether a table is gone, or only hidden, which is
+        awaited."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            with suppress(DatabaseError, OutboxTableError, TimeoutError):
-                claimed = asked.result(_LAST_ANSWER_SECONDS)
+            with suppress(DatabaseError, OutboxTableError):
+                self._left.update(ids_of(asked.result().rows))
                 self._forget_purged()
-                return ids_of(claimed.rows)
-        return ()
+        self._left.update(self._held)
+        self._held = {}
 
     def position(self) -> Position:
         """Return the position after the rows read so far."""

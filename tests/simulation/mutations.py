@@ -161,7 +161,7 @@ MUTATIONS = (
     _mutation(
         "an orderly end leaves marks",
         _MARK,
-        _edit(MarkPages, "_settle", "self._source.reset(sorted(self._left))", "pass"),
+        _edit(MarkPages, "_purge_and_reset", "source.reset(sorted(self._left))", "pass"),
     ),
     _mutation(
         "what failed of a batch counts as delivered",

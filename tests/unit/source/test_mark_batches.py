@@ -1,5 +1,6 @@
 """A record is sent once by a leader whose marks another one has taken over."""
 
+import threading
 from uuid import uuid4
 
 import pytest
@@ -9,7 +10,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.harvester.factory import make_purging_pages
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.source import MarkPages
+from harvest_lib.source import MarkPages, mark_batches
 
 pytestmark = pytest.mark.quick
 
@@ -218,4 +219,35 @@ def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end(
         table.rows[each][1] = uuid4()  # a zombie has marked them
     assert [each[0] for each in leader.read(4).rows] == [5, 6, 7, 8]
     assert leader.read(4) is None
+    leader.close()
+
+
+def test_an_end_waits_for_a_statement_that_hangs_only_for_a_while_and_the_next_opening_for_all_of_it(monkeypatch):
+    """The source is used by one thread at a time."""
+    monkeypatch.setattr(mark_batches, "_LAST_ANSWER_SECONDS", 0.01)
+    table, hanging, asked = filled(8), threading.Event(), threading.Event()
+    source = FakeSource(table)
+    leader = MarkPages(source, names_ids=False)
+    leader.open(None)
+    fetch = source.fetch
+
+    def hang(limit, delivered=()):
+        asked.set()
+        assert hanging.wait(60)
+        return fetch(limit, delivered)
+
+    monkeypatch.setattr(source, "fetch", hang)
+    leader._ask(4)
+    assert asked.wait(60)
+    leader.give_back()
+    leader.close()
+    assert "close" not in source.calls, "it is in use"
+    opened = threading.Thread(target=leader.open, args=(None,))
+    opened.start()
+    assert source.calls.count("open") == 1
+    hanging.set()
+    opened.join(60)
+    assert not opened.is_alive()
+    assert source.calls == ["open", "fetch", "reset", "close", "open"]
+    assert set(table.leaders().values()) == {None}, "it was given back once it could be"
     leader.close()
