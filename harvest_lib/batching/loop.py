@@ -35,6 +35,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import assert_never
 
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
@@ -76,6 +77,7 @@ _CHECK_SECONDS = 1.0
 """The row of the subscription is checked this often: somebody may have moved it."""
 _SLICE = 500
 """So many records are handed over between two checks of the term."""
+_KEY_AND_ID = itemgetter(KEY, ID)
 
 
 class BatchLoop:
@@ -97,7 +99,7 @@ class BatchLoop:
         self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
         self._state = BatchState()
-        self._sent: dict[bytes, int] = {}  # under the key barrier: the keys of this batch, with the id of each
+        self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
         self._finish: Deadline | None = None  # of the wait for a batch, at the end
 
     @property
@@ -325,7 +327,7 @@ class BatchLoop:
             self.in_flight += len(some)
             self._ports.source.sent(some)
             if self._ports.one_per_key:
-                self._sent.update((row[KEY].encode(), row[ID]) for row in some)
+                self._sent.update(map(_KEY_AND_ID, some))
             self._state.last_sent = some[-1]
         return True
 
@@ -334,12 +336,10 @@ class BatchLoop:
         if not ports.parking.write():
             self._fenced(_SUPERSEDED)
             return
-        following = self._following({**position, "retried": retried} if retried else position)
+        following = self._following({**position, "retried": retried} if retried else position, sent)
         outcome = ports.guarantee.commit(following, self._may_finish)
         if not isinstance(outcome, BatchCommitted):
-            if isinstance(outcome, BatchFailed) and not retried and (failed := self._failed_ids()):
-                self._commit_all_but(failed, position)
-            self._not_committed(outcome, sent, batch)
+            self._not_committed(outcome, sent, batch, None if retried else position)
             return
         self._state.checkpoint = following
         self._state.last_sent = None
@@ -357,29 +357,9 @@ class BatchLoop:
         if retried and not ports.parking.release(retried):
             self._fenced(_SUPERSEDED)
 
-    def _failed_ids(self) -> list[int]:
-        """Abandon a batch that failed, and return the records of it that are not in Kafka; none if they are not known,
-        or are all. Under the key barrier a key tells its record."""
-        if not self._ports.one_per_key:
-            return []
-        self._state.may_arrive = self._ports.guarantee.abandon()
-        if self._state.may_arrive or not (keys := self._ports.guarantee.failed_keys):
-            return []
-        failed = [record_id for key, record_id in self._sent.items() if key in keys]
-        return failed if len(failed) == len(keys) < self.in_flight else []
-
-    def _commit_all_but(self, failed: list[int], position: Position) -> None:
-        """Note what is in Kafka of a batch that failed, so that it is not sent again; the rest is deferred."""
-        delivered = self.in_flight - len(failed)
-        self._state.unsent = failed
-        self.in_flight = delivered
-        self._state.checkpoint = self._following(position)
-        self._state.position = position
-        self.in_flight = len(failed)
-        self._ports.source.committed(failed)
-        self._ports.delivered(delivered)
-
-    def _not_committed(self, outcome: BatchOutcome, sent: int, batch: BatchSize) -> None:
+    def _not_committed(
+        self, outcome: BatchOutcome, sent: int, batch: BatchSize, position: Position | None = None
+    ) -> None:
         match outcome:
             case BatchFailed(reason=reason, refused=True) if sent and self._state.last_sent is not None:
                 _log.warning("batch_refused", extra={"records": sent, "reason": reason})
@@ -388,7 +368,7 @@ class BatchLoop:
                     self.in_flight = 0  # it is not there
                     self._park(self._state.last_sent, reason)
                 else:
-                    self._restart(pause_seconds=0.0)
+                    self._restart(position, pause_seconds=0.0)
             case BatchFailed(reason=reason, unnamed=unnamed):
                 _log.warning("batch_failed", extra={"records": sent, "reason": reason})
                 if unnamed and sent == 1 and self._state.last_sent is not None:
@@ -397,7 +377,7 @@ class BatchLoop:
                     batch.refused(sent)
                 elif sent:
                     batch.late(sent)
-                self._restart()
+                self._restart(position)
             case BatchFenced(reason=reason):
                 self._say_if_taken(reason)
                 self._fenced(reason)
@@ -421,7 +401,7 @@ class BatchLoop:
         again = self._redelivery.next(self._barrier) if self._state.was_redelivery else None
         if again is None:
             return False
-        if self._hand_over(again.rows) and not self._state.unsent:
+        if self._hand_over(again.rows):
             self._commit(self._state.position, self._redelivery.size, full=True, retried=again.ids)
         return True
 
@@ -434,26 +414,48 @@ class BatchLoop:
             self._commit(self._ports.parking.passed(self._state.position), self._paused.size, full=False)
         return True
 
-    def _restart(self, pause_seconds: float | None = None) -> None:
-        """Start over from the last position that was committed, under a new leader id."""
+    def _restart(self, position: Position | None = None, *, pause_seconds: float | None = None) -> None:
+        """Start over from the last position that was committed, under a new leader id. `position` is the one after the
+        batch that failed, if what Kafka has of it counts."""
         if self._state.is_open and not self._save():
             return
         still_led = self._term.may_finish()
-        may_arrive = self._ports.guarantee.abandon() or self._state.may_arrive
-        self._state.may_arrive = False
+        may_arrive = self._ports.guarantee.abandon()
+        if not may_arrive and position is not None and (failed := self._failed_ids()):
+            self._count_all_but(failed, position)
+            if not self._save():
+                return
         self._state.in_doubt += self.in_flight
         self.in_flight = 0
         self._state.is_open = False
         if may_arrive:
             # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
             _log.warning("records_on_the_wire", extra={"records": self._state.in_doubt})
-            self._state.ended_itself = still_led
             self._term.end(TermEnd.FENCED)
+            if still_led:
+                with suppress(DatabaseUnavailable, DatabaseAccessDenied):
+                    self._ports.source.give_back()
             return
         self._stopping.wait(self._ports.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
         if self._term.is_live():
             self.leader_id = uuid.uuid4()
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
+
+    def _failed_ids(self) -> list[int]:
+        """Return the records of a batch that was abandoned which are not in Kafka; none if they are not known, or are
+        all. Under the key barrier a key tells its record."""
+        keys = {each.decode() for each in self._ports.guarantee.failed_keys or ()}
+        failed = [record_id for key, record_id in self._sent.items() if key in keys]
+        return failed if len(failed) == len(keys) < self.in_flight else []
+
+    def _count_all_but(self, failed: list[int], position: Position) -> None:
+        """Count what Kafka has of a batch that failed, so that it is not sent again; the rest is deferred."""
+        delivered, self.in_flight = self.in_flight - len(failed), len(failed)
+        self._state.unsent = [*failed, *self._state.unsent]
+        self._state.checkpoint = self._following(position, delivered)
+        self._state.position = position
+        self._ports.source.committed(failed)
+        self._ports.delivered(delivered)
 
     def _interrupted(self) -> None:
         self._ports.source.close()
@@ -478,7 +480,8 @@ class BatchLoop:
 
     # -- checkpoints
 
-    def _following(self, position: Position) -> Checkpoint:
+    def _following(self, position: Position, delivered: int = 0) -> Checkpoint:
+        """Return the checkpoint after the last one, at a position after so many more records."""
         if self._ports.guarantee.store.keeps_positions and (deferred_ids := self._deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._state.lowest_told = self._ports.parking.lowest
@@ -488,7 +491,7 @@ class BatchLoop:
             generation=self._state.checkpoint.generation,
             number=self._state.checkpoint.number + 1,
             position=position,
-            delivered=self._state.checkpoint.delivered + self.in_flight,
+            delivered=self._state.checkpoint.delivered + delivered,
             seen=seen,
             holds=min(needed, default=None),
             kept_in=self._ports.guarantee.store.kept_in,
@@ -530,13 +533,8 @@ class BatchLoop:
         self.abandoned = self.in_flight + self._state.in_doubt
         try:
             self._ports.guarantee.abandon()
-            if self._term.may_finish() or self._state.ended_itself:
-                with self._ports.translate_errors():
-                    try:
-                        if self._state.is_open:
-                            self._save()
-                    finally:
-                        self._ports.source.give_back()
+            if self._term.may_finish():
+                self._settle()
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
@@ -545,3 +543,12 @@ class BatchLoop:
             self._term.abandoned = bool(self.abandoned)
             if self.abandoned and not self._ports.guarantee.exactly_once:
                 _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
+
+    def _settle(self) -> None:
+        """Store the last checkpoint, and give back what was read and is not delivered."""
+        with self._ports.translate_errors():
+            try:
+                if self._state.is_open:
+                    self._save()
+            finally:
+                self._ports.source.give_back()

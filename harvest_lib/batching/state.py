@@ -31,10 +31,6 @@ class BatchState:
     """True if delivery and source are ready: False before the first batch and after each failure."""
     was_fenced: bool = False
     """True if this leader was fenced, by the epoch or by Kafka."""
-    ended_itself: bool = False
-    """True if this leader ended its term although nobody had fenced it, as its records may still arrive."""
-    may_arrive: bool = False
-    """True if records of the batch that was abandoned may still arrive."""
     caught_up: bool = False
     """True if the source has had nothing more since it was opened: it does not bring parked records again."""
     was_redelivery: bool = False
@@ -43,7 +39,8 @@ class BatchState:
     error: HarvestError | None = None
     """The error that ends this term, once the batch before it is committed."""
     unsent: Sequence[int] = ()
-    """Ids of records of this batch that were read and not sent, as the term had ended or a stop was asked for."""
+    """Ids of records of this batch that are passed by its position and are still to be sent: those that failed, or that
+    were not handed over as the term had ended or a stop was asked for."""
     last_sent: Row | None = None
     """The last record that was sent in this batch."""
     lowest_told: int | None = None

@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 from support.brokers import FakeBroker, RealBroker, always, begun, by_key, deliver, ids
+from support.rows import row
 
 from harvest_lib.delivery import BatchCommitted, BatchFailed
 
@@ -89,4 +90,31 @@ def test_under_the_barrier_the_term_is_checked_before_each_record(bootstrap_serv
     delivery.send([broker.row(number) for number in range(1, 50)], lambda: next(checks))
     assert isinstance(delivery.commit(b"", always), BatchFailed)
     assert {record.outbox_id for record in broker.arrived()} <= {1, 2}
+    broker.close()
+
+
+def test_under_the_barrier_the_keys_of_failed_records_tell_which_are_not_in_kafka(bootstrap_servers, make_topic):
+    broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
+    delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
+    assert delivery.send([broker.row(number, f"k{number}") for number in range(1, 51)], always) == {}
+    assert delivery.send([row(51, "lost", topic=f"{broker.topic}.missing")], always) == {}
+    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    assert delivery.abandon() is False
+    failed = {each.decode() for each in delivery.failed_keys}
+    assert "lost" in failed
+    assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(1, 51)} - failed
+    delivery.begin(uuid.uuid4())
+    assert deliver(delivery, broker.row(52, "next")) == BatchCommitted()
+    assert not delivery.failed_keys
+    broker.close()
+
+
+def test_pipelined_it_is_not_known_which_failed(bootstrap_servers, make_topic):
+    """A key may have any number of records in a batch."""
+    broker = RealBroker(bootstrap_servers, make_topic())
+    delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
+    delivery.send([broker.row(1), row(2, "k", topic=f"{broker.topic}.missing")], always)
+    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    delivery.abandon()
+    assert delivery.failed_keys is None
     broker.close()

@@ -166,12 +166,12 @@ MUTATIONS = (
     _mutation(
         "what failed of a batch counts as delivered",
         ("mark-barrier",),
-        _edit(BatchLoop, "_commit_all_but", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
+        _edit(BatchLoop, "_count_all_but", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
     ),
     _mutation(
         "what failed of a batch is passed",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_commit_all_but", "self._state.unsent = failed", "pass"),
+        _edit(BatchLoop, "_count_all_but", "[*failed, *self._state.unsent]", "self._state.unsent"),
     ),
     _mutation(
         "what failed is forgotten when the term ends",

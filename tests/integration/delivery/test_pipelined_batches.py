@@ -13,13 +13,6 @@ from harvest_lib.delivery import BatchCommitted, BatchFailed, batches
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture
-def kafka(bootstrap_servers, make_topic):
-    broker = RealBroker(bootstrap_servers, make_topic())
-    yield broker
-    broker.close()
-
-
 def test_the_header_says_whose_term_a_record_was_sent_in(kafka):
     delivery, terms = kafka.delivery(), [uuid.uuid4(), uuid.uuid4()]
     for number, term in enumerate(terms, 1):

@@ -13,13 +13,6 @@ from harvest_lib.delivery.topic_facts import ask
 pytestmark = pytest.mark.gate
 
 
-@pytest.fixture
-def kafka(bootstrap_servers, make_topic):
-    broker = RealBroker(bootstrap_servers, make_topic())
-    yield broker
-    broker.close()
-
-
 @pytest.mark.quick
 def test_batches_are_no_larger_than_the_topic_takes(bootstrap_servers, make_topic):
     """Many small records together are too large as well: known beforehand, no batch is refused for it."""

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.gate
 class HeldDelivery:
     """`Delivery` of which a batch lands at once, or never while `hold`."""
 
+    failed_keys = None
+
     def __init__(self):
         self.hold, self.held, self.abandoned = False, 0, 0
 

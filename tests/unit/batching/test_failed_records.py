@@ -4,6 +4,7 @@ import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
+from harvest_lib.batching import loop as loop_module
 from harvest_lib.delivery import BatchFailed
 
 pytestmark = pytest.mark.quick
@@ -64,3 +65,21 @@ def test_while_records_may_still_arrive_nothing_counts():
     loop.run()
     assert runs.delivered == 0
     assert loop.abandoned == 5
+
+
+def test_what_a_stop_left_unsent_is_not_lost_when_others_of_the_batch_fail(monkeypatch):
+    monkeypatch.setattr(loop_module, "_SLICE", 2)
+    runs = Runs(2)
+    loop, send = runs.loop(), runs.delivery.send
+
+    def send_and_stop(rows, may_send):
+        loop._stopping.set()
+        return send(rows, may_send)
+
+    runs.delivery.send = send_and_stop
+    loop.run()
+    assert (runs.kafka.ids, runs.delivered) == ([1], 1)
+    runs.delivery.send = send
+    runs.run()
+    assert sorted(runs.kafka.ids) == [1, 2, 3, 4, 5, 6]
+    assert [each for each in runs.kafka.ids if each in {2, 6}] == [2, 6], "which are of one key"

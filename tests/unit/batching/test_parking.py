@@ -385,3 +385,30 @@ def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
     assert sorted(runs.kafka.ids) == list(range(1, 41))
     assert {record_id for record_id, size in sizes.items() if size == 1} >= {7, 8, 30}
     assert max(sizes.values()) > 1
+
+
+@both
+def test_a_stop_before_retried_records_are_sent_loses_none(one_per_key):
+    """They are forgotten as parked, and travel in the checkpoint until they go."""
+    runs = BatchRuns(one_per_key=one_per_key)
+    fill(runs, 20, keys=5)
+    runs.topics.bad = {5: "no topic"}
+    loop = runs.run()
+    runs.topics.bad = {}
+    runs.places.retry(5)
+    find = loop._redelivery.next
+
+    def find_and_stop(barrier):
+        found = find(barrier)
+        if found is not None:
+            loop._stopping.set()
+        return found
+
+    loop._redelivery.next = find_and_stop
+    loop._redelivery._look_at = 0.0
+    loop.run()
+    assert loop.abandoned == 0
+    assert 5 not in runs.kafka.ids
+    runs.run()
+    assert sorted(runs.kafka.ids) == list(range(1, 21))
+    assert steps_back([each for each in runs.kafka.log if each[0] % 5 == 0]) == 0
