@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from harvest_lib.record import Row, row_bytes
+from harvest_lib.record.rows import RowPage
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
 _SMALL_ROWS = 1_000
 """Records, and their bytes; beyond either, nothing more is read until they have gone. The bytes of a page of so many
 rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
+
+_FEW = 4
+"""Of a page of which a smaller part than one in so many is deferred, rows are made one by one; else all at once, which
+costs half as much for each."""
 
 
 class Barrier(Protocol):
@@ -35,7 +40,8 @@ class Barrier(Protocol):
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`; defer the rest.
-        `first` is true if nothing has gone in this batch yet."""
+        `first` is true if nothing has gone in this batch yet. Of a page a page is returned, if none are deferred that
+        may go."""
         ...
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -108,6 +114,8 @@ class KeyBarrier:
         self._blocked.clear()
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
+        if isinstance(rows, RowPage) and self._takes_whole(rows, room):
+            return self._admit_of(rows)
         waiting, self._waiting = self._waiting, []
         room = 0 if self.is_isolated else room
         sent, isolated, queues, blocked = self._sent, self.isolated, self._queues, self._blocked
@@ -137,6 +145,30 @@ class KeyBarrier:
         if self._sizes:
             self._bytes -= sum(self._sizes.pop(row[0], 0) for row in admitted)
         return admitted
+
+    def _takes_whole(self, page: RowPage, room: int) -> bool:
+        """Return True if keys alone decide about the rows of a page."""
+        is_open = not (self._waiting or self.isolated or self.is_isolated)
+        return is_open and len(page) <= room and page.summary.is_plain
+
+    def _admit_of(self, page: RowPage) -> RowPage:
+        """Admit rows of a page, and make only those that are deferred."""
+        keys, sent, queues = page.keys, self._sent, self._queues
+        if len(new := {*keys}) == len(keys) and sent.isdisjoint(new) and queues.keys().isdisjoint(new):
+            sent |= new
+            return page
+        admitted: list[int] = []
+        deferred: list[int] = []
+        for place, key in enumerate(keys):
+            if key in sent or key in queues:
+                deferred.append(place)
+            else:
+                sent.add(key)
+                admitted.append(place)
+        rows = page if len(deferred) < len(keys) // _FEW else list(page)
+        for place in deferred:
+            self._defer(rows[place], is_counted=len(keys) < _SMALL_ROWS)
+        return page.pick(admitted)
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
         waiting = {row[2] for row in self._waiting}

@@ -35,7 +35,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import itemgetter
 from typing import assert_never
 
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
@@ -58,8 +57,8 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.record import ID, KEY, Row
-from harvest_lib.record.rows import ids_of
+from harvest_lib.record import Row
+from harvest_lib.record.rows import RowPage, ids_of, keys_of
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -77,7 +76,6 @@ _CHECK_SECONDS = 1.0
 """The row of the subscription is checked this often: somebody may have moved it."""
 _SLICE = 500
 """So many records are handed over between two checks of the term."""
-_KEY_AND_ID = itemgetter(KEY, ID)
 
 
 class BatchLoop:
@@ -310,12 +308,14 @@ class BatchLoop:
     def _send(self, rows: Sequence[Row]) -> bool:
         """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`; False if this batch is
         over, because the client refused one, which was parked."""
-        return self._hand_over(self._barrier.admit(rows, self._room, first=not self.in_flight))
+        is_page = isinstance(rows, RowPage) and self._barrier.is_waiting  # it goes as it is where none are before it
+        runs = ((), rows) if is_page else (rows,)
+        return all(self._hand_over(self._barrier.admit(run, self._room, first=not self.in_flight)) for run in runs)
 
     def _hand_over(self, rows: Sequence[Row]) -> bool:
         for start in range(0, len(rows), _SLICE):
             if not self._may_go_on():  # the batch ends here, and is committed
-                self._state.unsent = ids_of(rows[start:])
+                self._state.unsent = [*self._state.unsent, *ids_of(rows[start:])]
                 break
             some = rows[start : start + _SLICE]
             refused = self._ports.guarantee.send(some, self._may_finish)
@@ -327,7 +327,7 @@ class BatchLoop:
             self.in_flight += len(some)
             self._ports.source.sent(some)
             if self._ports.one_per_key:
-                self._sent.update(map(_KEY_AND_ID, some))
+                self._sent.update(zip(keys_of(some), ids_of(some), strict=True))
             self._state.last_sent = some[-1]
         return True
 

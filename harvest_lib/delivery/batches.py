@@ -26,7 +26,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib.clock import Deadline
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.errors import (
     DEFAULTS,
     NEVER_TAKEN,
@@ -44,6 +44,7 @@ from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, client_settings, count_error, refused_settings
 from harvest_lib.native import (
+    LATE,
     MALFORMED,
     UNCONFIRMED,
     NativeRows,
@@ -66,6 +67,8 @@ _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
 _WIRE_SECONDS = 1.0
 _WHY_SECONDS = 0.5
+_ANSWER_SECONDS = 0.005
+"""A record that expires is handed over within this time after the question if it may be sent, or it is asked again."""
 
 
 class PipelinedBatches:
@@ -101,56 +104,68 @@ class PipelinedBatches:
             self._is_named = self._is_of_row = False
             self._producer = self._make_producer()
         self._failed_keys = set() if self._settings.expiry_seconds is not None else None
+        if self._sender is not None and self._failed_keys is not None:
+            self._sender.note_keys()
         self._watched.clear()
         return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        timestamp_ms = int(time.time() * 1000)  # older than the check: see docs/operations.md, "Reject late records"
-        if not may_send():
-            self._stopped, self._failed_keys = True, None
-            return {}
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         if self._topics.in_trouble:
             self._watched.update(row[1] for row in rows)
         if isinstance(rows, NativeRows) and self._sender is not None:
-            refused = self._hand_over(self._sender, rows, timestamp_ms, may_send)
+            refused = self._hand_over(self._sender, rows, may_send)
         else:
-            refused = self._produce(rows, timestamp_ms, may_send)
+            refused = self._produce(rows, may_send)
         self._serve(functools.partial(self._producer.poll, _NOW))
         return refused
 
-    def _hand_over(
-        self, sender: NativeSender, rows: NativeRows, timestamp_ms: int, may_send: Callable[[], bool]
-    ) -> dict[int, str]:
+    def _hand_over(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
         """Hand rows over natively."""
         deadline, refused = None, dict[int, str]()
         while rows and not refused:
-            went, code = sender.send(rows, stamp=self._stamp, timestamp_ms=timestamp_ms, **self._next_ids(len(rows)))
+            timestamp_ms, until = self._times()
+            if not may_send():
+                break
+            went, code = sender.send(
+                rows, stamp=self._stamp, timestamp_ms=timestamp_ms, until=until, **self._next_ids(len(rows))
+            )
             rows = rows[went:]
             if code == KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break
             elif code == MALFORMED:
-                refused, rows = self._produce([rows[0]], timestamp_ms, may_send), rows[1:]
-            elif code:
-                refused = self._not_taken(rows[0][ID], error_of(code))
-                break
+                refused, rows = self._produce([rows[0]], may_send), rows[1:]
+            elif code and code != LATE:
+                return self._not_taken(rows[0][ID], error_of(code))
+        if rows and not refused:
+            self._stopped, self._failed_keys = True, None
         return refused
+
+    def _times(self) -> tuple[int, float]:
+        """Return the timestamp in milliseconds of records that are handed over if they may be sent, and the boot
+        seconds until which that answer holds, 0 for ever. To be taken before the question, see docs/operations.md,
+        "Reject late records"."""
+        until = boot_seconds() + _ANSWER_SECONDS if self._settings.expiry_seconds is not None else 0.0
+        return int(time.time() * 1000), until
 
     def _next_ids(self, count: int) -> dict[str, int]:  # noqa: ARG002 - a record has none here
         """Return the arguments from which `NativeSender.send` makes message ids."""
         return {}
 
-    def _produce(self, rows: Sequence[Row], timestamp: int, may_send: Callable[[], bool]) -> dict[int, str]:
+    def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         assert self._producer is not None  # noqa: S101 - `send` has looked
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the producer's own.
         produce, headers_of = self._producer.produce, self._headers_of
-        expires, clock = self._settings.expiry_seconds is not None, time.time
+        clock, (timestamp, until) = boot_seconds, self._times()
+        if not may_send():
+            self._stopped, self._failed_keys = True, None
+            return {}
         for row in rows:
-            if expires:  # a batch may take longer than one that was frozen has
-                timestamp = int(clock() * 1000)
+            if until and clock() >= until:  # a batch may take longer than one that was frozen has
+                timestamp, until = self._times()
                 if not may_send():
                     self._stopped, self._failed_keys = True, None
                     break
@@ -275,6 +290,14 @@ class PipelinedBatches:
             self._failed_keys.add(message.key() or b"")
         self._failed_in(message.topic() if message is not None else None, error)
 
+    def _note_keys(self, keys: set[bytes] | None, failures: Sequence[tuple[KafkaError, str]]) -> None:
+        """Note the keys of records that were handed over natively. Of one that no broker has confirmed it is not known
+        where it is."""
+        if keys is None or self._failed_keys is None or any(each.code() == UNCONFIRMED for each, _ in failures):
+            self._failed_keys = None
+        else:
+            self._failed_keys |= keys
+
     def _failed_in(self, topic: str | None, error: KafkaError) -> None:
         """Note the report of a record."""
         self._is_of_row = True
@@ -309,9 +332,10 @@ class PipelinedBatches:
             self._failed(raised(error))
             return 0
         finally:
-            for failure, topic in self._sender.take_failures() if self._sender is not None else ():
-                self._failed_keys = None
-                self._failed_in(topic, failure)
+            if self._sender is not None and (failures := self._sender.take_failures()):
+                self._note_keys(self._sender.take_failed_keys(), failures)
+                for failure, topic in failures:
+                    self._failed_in(topic, failure)
 
     def _discard(self) -> bool:
         """Let nothing more leave, and ignore its reports; return True if records on the wire may still arrive."""

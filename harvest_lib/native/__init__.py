@@ -5,6 +5,7 @@ from harvest_lib.native.library import Implementation, implementation
 from harvest_lib.native.pieces import Pieces, Records, kinds_of, targets_of
 from harvest_lib.native.rows import NativeRows, by_id, rows_of
 from harvest_lib.native.sender import (
+    LATE,
     MALFORMED,
     UNCONFIRMED,
     NativeSender,
@@ -14,6 +15,7 @@ from harvest_lib.native.sender import (
 )
 
 __all__ = [
+    "LATE",
     "MALFORMED",
     "UNCONFIRMED",
     "EncodedRows",

@@ -90,11 +90,11 @@ class EncodedRows(Pieces):
 
 def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
     """Encode rows, and put a piece behind them as it is; return them, and the topics by their numbers, of which the
-    piece has the next. None if Python has to encode them: values are bytes, a row is malformed or too large, or there
-    are too many topics.
+    piece has the next. None if Python has to encode them: values are bytes, a row is malformed or too large, there are
+    too many topics, or rows were picked.
     """
     library = implementation().library
-    if not rows.has_text:
+    if not rows.has_text or rows.picked is not None:
         return None
     count = len(rows)
     bounds, spans = (c_int64 * (count + 2))(), (c_int64 * (_SPANS_OF_ROW * count))()

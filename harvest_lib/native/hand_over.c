@@ -10,6 +10,7 @@
 #include "hand_over.h"
 
 #include <pthread.h>
+#include <time.h>
 
 struct functions fn;
 
@@ -23,7 +24,7 @@ static const char NAME[] = "harvest";
 static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id", TRACE_HEADER[] = "traceparent";
 
 /* What Python may call here, and how, by a number that changes with it: a library of an earlier build is left alone. */
-int harvest_interface(void) { return 3; }
+int harvest_interface(void) { return 4; }
 
 int harvest_bind(void *const *functions, int count) {
     if (count != FUNCTIONS)
@@ -34,7 +35,7 @@ int harvest_bind(void *const *functions, int count) {
 
 /* ---- a sender: a producer, and what became of records that were handed over here */
 
-enum { TOPIC_BYTES = 250, MOST_FAILURES = 64 };
+enum { TOPIC_BYTES = 250, MOST_FAILURES = 64, MOST_KEY_BYTES = 1 << 20 };
 
 typedef struct {
     int32_t number; /* an error or a partition */
@@ -53,6 +54,10 @@ typedef struct {
     int placed, room;
     of_topic_t *places; /* where records arrived */
     int lost_place;     /* there was no memory for one */
+    int notes_keys;     /* set where the keys of what failed are wanted */
+    char *keys;         /* each with a NUL behind it */
+    size_t key_bytes, key_room;
+    int lost_key; /* there was no memory for one */
 } sender_t;
 
 static __thread sender_t *newest;
@@ -98,6 +103,24 @@ static void note_place(sender_t *sender, const message_t *message) {
     note(&sender->places[sender->placed++], message->partition, topic);
 }
 
+static void note_key(sender_t *sender, const message_t *message) {
+    size_t size = sender->key_bytes + message->key_len + 1;
+    if (size > sender->key_room && size <= MOST_KEY_BYTES) {
+        size_t room = 2 * size < MOST_KEY_BYTES ? 2 * size : MOST_KEY_BYTES;
+        char *keys = realloc(sender->keys, room);
+        if (keys != NULL)
+            sender->keys = keys, sender->key_room = room;
+    }
+    if (size > sender->key_room) {
+        sender->lost_key = 1;
+        return;
+    }
+    if (message->key_len > 0)
+        memcpy(sender->keys + sender->key_bytes, message->key, message->key_len);
+    sender->keys[size - 1] = 0;
+    sender->key_bytes = size;
+}
+
 /* On librdkafka's threads, before a record is counted as no longer outstanding. A record without an offset was taken
  * for delivered because a later one was: no broker has confirmed it. librdkafka does not report that to Python. */
 static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
@@ -107,6 +130,8 @@ static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) 
     if (error != UNCONFIRMED && (message->opaque != NULL || (error == 0 && !sender->tracks)))
         return 0;
     pthread_mutex_lock(&sender->mutex);
+    if (error && sender->notes_keys)
+        note_key(sender, message);
     if (error)
         note_failure(sender, message, error);
     else
@@ -149,6 +174,7 @@ void harvest_let_go(sender_t *sender) {
     if (__atomic_sub_fetch(&sender->holders, 1, __ATOMIC_ACQ_REL) == 0) {
         pthread_mutex_destroy(&sender->mutex);
         free(sender->places);
+        free(sender->keys);
         free(sender);
     }
 }
@@ -163,6 +189,21 @@ int harvest_failures(sender_t *sender, of_topic_t *into) {
     sender->failed = 0;
     pthread_mutex_unlock(&sender->mutex);
     return count;
+}
+
+void harvest_note_keys(sender_t *sender) { sender->notes_keys = 1; }
+
+/* Copy the keys of what failed since the last call, each with a NUL behind it, into `MOST_KEY_BYTES`, and forget them;
+ * return how many bytes they have, or -1 if one was lost. */
+int harvest_failed_keys(sender_t *sender, char *into) {
+    pthread_mutex_lock(&sender->mutex);
+    int count = (int)sender->key_bytes, lost = sender->lost_key;
+    if (count > 0)
+        memcpy(into, sender->keys, (size_t)count);
+    sender->key_bytes = 0;
+    sender->lost_key = 0;
+    pthread_mutex_unlock(&sender->mutex);
+    return lost ? -1 : count;
 }
 
 /* Copy up to `most` places and forget them; return how many, or -1 if one was lost. */
@@ -183,6 +224,9 @@ int harvest_places(sender_t *sender, of_topic_t *into, int most) {
 static int is_named(const char *bytes, int32_t length, const char *name) {
     return (size_t)length == strlen(name) && memcmp(bytes, name, (size_t)length) == 0;
 }
+
+/* Rows are those from `from` to before `to`: of the result, or of the numbers in `picked` if that is not NULL. */
+static inline int row_at(const int32_t *picked, int place) { return picked != NULL ? picked[place] : place; }
 
 typedef struct {
     int64_t bytes, largest; /* of all of them, of one: key, value and headers */
@@ -223,11 +267,12 @@ static int add_headers(const PGresult *result, int row, int first, summary_t *su
     return 1;
 }
 
-/* Look at the rows from `from` to before `to`; `first` is the column of the id, the others follow it as in a `Row`. */
-void harvest_summarize(const PGresult *result, int first, int from, int to, summary_t *sum) {
+/* Look at rows; `first` is the column of the id, the others follow it as in a `Row`. */
+void harvest_summarize(const PGresult *result, int first, const int32_t *picked, int from, int to, summary_t *sum) {
     memset(sum, 0, sizeof *sum);
     sum->plain = 1;
-    for (int row = from; row < to; row++) {
+    for (int place = from; place < to; place++) {
+        int row = row_at(picked, place);
         int nulls = fn.getisnull(result, row, first + ID) || fn.getisnull(result, row, first + TOPIC) ||
                     fn.getisnull(result, row, first + KEY);
         int64_t before = sum->bytes;
@@ -243,16 +288,31 @@ int64_t harvest_id(const PGresult *result, int first, int row) {
     return read_64((const uint8_t *)fn.getvalue(result, row, first + ID));
 }
 
-void harvest_ids(const PGresult *result, int first, int from, int to, int64_t *into) {
-    for (int row = from; row < to; row++)
-        *into++ = harvest_id(result, first, row);
+void harvest_ids(const PGresult *result, int first, const int32_t *picked, int from, int to, int64_t *into) {
+    for (int place = from; place < to; place++)
+        *into++ = harvest_id(result, first, row_at(picked, place));
 }
 
-int harvest_ascends(const PGresult *result, int first, int from, int to) {
-    for (int row = from + 1; row < to; row++)
-        if (harvest_id(result, first, row - 1) >= harvest_id(result, first, row))
+int harvest_ascends(const PGresult *result, int first, const int32_t *picked, int from, int to) {
+    for (int place = from + 1; place < to; place++)
+        if (harvest_id(result, first, row_at(picked, place - 1)) >= harvest_id(result, first, row_at(picked, place)))
             return 0;
     return 1;
+}
+
+/* Copy the keys, each with a NUL behind it, which no text of Postgres has, if `into` is not NULL. Return how many bytes
+ * they have. */
+int64_t harvest_keys(const PGresult *result, int first, const int32_t *picked, int from, int to, char *into) {
+    int64_t bytes = 0;
+    for (int place = from; place < to; place++) {
+        int row = row_at(picked, place), length = fn.getlength(result, row, first + KEY);
+        if (into != NULL) {
+            memcpy(into + bytes, fn.getvalue(result, row, first + KEY), (size_t)length);
+            into[bytes + length] = 0;
+        }
+        bytes += length + 1;
+    }
+    return bytes;
 }
 
 enum { TRACEPARENT = 55 };
@@ -283,12 +343,11 @@ static const char *sampled_traceparent(const PGresult *result, int row, int firs
     return NULL;
 }
 
-/* Copy the first `most` of the rows from `from` to before `to`, without those that are the same as the one before. Return
- * how many they are. */
-int harvest_traceparents(const PGresult *result, int first, int from, int to, char *into, int most) {
+/* Copy the first `most` of the rows, without those that are the same as the one before. Return how many they are. */
+int harvest_traceparents(const PGresult *result, int first, const int32_t *picked, int from, int to, char *into, int most) {
     int count = 0;
-    for (int row = from; row < to && count < most; row++) {
-        const char *found = sampled_traceparent(result, row, first);
+    for (int place = from; place < to && count < most; place++) {
+        const char *found = sampled_traceparent(result, row_at(picked, place), first);
         if (found == NULL || (count > 0 && memcmp(into - TRACEPARENT, found, TRACEPARENT) == 0))
             continue;
         memcpy(into, found, TRACEPARENT);
@@ -347,21 +406,33 @@ static int send_row(sender_t *sender, const PGresult *result, int first, int row
     return error;
 }
 
-/* Hand over the rows from `from` to before `to`, up to the first that is not taken, whose error is in `error`. `stamp` is
- * the beginning of the record header, or NULL; with a `producer` each has a message id, of clocks from `clock` on.
- * `timestamp` is of all of them, in milliseconds; 0 leaves it to librdkafka. Return how many went. */
-int harvest_send(sender_t *sender, const PGresult *result, int first, int from, int to, const uint8_t *stamp,
-                 uint64_t producer, uint64_t clock, int64_t timestamp, int *error) {
+enum { LATE = 1000001 };
+
+/* Time since the machine was started, while it slept too, in nanoseconds. */
+static int64_t boot_time(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Hand over rows, up to the first that is not taken, whose error is in `error`. `stamp` is the beginning of the record
+ * header, or NULL; with a `producer` each has a message id, of clocks from `clock` on. `timestamp` is of all of them, in
+ * milliseconds; 0 leaves it to librdkafka. `until` is the boot time at which to stop with `LATE`, asked in front of each
+ * record: a process that was frozen hands over one more at most; 0 is never. Return how many went. */
+int harvest_send(sender_t *sender, const PGresult *result, int first, const int32_t *picked, int from, int to,
+                 const uint8_t *stamp, uint64_t producer, uint64_t clock, int64_t timestamp, int64_t until, int *error) {
     uint8_t stamped[STAMP + 8], id[MESSAGE_ID];
     if (stamp != NULL)
         memcpy(stamped, stamp, STAMP);
     *error = 0;
-    for (int row = from; row < to; row++) {
+    for (int place = from; place < to; place++) {
         if (producer)
-            pack_id(id, producer, clock + (uint64_t)(row - from));
-        *error = send_row(sender, result, first, row, stamp ? stamped : NULL, producer ? id : NULL, timestamp);
+            pack_id(id, producer, clock + (uint64_t)(place - from));
+        *error = until && boot_time() >= until ? LATE
+                                               : send_row(sender, result, first, row_at(picked, place), stamp ? stamped : NULL,
+                                                          producer ? id : NULL, timestamp);
         if (*error)
-            return row - from;
+            return place - from;
     }
     return to - from;
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from struct import Struct
-from typing import Literal
+from typing import Any, Literal
 
 import confluent_kafka
 import psycopg
@@ -40,12 +40,16 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_conf_interceptor_add_on_new",
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
-INTERFACE = 3
+INTERFACE = 4
 """Number that `harvest_interface` has to return: with another, the library is of an earlier or a later build."""
 _TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
 MALFORMED = 1_000_000
 """Error of `harvest_send` for a row that it does not understand."""
+LATE = 1_000_001
+"""Error of `harvest_send` for a row for which it was too late."""
+MOST_KEY_BYTES = 1 << 20
+"""Bytes of the keys that `harvest_failed_keys` copies at most."""
 
 
 class Summary(ctypes.Structure):
@@ -185,20 +189,21 @@ def _addresses(named: Sequence[tuple[CDLL, Sequence[str]]]) -> "tuple[ctypes.Arr
 def _declare(library: CDLL) -> None:
     library.harvest_bind.argtypes = [POINTER(c_void_p), c_int]
     library.harvest_take_newest.restype = c_void_p
-    library.harvest_let_go.argtypes = library.harvest_track.argtypes = [c_void_p]
-    library.harvest_let_go.restype = library.harvest_track.restype = None
+    for of_sender in (library.harvest_let_go, library.harvest_track, library.harvest_note_keys):
+        of_sender.argtypes, of_sender.restype = [c_void_p], None
+    library.harvest_failed_keys.argtypes = [c_void_p, c_void_p]
     library.harvest_failures.argtypes = [c_void_p, POINTER(OfTopic)]
     library.harvest_places.argtypes = [c_void_p, POINTER(OfTopic), c_int]
-    library.harvest_summarize.argtypes = [c_void_p, c_int, c_int, c_int, POINTER(Summary)]
-    library.harvest_summarize.restype = None
-    library.harvest_ascends.argtypes = [c_void_p, c_int, c_int, c_int]
+    rows: tuple[Any, ...] = (c_void_p, c_int, c_void_p, c_int, c_int)
+    library.harvest_summarize.argtypes, library.harvest_summarize.restype = [*rows, POINTER(Summary)], None
+    library.harvest_ascends.argtypes = rows
     library.harvest_id.argtypes, library.harvest_id.restype = [c_void_p, c_int, c_int], c_int64
-    library.harvest_ids.argtypes = [c_void_p, c_int, c_int, c_int, POINTER(c_int64)]
-    library.harvest_ids.restype = None
-    library.harvest_traceparents.argtypes = [c_void_p, c_int, c_int, c_int, c_void_p, c_int]
+    library.harvest_ids.argtypes, library.harvest_ids.restype = [*rows, POINTER(c_int64)], None
+    library.harvest_keys.argtypes, library.harvest_keys.restype = [*rows, c_void_p], c_int64
+    library.harvest_traceparents.argtypes = [*rows, c_void_p, c_int]
     library.harvest_send.argtypes = [
-        *(c_void_p, c_void_p, c_int, c_int, c_int),
-        *(c_char_p, c_uint64, c_uint64, c_int64, POINTER(c_int)),
+        *(c_void_p, *rows),
+        *(c_char_p, c_uint64, c_uint64, c_int64, c_int64, POINTER(c_int)),
     ]
     library.harvest_produce.argtypes = [
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from ctypes import CDLL, byref, c_char, c_int64
+from ctypes import CDLL, Array, byref, c_char, c_int32, c_int64, create_string_buffer
 from operator import itemgetter
 from typing import Any, overload
 
@@ -26,15 +26,22 @@ _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
-    """The rows of a result from `start` to before `stop`, without the columns before `first` and after those of a
-    `Row`. A slice is another view of the same; a row is made each time it is read."""
+    """The rows of a result from `start` to before `stop`, or of those that are `picked`, without the columns before
+    `first` and after those of a `Row`. A slice is another view of the same; a row is made each time it is read."""
 
-    __slots__ = ("_cursor", "_library", "_summary", "first", "start", "stop")
+    __slots__ = ("_cursor", "_library", "_summary", "first", "picked", "start", "stop")
 
-    def __init__(self, library: CDLL, cursor: psycopg.Cursor[Any], first: int, start: int, stop: int) -> None:
+    def __init__(
+        self,
+        library: CDLL,
+        cursor: psycopg.Cursor[Any],
+        first: int,
+        span: range,
+        picked: "Array[c_int32] | None" = None,
+    ) -> None:
         self._library, self._cursor = library, cursor
         self._summary: RowsSummary | None = None
-        self.first, self.start, self.stop = first, start, stop
+        self.first, self.picked, self.start, self.stop = first, picked, span.start, span.stop
 
     @property
     def result(self) -> int:
@@ -42,6 +49,11 @@ class NativeRows(RowPage):
         address = _address(self._cursor)
         assert address is not None  # noqa: S101 - `rows_of` has checked; it is not cleared while the cursor has it
         return address
+
+    @property
+    def view(self) -> "tuple[int, int, Array[c_int32] | None, int, int]":
+        """Return the arguments by which functions of the library know the rows."""
+        return self.result, self.first, self.picked, self.start, self.stop
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -55,11 +67,14 @@ class NativeRows(RowPage):
             start, stop, step = place.indices(len(self))
             if step != 1:
                 raise ValueError("a view of rows has no steps")
-            first, last = self.start + start, self.start + max(start, stop)
-            return NativeRows(self._library, self._cursor, self.first, first, last)
-        return self._made(range(self.start, self.stop)[place], 1)[0]
+            span = range(self.start + start, self.start + max(start, stop))
+            return NativeRows(self._library, self._cursor, self.first, span, self.picked)
+        at = range(self.start, self.stop)[place]
+        return self._made(at if self.picked is None else self.picked[at], 1)[0]
 
     def __iter__(self) -> Iterator[Row]:
+        if self.picked is not None:
+            return (self._made(at, 1)[0] for at in self.picked[self.start : self.stop])
         return iter(self._made(self.start, len(self)) if len(self) else ())
 
     def _made(self, start: int, count: int) -> list[Row]:
@@ -67,12 +82,17 @@ class NativeRows(RowPage):
         found = self._cursor.fetchmany(count)
         return _without_others(found, self.first)
 
+    def pick(self, places: Sequence[int]) -> "NativeRows":
+        rows = range(self.start, self.stop) if self.picked is None else self.picked[self.start : self.stop]
+        picked = (c_int32 * len(places))(*[rows[place] for place in places])
+        return NativeRows(self._library, self._cursor, self.first, range(len(places)), picked)
+
     def pop(self) -> None:
         """Leave out the last row."""
         self.stop, self._summary = self.stop - 1, None
 
     def count_up_to(self, record_id: int) -> int:
-        """Return the number of rows, which ascend by id, that have ids up to this one."""
+        """Return the number of rows, none of them picked, which ascend by id, that have ids up to this one."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
 
@@ -80,8 +100,15 @@ class NativeRows(RowPage):
     def ids(self) -> list[int]:
         """Return the ids of all."""
         found = (c_int64 * len(self))()
-        self._library.harvest_ids(self.result, self.first, self.start, self.stop, found)
+        self._library.harvest_ids(*self.view, found)
         return found[:]
+
+    @property
+    def keys(self) -> list[str]:
+        size = self._library.harvest_keys(*self.view, None)
+        found = create_string_buffer(size)
+        self._library.harvest_keys(*self.view, found)
+        return found.raw.decode().split("\0")[:-1]
 
     @property
     def has_text(self) -> bool:
@@ -93,7 +120,7 @@ class NativeRows(RowPage):
     @property
     def ascends(self) -> bool:
         """Return True if each has a higher id than the one before."""
-        return bool(self._library.harvest_ascends(self.result, self.first, self.start, self.stop))
+        return bool(self._library.harvest_ascends(*self.view))
 
     @property
     def summary(self) -> RowsSummary:
@@ -103,7 +130,7 @@ class NativeRows(RowPage):
 
     def _summarize(self) -> RowsSummary:
         found = Summary()
-        self._library.harvest_summarize(self.result, self.first, self.start, self.stop, byref(found))
+        self._library.harvest_summarize(*self.view, byref(found))
         return RowsSummary(
             bytes=found.bytes,
             largest=found.largest,
@@ -114,7 +141,7 @@ class NativeRows(RowPage):
     def sampled_traceparents(self, most: int) -> list[str]:
         """Return the same as the function of `harvest_lib.record.rows`."""
         found = (c_char * (TRACEPARENT_CHARS * most))()
-        count = self._library.harvest_traceparents(self.result, self.first, self.start, self.stop, found, most)
+        count = self._library.harvest_traceparents(*self.view, found, most)
         text = found.raw[: count * TRACEPARENT_CHARS].decode()
         return [text[at : at + TRACEPARENT_CHARS] for at in range(0, len(text), TRACEPARENT_CHARS)]
 
@@ -131,7 +158,7 @@ def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRo
         return []
     library = implementation().library
     if library is not None and _is_understood(cursor, first):
-        return NativeRows(library, cursor, first, 0, cursor.rowcount)
+        return NativeRows(library, cursor, first, range(cursor.rowcount))
     cursor.scroll(0, mode="absolute")
     return _without_others(cursor.fetchall(), first)
 

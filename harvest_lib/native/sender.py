@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from ctypes import CDLL, byref, c_int
+from ctypes import CDLL, byref, c_int, create_string_buffer, string_at
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ from weakref import finalize
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.native import library as built
-from harvest_lib.native.library import MALFORMED, MOST_FAILURES, OfTopic, implementation
+from harvest_lib.native.library import LATE, MALFORMED, MOST_FAILURES, MOST_KEY_BYTES, OfTopic, implementation
 from harvest_lib.native.pieces import Records
 from harvest_lib.native.rows import NativeRows
 
@@ -35,18 +35,27 @@ class NativeSender:
         finalize(self, library.harvest_let_go, sender)
 
     def send(
-        self, rows: NativeRows, *, stamp: bytes | None, producer_id: int = 0, clock: int = 0, timestamp_ms: int = 0
+        self,
+        rows: NativeRows,
+        *,
+        stamp: bytes | None,
+        producer_id: int = 0,
+        clock: int = 0,
+        timestamp_ms: int = 0,
+        until: float = 0.0,
     ) -> tuple[int, int]:
         """Hand rows over up to the first that is not taken; return the number that went, and librdkafka's error or 0.
 
         `stamp` is the beginning of the record header; with a `producer_id` each has a message id, of clocks from
         `clock` on. `timestamp_ms` is of all of them; 0 leaves it to librdkafka. An error of `MALFORMED` is of a row
-        that only Python may understand.
+        that only Python may understand. `until` are the boot seconds from which on none is handed over, with the error
+        `LATE`; 0 is never. That is checked for each row: a process that was frozen hands over one more at most.
         """
         self._require_usable()
-        where = rows.result, rows.first, rows.start, rows.stop
-        ids = producer_id, clock
-        went = self._library.harvest_send(self._sender, *where, stamp, *ids, timestamp_ms, byref(self._error))
+        times = timestamp_ms, int(until * 1e9)
+        went = self._library.harvest_send(
+            self._sender, *rows.view, stamp, producer_id, clock, *times, byref(self._error)
+        )
         return went, self._error.value
 
     def produce(self, records: Records, begin: int) -> tuple[int, int]:
@@ -80,6 +89,16 @@ class NativeSender:
         """Return the failures since the last call, in their order: each error and topic once."""
         count = self._library.harvest_failures(self._sender, self._failures)
         return [(error_of(each.number), each.topic.decode()) for each in self._failures[:count]]
+
+    def note_keys(self) -> None:
+        """Note the keys of what fails, from now on."""
+        self._library.harvest_note_keys(self._sender)
+
+    def take_failed_keys(self) -> set[bytes] | None:
+        """Return the keys of what failed since the last call, None if some are unknown."""
+        found = create_string_buffer(MOST_KEY_BYTES)
+        count = self._library.harvest_failed_keys(self._sender, found)
+        return {*string_at(found, count).split(b"\0")[:-1]} if count >= 0 else None
 
     def take_places(self) -> list[tuple[str, int]]:
         """Return the topics and partitions that records arrived at, since the last call at least."""
@@ -148,4 +167,4 @@ def close_with_sender(producer: Any, sender: NativeSender | None) -> None:
         sender.producer_closed()
 
 
-__all__ = ["MALFORMED", "UNCONFIRMED", "NativeSender", "error_of", "make_with_sender"]
+__all__ = ["LATE", "MALFORMED", "UNCONFIRMED", "NativeSender", "error_of", "make_with_sender"]

@@ -44,6 +44,15 @@ class RowPage(Sequence[Row]):
 
     @property
     @abstractmethod
+    def keys(self) -> list[str]:
+        """Return the keys of all, each of which has one (`RowsSummary.is_plain`), without making rows."""
+
+    @abstractmethod
+    def pick(self, places: Sequence[int]) -> "RowPage":
+        """Return the rows at these places, as a page."""
+
+    @property
+    @abstractmethod
     def summary(self) -> RowsSummary:
         """Return the summary of all rows."""
 
@@ -55,6 +64,11 @@ class RowPage(Sequence[Row]):
 def ids_of(rows: Sequence[Row]) -> list[int]:
     """Return the ids of rows."""
     return rows.ids if isinstance(rows, RowPage) else [row[0] for row in rows]
+
+
+def keys_of(rows: Sequence[Row]) -> list[str]:
+    """Return the keys of rows that each have one."""
+    return rows.keys if isinstance(rows, RowPage) else [row[2] for row in rows]
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:

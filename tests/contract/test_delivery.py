@@ -1,6 +1,7 @@
 """The promises of every delivery, checked on the fake of the loop's tests and on the real ones, with a real broker."""
 
 import uuid
+from itertools import count
 
 import pytest
 from support.brokers import FakeBroker, RealBroker, always, begun, by_key, deliver, ids
@@ -84,7 +85,10 @@ def test_nothing_is_handed_over_once_the_term_is_over(bootstrap_servers, make_to
     broker.close()
 
 
-def test_under_the_barrier_the_term_is_checked_before_each_record(bootstrap_servers, make_topic):
+def test_under_the_barrier_the_term_is_checked_again_for_a_record_that_comes_later(
+    bootstrap_servers, make_topic, monkeypatch
+):
+    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", count().__next__)
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
     delivery, checks = begun(broker.delivery()), iter([True, True, True, False])
     delivery.send([broker.row(number) for number in range(1, 50)], lambda: next(checks))

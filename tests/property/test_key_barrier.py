@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.rows import Page
 
 from harvest_lib.batching.key_barrier import KeyBarrier
 from harvest_lib.record import row_bytes
@@ -38,6 +39,38 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
     for key in "abcd":
         ours = [each[0] for each in gone if each[2] == key]
         assert ours == [each[0] for each in offered if each[2] == key]
+
+
+@given(ROUNDS, st.integers(1, 8))
+def test_a_page_is_admitted_as_its_rows_are(rounds, room):
+    by_page, by_rows, number = KeyBarrier(), KeyBarrier(), 0
+    for keys, saved in rounds:
+        rows = [row(number + place, key) for place, key in enumerate(keys)]
+        number += len(rows)
+        for barrier in (by_page, by_rows) if saved else ():
+            barrier.checkpoint_saved()
+        waited = [list(barrier.admit((), room, first=True)) for barrier in (by_page, by_rows)]
+        found = [list(by_page.admit(Page(rows), room, first=True)), list(by_rows.admit(rows, room, first=True))]
+        assert waited[0] == waited[1]
+        assert found[0] == found[1]
+        assert by_page.deferred_ids == by_rows.deferred_ids
+        assert (by_page.is_blocked, by_page.is_waiting) == (by_rows.is_blocked, by_rows.is_waiting)
+        assert by_page._sizes == by_rows._sizes
+
+
+def test_rows_of_a_page_are_made_only_where_they_are_deferred():
+    barrier, page = KeyBarrier(), Page([row(number, f"k{number % 9}") for number in range(10)])
+    admitted = barrier.admit(page, PLENTY, first=True)
+    assert isinstance(admitted, Page)
+    assert (admitted.ids, page.made) == ([*range(9)], [row(9, "k0")])
+    assert barrier.admit(other := Page([row(10, "k10")]), PLENTY, first=False) is other
+
+
+def test_rows_of_a_page_are_looked_at_where_one_is_isolated():
+    barrier = KeyBarrier()
+    barrier.isolated = {1}
+    assert barrier.admit(Page([row(0, "a"), row(1, "b")]), PLENTY, first=True) == [row(0, "a")]
+    assert barrier.deferred_ids == [1]
 
 
 def test_what_was_deferred_comes_from_the_source_again():

@@ -35,6 +35,13 @@ class Page(RowPage):
         return [each[0] for each in self._rows]
 
     @property
+    def keys(self):
+        return [each[2] for each in self._rows]
+
+    def pick(self, places):
+        return Page([self._rows[place] for place in places], self.made)
+
+    @property
     def summary(self):
         sizes = [row_bytes(each) for each in self._rows]
         topics = {each[1] for each in self._rows}

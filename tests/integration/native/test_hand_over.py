@@ -10,9 +10,11 @@ from support.handing_over import ALL, COLUMNS, insert, made_outbox, run_python
 from support.outbox import harvest_config
 from support.row_shapes import drawn, messages
 
+from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import (
+    LATE,
     NativeRows,
     close_with_sender,
     implementation,
@@ -100,6 +102,53 @@ def test_a_view_of_rows_is_the_rows(dsn):
         assert list(rows) == expected[:-1]
         with pytest.raises(IndexError):
             rows[49]
+
+
+def test_rows_that_are_picked_are_those_rows(dsn):
+    made_outbox(dsn)
+    insert(dsn, drawn(["t", "u"], 50, "varchar", random.Random(1)))
+    with psycopg.connect(dsn) as connection:
+        expected = connection.execute(ALL).fetchall()
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
+        assert rows.keys == [row[2] for row in expected]
+        picked = rows[5:45].pick([3, 30, 4, 39])
+        wanted = [expected[5 + place] for place in (3, 30, 4, 39)]
+        assert list(picked) == [picked[place] for place in range(4)] == wanted
+        assert (picked.ids, picked.keys) == ([row[0] for row in wanted], [row[2] for row in wanted])
+        assert list(picked[1:3]) == list(picked.pick([1, 2])) == wanted[1:3]
+        assert {*picked.summary.topics} == {row[1] for row in wanted}
+        assert not picked.ascends
+        assert picked.pick([0, 1]).ascends
+        assert (list(rows.pick([])), rows.pick([]).keys, rows.pick([]).ids) == ([], [], [])
+
+
+def test_picked_rows_go_and_none_once_it_is_too_late(bootstrap_servers, make_topic, dsn):
+    made_outbox(dsn)
+    topic = make_topic()
+    insert(dsn, [(topic, "k", f"{number}", [], []) for number in range(10)])
+    producer, sender = make_with_sender(Producer, {"bootstrap.servers": bootstrap_servers})
+    with psycopg.connect(dsn) as connection:
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
+        assert sender.send(rows, stamp=None, until=boot_seconds()) == (0, LATE)
+        assert sender.send(rows.pick([7, 2, 5])[1:], stamp=None, until=boot_seconds() + 3_600) == (2, 0)
+        producer.flush(60)
+    assert [value for _, _, _, value, _ in messages(bootstrap_servers, topic)] == [b"2", b"5"]
+
+
+@pytest.mark.parametrize(("key", "count"), [("k", 20), ("k" * 90, 12_000)])
+def test_the_keys_of_what_failed_are_known_if_they_are_few(bootstrap_servers, make_topic, dsn, key, count):
+    made_outbox(dsn)
+    topic = make_topic(**{"max.message.bytes": 100})
+    insert(dsn, [(topic, f"{key}{number}" if number else "", "x" * 300, [], []) for number in range(count)])
+    producer, sender = make_with_sender(Producer, {"bootstrap.servers": bootstrap_servers})
+    sender.note_keys()
+    with psycopg.connect(dsn) as connection:
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
+        assert sender.send(rows, stamp=None) == (count, 0)
+        producer.flush(60)
+    known = {b"", *(f"{key}{number}".encode() for number in range(1, count))}
+    assert sender.take_failed_keys() == (known if count == 20 else None)
+    assert sender.take_failed_keys() == set()
 
 
 @pytest.mark.parametrize(

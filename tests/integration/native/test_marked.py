@@ -6,11 +6,14 @@ import time
 import psycopg
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, TopicPartition
+from support.brokers import RealBroker, always, begun
+from support.handing_over import ALL
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
 
+from harvest_lib.delivery import BatchFailed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.native import implementation, library
+from harvest_lib.native import NativeRows, implementation, library, rows_of
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 
 pytestmark = [
@@ -99,6 +102,53 @@ def test_the_table_is_empty_afterwards_and_nothing_was_sent_twice(
     assert [int(each.value) for each in read_topic(bootstrap_servers, topic)] == list(range(5_000))
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+def test_under_the_key_barrier_pages_go_natively_but_for_what_was_deferred(
+    dsn, bootstrap_servers, group_id, make_topic, outbox, handed_over
+):
+    topic = make_topic(partitions=3)
+    outbox((topic, f"k{number % 3_000}", f"{number}", [], []) for number in range(6_000))
+    assert harvest(dsn, bootstrap_servers, group_id, delivery="barrier").drain(120).records == 6_000
+    assert 3_000 <= handed_over["records"] <= 6_000
+    found = {}
+    for each in read_topic(bootstrap_servers, topic):
+        found.setdefault(each.key, []).append(int(each.value))
+    assert found == {f"k{number}": [number, number + 3_000] for number in range(3_000)}
+
+
+def test_natively_too_the_keys_of_failed_records_tell_which_are_not_in_kafka(
+    dsn, bootstrap_servers, make_topic, outbox
+):
+    broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
+    delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
+    outbox((broker.topic, f"k{number}", "v", [], []) for number in range(50))
+    outbox([(f"{broker.topic}.missing", "lost", "v", [], [])])
+    with psycopg.connect(dsn) as connection:
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
+        assert isinstance(rows, NativeRows)
+        assert delivery.send(rows, always) == {}
+    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    assert delivery.abandon() is False
+    failed = {each.decode() for each in delivery.failed_keys}
+    assert "lost" in failed
+    assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(50)} - failed
+    broker.close()
+
+
+def test_natively_too_none_is_handed_over_once_the_term_is_over(
+    dsn, bootstrap_servers, make_topic, outbox, monkeypatch
+):
+    broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
+    delivery, checks = begun(broker.delivery()), iter([True, True, False])
+    outbox((broker.topic, f"k{number}", "v", [], []) for number in range(50))
+    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", lambda: 0.0)  # each answer is too old at once
+    with psycopg.connect(dsn) as connection:
+        delivery.send(rows_of(connection.cursor(binary=True).execute(ALL)), lambda: next(checks))
+    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    assert delivery.failed_keys is None
+    assert broker.arrived() == []
+    broker.close()
 
 
 def test_a_record_has_the_time_at_which_it_was_handed_over(dsn, bootstrap_servers, group_id, make_topic, outbox):

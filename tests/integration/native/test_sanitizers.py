@@ -31,8 +31,8 @@ _MODULES = sorted(each.name for each in Path(__file__).parent.glob("test_*.py") 
 _WRONG = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
-library.harvest_summarize.argtypes = [ctypes.c_void_p] + [ctypes.c_int] * 3 + [ctypes.c_void_p]
-library.harvest_summarize(None, 0, 0, 0, ctypes.create_string_buffer(8))
+library.harvest_summarize.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2 + [ctypes.c_int, ctypes.c_void_p]
+library.harvest_summarize(None, 0, None, 0, 0, ctypes.create_string_buffer(8))
 """
 
 

@@ -34,9 +34,10 @@ class FakeProducer:
 
 @pytest.fixture
 def now(monkeypatch):
-    """A wall clock of which each check takes a second."""
+    """The time of both clocks."""
     clock = [1_000.0]
     monkeypatch.setattr("harvest_lib.delivery.batches.time.time", lambda: clock[0])
+    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", lambda: clock[0])
     return clock
 
 
@@ -67,12 +68,24 @@ def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, f
 
 def test_no_record_follows_the_end_of_the_term(now):
     """Not even of the same page."""
-    del now
     producer, answers = FakeProducer(), iter([True, True, True, False])
     delivery = delivery_with(producer, expiry_seconds=9)
-    assert delivery.send(ROWS, lambda: next(answers)) == {}
+
+    def check():
+        now[0] += 1  # as if the process had been frozen
+        return next(answers)
+
+    assert delivery.send(ROWS, check) == {}
     assert len(producer.timestamps) == 2
     assert isinstance(delivery.flush(lambda: True), BatchFailed)
+
+
+def test_an_answer_holds_for_the_records_of_the_next_milliseconds(now):
+    del now
+    producer, asked = FakeProducer(), []
+    delivery = delivery_with(producer, expiry_seconds=9)
+    delivery.send(ROWS, lambda: asked.append(1) or True)
+    assert (len(producer.timestamps), len(asked)) == (5, 1)
 
 
 def test_what_never_expires_has_the_time_before_the_check_of_its_slice(now):
