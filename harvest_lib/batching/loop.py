@@ -8,9 +8,6 @@
 Promises
 - Nothing is passed by a position before it is in Kafka. After a failure, records are sent again from the end of the
   last batch that was committed.
-- Where the checkpoint goes along with the batch, into its transaction or before its acknowledgements, it is the one
-  that counts. A mirror of it in Postgres, and the checkpoint of all other deliveries, is written at most five times a
-  second.
 - Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
   on disk. Later ones of the same batch are deferred, and travel in the checkpoint by their ids.
 - A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where
@@ -34,7 +31,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import assert_never
 
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
@@ -43,12 +39,12 @@ from harvest_lib.batching.paused_records import PausedRecords
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.redelivery import Redelivery
 from harvest_lib.batching.state import BatchState, Filled, Read
+from harvest_lib.batching.term_checkpoints import TermCheckpoints
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.database import say_denied
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.errors import (
-    CheckpointError,
     DatabaseAccessDenied,
     DatabaseUnavailable,
     KafkaAccessDenied,
@@ -70,10 +66,6 @@ _TAKEN_NEXT = (
     "program uses ids that begin with this `checkpointTopic`, and give one of them another; after a failover of "
     "Postgres, stop the old server, or the harvesters that still reach it"
 )
-_SAVE_SECONDS = 0.2
-"""A checkpoint in Postgres that nothing waits for is written no more often than this."""
-_CHECK_SECONDS = 1.0
-"""The row of the subscription is checked this often: somebody may have moved it."""
 _SLICE = 500
 """So many records are handed over between two checks of the term."""
 
@@ -96,6 +88,7 @@ class BatchLoop:
         self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
+        self._checkpoints = TermCheckpoints(ports.guarantee.store)
         self._state = BatchState()
         self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
         self._finish: Deadline | None = None  # of the wait for a batch, at the end
@@ -108,7 +101,7 @@ class BatchLoop:
     @property
     def epoch(self) -> int | None:
         """Return the epoch under which it led last; None without epochs."""
-        return self._ports.guarantee.store.epoch
+        return self._checkpoints.epoch
 
     def run(self) -> None:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
@@ -136,7 +129,7 @@ class BatchLoop:
             raise self._state.error
         if not self._state.is_open and not self._open():
             return
-        if boot_seconds() >= self._state.check_at and not self._check_status():
+        if self._checkpoints.is_check_due and not self._check_status():
             return
         if self._redeliver() or self._probe():
             return
@@ -177,9 +170,8 @@ class BatchLoop:
     def _must_commit(self) -> bool:
         """Return True if a checkpoint is due though nothing may be read: deferred records may go, or were parked; the
         last one was kept elsewhere and others have to see where it is now; or the lowest parked id has changed."""
-        is_elsewhere = self._state.checkpoint.kept_in != self._ports.guarantee.store.kept_in
         is_changed = self._state.caught_up and self._state.lowest_told != self._ports.parking.lowest
-        return is_elsewhere or self._barrier.is_waiting or self._paused.is_due or is_changed
+        return self._checkpoints.is_elsewhere or self._barrier.is_waiting or self._paused.is_due or is_changed
 
     @property
     def _room(self) -> int:
@@ -205,58 +197,43 @@ class BatchLoop:
     def _open(self) -> bool:
         """Fence the previous leader, and go on from the subscription's checkpoint; False if we were fenced."""
         ports = self._ports
-        if not self._state.has_led:
-            ports.guarantee.store.lead(self.leader_id, self._term.after_epoch)
-            self._state.has_led = True
+        self._checkpoints.lead(self.leader_id, self._term.after_epoch)
         if not self._still_leads():  # before we fence anybody in Kafka
             return False
-        self._state.check_at = boot_seconds() + _CHECK_SECONDS
         outcome = ports.guarantee.begin(self.leader_id)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, 0, self._size)
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
-        checkpoint = self._load()
+        checkpoint = self._checkpoints.load()
         if checkpoint is None:
             return False
-        self._state.checkpoint = checkpoint
-        position = ports.source.open(self._state.checkpoint.position)
-        if ports.guarantee.store.leadership_status() is not LeadershipStatus.LEADS:
+        self._checkpoints.begin(checkpoint)
+        position = ports.source.open(checkpoint.position)
+        if self._checkpoints.status() is not LeadershipStatus.LEADS:
             ports.source.close()  # it is not known which of the two it has read
             return False
-        self._state.saved_number = self._state.checkpoint.number
         self._state.position = {name: value for name, value in position.items() if name != "retried"}
         self._barrier.begin()
         self._paused.begin()
         self._sent.clear()
         self._state.unsent = ()
-        retried = (self._state.checkpoint.position or {}).get("retried", ())
+        retried = (checkpoint.position or {}).get("retried", ())
         self._state.caught_up, self._state.lowest_told = False, min(retried, default=None)
         if not ports.parking.begin(retried):
             self._fenced(_SUPERSEDED)
             return False
-        if self._state.checkpoint.position is None:
-            # Wherever later ones go: this one is in Postgres alone until a batch is committed.
-            self._state.checkpoint = replace(self._following(position), kept_in="postgres")
+        if checkpoint.position is None:
+            self._checkpoints.begin_at(self._following(position))
             if not self._save():
                 return False
         self._state.is_open = True
         return True
 
-    def _load(self) -> Checkpoint | None:
-        """Return the last checkpoint; None if it does not fit our row because another leader has come, or the
-        subscription was moved."""
-        try:
-            return self._ports.guarantee.store.load()
-        except CheckpointError:
-            if self._ports.guarantee.store.leadership_status() is LeadershipStatus.LEADS:
-                raise
-            return None
-
     def _still_leads(self) -> bool:
         """Return False if we were fenced. If the subscription was moved, the source is closed, to be opened again."""
-        status = self._ports.guarantee.store.leadership_status()
+        status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
             self._fenced(_SUPERSEDED)
         elif status is LeadershipStatus.MOVED:
@@ -265,14 +242,13 @@ class BatchLoop:
 
     def _check_status(self) -> bool:
         """Check the row of the subscription; False if there is no going on from here."""
-        self._state.check_at = boot_seconds() + _CHECK_SECONDS
-        match self._ports.guarantee.store.leadership_status():
+        match self._checkpoints.status():
             case LeadershipStatus.LEADS:
                 return True
             case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
-                self._ports.guarantee.store.save(self._state.checkpoint)  # refused if it was rewound
+                self._checkpoints.save()  # refused if it was rewound
                 self._interrupted()
             case LeadershipStatus.FENCED:
                 self._fenced(_SUPERSEDED)
@@ -341,7 +317,7 @@ class BatchLoop:
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, sent, batch, None if retried else position)
             return
-        self._state.checkpoint = following
+        self._checkpoints.last = following
         self._state.last_sent = None
         self.in_flight = self._state.in_doubt = 0
         self._sent.clear()
@@ -352,7 +328,7 @@ class BatchLoop:
         batch.done(sent, full=full)
         if sent:
             ports.delivered(sent)
-        if (retried or boot_seconds() >= self._state.save_at or self._barrier.is_blocked) and not self._save():
+        if (retried or self._checkpoints.is_save_due or self._barrier.is_blocked) and not self._save():
             return
         if retried and not ports.parking.release(retried):
             self._fenced(_SUPERSEDED)
@@ -452,7 +428,7 @@ class BatchLoop:
         """Count what Kafka has of a batch that failed, so that it is not sent again; the rest is deferred."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
         self._state.unsent = [*failed, *self._state.unsent]
-        self._state.checkpoint = self._following(position, delivered)
+        self._checkpoints.last = self._following(position, delivered)
         self._state.position = position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)
@@ -465,7 +441,7 @@ class BatchLoop:
     def _say_if_taken(self, reason: str) -> None:
         """Log an error if the producer that fenced us in Kafka is not the leader: a leader raises the epoch first."""
         with suppress(DatabaseUnavailable, DatabaseAccessDenied):
-            if self._ports.guarantee.store.leadership_status() is not LeadershipStatus.FENCED:
+            if self._checkpoints.status() is not LeadershipStatus.FENCED:
                 said = f"{_TAKEN}: Kafka says {reason!r}, and the subscription's row says that this process leads"
                 _log.error(
                     "transactional_id_taken",
@@ -482,20 +458,12 @@ class BatchLoop:
 
     def _following(self, position: Position, delivered: int = 0) -> Checkpoint:
         """Return the checkpoint after the last one, at a position after so many more records."""
-        if self._ports.guarantee.store.keeps_positions and (deferred_ids := self._deferred_ids):
+        if self._checkpoints.keeps_positions and (deferred_ids := self._deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._state.lowest_told = self._ports.parking.lowest
         seen, holds = self._ports.source.retention_bounds(position)
         needed = [each for each in (holds, self._state.lowest_told) if each is not None]
-        return Checkpoint(
-            generation=self._state.checkpoint.generation,
-            number=self._state.checkpoint.number + 1,
-            position=position,
-            delivered=self._state.checkpoint.delivered + delivered,
-            seen=seen,
-            holds=min(needed, default=None),
-            kept_in=self._ports.guarantee.store.kept_in,
-        )
+        return self._checkpoints.following(position, delivered, seen=seen, holds=min(needed, default=None))
 
     @property
     def _deferred_ids(self) -> list[int]:
@@ -504,14 +472,12 @@ class BatchLoop:
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
-        if self._state.saved_number == self._state.checkpoint.number:
+        if self._checkpoints.is_saved:
             return True
-        if not self._ports.guarantee.store.save(self._state.checkpoint):
+        if not self._checkpoints.save():
             if self._check_status():
                 self._interrupted()  # the row says otherwise, and the row is right
             return False
-        self._state.saved_number = self._state.checkpoint.number
-        self._state.save_at = boot_seconds() + _SAVE_SECONDS
         self._barrier.checkpoint_saved()
         return True
 
@@ -524,7 +490,7 @@ class BatchLoop:
         # A term that is over has not been looked for anything.
         has_deferred = self._barrier.has_deferred or bool(self._paused.ids)
         self.idle = self._may_go_on() and not has_deferred and not may_look
-        if boot_seconds() >= self._state.save_at:
+        if self._checkpoints.is_save_due:
             self._save()
         if not may_look:
             self._stopping.wait(self._size.pause())
@@ -539,7 +505,7 @@ class BatchLoop:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._ports.source.close()
-            self._ports.guarantee.store.close()
+            self._checkpoints.close()
             self._term.abandoned = bool(self.abandoned)
             if self.abandoned and not self._ports.guarantee.exactly_once:
                 _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})

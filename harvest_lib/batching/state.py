@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import HarvestError
 from harvest_lib.record import Row
 from harvest_lib.source import Position
@@ -12,21 +11,10 @@ from harvest_lib.source import Position
 
 @dataclass(slots=True)
 class BatchState:
-    """Progress of a term. Times are those of `boot_seconds`."""
+    """Progress of a term."""
 
-    checkpoint: Checkpoint = field(default_factory=lambda: Checkpoint(generation=0))
-    """The last one that was committed."""
     position: Position = field(default_factory=dict)
     """The source's, after the last batch that was committed."""
-    saved_number: int = -1
-    """Of the checkpoint that is in Postgres."""
-    save_at: float = 0.0
-    """Time of the next save of the checkpoint."""
-    check_at: float = 0.0
-    """Time of the next check of the subscription's row."""
-
-    has_led: bool = False
-    """True if the epoch was raised for this term."""
     is_open: bool = False
     """True if delivery and source are ready: False before the first batch and after each failure."""
     was_fenced: bool = False

@@ -318,7 +318,10 @@ def fall_behind(postgres, standby, harvest, topic):
     with Writer(postgres.dsn, topic) as writer:
         writer.commit(20, "both")
         eventually(lambda: harvest.delivered_records == 20, "the first are delivered")
-        eventually(lambda: harvest._loops[0]._state.saved_number > 1, "its checkpoint is saved")
+        eventually(
+            lambda: harvest._loops[0]._checkpoints.last.number > 1 and harvest._loops[0]._checkpoints.is_saved,
+            "its checkpoint is saved",
+        )
         await_replicated(postgres, standby)
         standby.stop()
         writer.commit(10, "lost")

@@ -244,7 +244,7 @@ MUTATIONS = (
             BatchLoop,
             "_commit",
             "outcome = ports.guarantee.commit(",
-            "self._state.checkpoint = following; outcome = ports.guarantee.commit(",
+            "self._checkpoints.last = following; outcome = ports.guarantee.commit(",
         ),
     ),
     _mutation(
