@@ -29,7 +29,6 @@ from harvest_lib.harvester.measures import HarvestMeasures, MeasuredGuarantee, S
 from harvest_lib.harvester.other_readers import refuse_readers
 from harvest_lib.harvester.tracing import traced_guarantee
 from harvest_lib.leadership import Term
-from harvest_lib.native import Implementation, implementation
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source import BatchSource
@@ -72,13 +71,6 @@ class Engine(Protocol):
     def added_partitions(self) -> Sequence[Added]:
         """Return the topics to which partitions were added, where only this process knows it."""
         return ()
-
-
-def hand_over(config: HarvestConfig) -> Implementation:
-    """Return by what records are handed over to Kafka."""
-    if config.delivery == "barrier":
-        return Implementation(name="python", reason="the key barrier reads the key of each record")
-    return implementation()
 
 
 def make_loop(

@@ -39,7 +39,7 @@ from harvest_lib.events import (
 from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
-from harvest_lib.harvester.engine import Callbacks, Engine, hand_over
+from harvest_lib.harvester.engine import Callbacks, Engine
 from harvest_lib.harvester.factory import certificates_of, make_leadership, read_pool, refuse_bad_settings
 from harvest_lib.harvester.former_election import refuse_group
 from harvest_lib.harvester.hold_off import HoldOffs
@@ -50,6 +50,7 @@ from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.leadership.pool import Pool
+from harvest_lib.native import implementation
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import ClaimSource
 
@@ -174,7 +175,7 @@ class Harvest:
         self._thread.start()
         if self._watch is not None:
             self._watch.begin(self._end, self._stopped)
-        way = hand_over(config)
+        way = implementation()
         if unread := config.limits.without_effect:
             _log.info("limits_without_effect", extra={"limits": unread})
         _log.info(
@@ -289,7 +290,7 @@ class Harvest:
     @property
     def hand_over(self) -> str:
         """Return by what records are handed over to Kafka, `native` or `python`; empty before it has started."""
-        return hand_over(self._config).name if self._engine is not None else ""
+        return implementation().name if self._engine is not None else ""
 
     @property
     def added_partitions(self) -> Sequence[Added]:

@@ -45,7 +45,7 @@ def proved_nothing(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _went_as_planned(outcome: Outcome) -> bool:
-    return bool(outcome.handed_over_natively) or not outcome.plan.mode.goes_natively
+    return bool(outcome.handed_over_natively) or outcome.plan.mode.hand_over != "native"
 
 
 def document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> dict[str, Any]:

@@ -57,11 +57,6 @@ class Mode:
         """True if readers of committed records are promised no repeats."""
         return self.delivery in {"transactional", "sequenced"}
 
-    @property
-    def goes_natively(self) -> bool:
-        """True if records are handed over natively. The barrier reads each key, in Python."""
-        return self.hand_over == "native" and self.delivery != "barrier"
-
     def __str__(self) -> str:
         return f"{self.source}/{self.delivery}, {self.hand_over}"
 

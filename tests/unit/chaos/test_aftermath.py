@@ -141,7 +141,7 @@ def test_a_run_in_which_nothing_was_at_stake_proves_nothing(lacking, said, monke
         ("snapshot", "pipelined", "native", 5, False),
         ("snapshot", "pipelined", "python", 0, False),
         ("transaction_id", "sequenced", "native", 0, True),
-        ("snapshot", "barrier", "native", 0, False),
+        ("snapshot", "barrier", "native", 0, True),
         ("mark", "pipelined", "native", 0, True),
         ("mark", "transactional", "native", 0, True),
     ],
