@@ -46,9 +46,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         is_plain = page == "license.md"
         content = f"# License\n\n```\n{text}```\n" if is_plain else _LINK.sub(lambda link: _from_root(link[1]), text)
         files.append(File.generated(config, page, content=content))
-    programs = sorted(path.name for path in (Path(config.docs_dir) / "examples").glob("*.*"))
-    listed = "".join(f"- [{name}]({name})\n" for name in programs)
-    files.append(File.generated(config, "examples/index.md", content=f"# Programs\n\n{listed}"))
     for page in _listed(config.nav or []):
         if page.startswith("api/"):
             module = page.removeprefix("api/").removesuffix(".md")
@@ -66,7 +63,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, files: F
 
 
 def _from_root(link: str) -> str:
-    return PAGES.get(link, "examples/index.md" if link == "docs/examples" else link.removeprefix("docs/"))
+    return PAGES.get(link, link.removeprefix("docs/"))
 
 
 def _from_docs(link: str, up: str) -> str:

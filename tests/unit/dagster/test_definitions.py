@@ -1,6 +1,8 @@
 """Definitions that Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
 
 import re
+import runpy
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -39,6 +41,14 @@ def keys(definitions):
 
 def checks(definitions):
     return {(key.asset_key.to_user_string(), key.name) for key in definitions.resolve_asset_graph().asset_check_keys}
+
+
+def test_the_example_of_the_documentation_loads():
+    loaded = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "examples" / "dagster_outbox.py"))["defs"]
+    dg.Definitions.validate_loadable(loaded)
+    assert {"outbox/shop_outbox", "kafka/orders_topic"} <= keys(loaded)
+    assert ("outbox/shop_outbox", "backlog_age") in checks(loaded)
+    assert "shop_supervisor" in {each.name for each in loaded.sensors}
 
 
 def test_the_example_loads_whole():

@@ -61,6 +61,13 @@ def test_relative_links_lead_somewhere(page):
             assert anchor in headings(target), link
 
 
+def test_every_example_is_in_their_index():
+    folder = ROOT / "docs" / "examples"
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    linked = {Path(link) for link in LINK.findall((folder / "README.md").read_text(encoding="utf-8"))}
+    assert files - linked == {Path("README.md")}
+
+
 def reachable(start: Path) -> set[Path]:
     """Return the pages that links lead to from a page, directly or by way of others, and the page itself."""
     found, waiting = {start}, [start]
