@@ -64,62 +64,71 @@ class Guarantee(Protocol):
         ...
 
 
-class AtLeastOnceBatches:
-    """`Guarantee` that repeats records after a failure: the loop saves the checkpoint after the batch."""
+class _Delivered:
+    """The part of a guarantee that its delivery does alone. A commit leaves nothing to be settled."""
 
-    exactly_once = False
-
-    def __init__(self, delivery: Delivery, store: CheckpointStore) -> None:
-        self.store = store
+    def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
 
-    def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
-        return self._delivery.commit(b"", may_send)
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        return self._delivery.begin(leader_id)
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        return self._delivery.send(rows, may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - see above
+        return BatchCommitted()
+
+    def abandon(self) -> bool:
+        return self._delivery.abandon()
 
     @property
     def failed_keys(self) -> Collection[bytes] | None:
         return self._delivery.failed_keys
 
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return BatchCommitted()
+
+class AtLeastOnceBatches(_Delivered):
+    """`Guarantee` that repeats records after a failure: the loop saves the checkpoint after the batch."""
+
+    exactly_once = False
+
+    def __init__(self, delivery: Delivery, store: CheckpointStore) -> None:
+        super().__init__(delivery)
+        self.store = store
+
+    def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        return self._delivery.commit(b"", may_send)
 
 
-class TransactionalBatches:
+class TransactionalBatches(_Delivered):
     """`Guarantee` by Kafka transactions: the checkpoint is a record of the batch's own transaction."""
 
     exactly_once = True
-    failed_keys = None
 
     def __init__(self, delivery: Delivery, store: KafkaStore) -> None:
+        super().__init__(delivery)
         self.store: CheckpointStore = store
-        self._delivery = delivery
         self._encode = store.encode
-        self.begin, self.send, self.abandon = delivery.begin, delivery.send, delivery.abandon
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._delivery.commit(self._encode(checkpoint), may_send)
 
-    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit leaves nothing to be done
-        return BatchCommitted()
 
-
-class SequencedBatches:
+class SequencedBatches(_Delivered):
     """`Guarantee` by acknowledgements: readers see a batch once its checkpoint is kept and they have arrived."""
 
     exactly_once = True
-    failed_keys = None
+    _delivery: Sequenced
 
     def __init__(self, delivery: Sequenced, store: IntentStore) -> None:
+        super().__init__(delivery)
         self.store = store
-        self._delivery = delivery
         self._acknowledged: Checkpoint | None = None  # kept with acknowledgements, which are on their way
         self._clear_at = 0.0
-        self.send, self.abandon = delivery.send, delivery.abandon
 
     def begin(self, leader_id: UUID) -> BatchOutcome:
         self._acknowledged = None
-        return self._delivery.begin(leader_id)
+        return super().begin(leader_id)
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         outcome = self._delivery.flush(may_send)

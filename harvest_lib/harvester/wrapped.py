@@ -1,6 +1,7 @@
 """A guarantee that passes everything on to another one: the base of those that also take notes."""
 
 from collections.abc import Callable, Collection, Sequence
+from uuid import UUID
 
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.checkpoints.store import CheckpointStore
@@ -15,17 +16,22 @@ class WrappedGuarantee:
     def __init__(self, guarantee: Guarantee) -> None:
         self.exactly_once = guarantee.exactly_once
         self._guarantee = guarantee
-        self.begin, self.settle = guarantee.begin, guarantee.settle
 
     @property
     def store(self) -> CheckpointStore:
         return self._guarantee.store
+
+    def begin(self, leader_id: UUID) -> BatchOutcome:
+        return self._guarantee.begin(leader_id)
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._guarantee.send(rows, may_send)
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._guarantee.commit(checkpoint, may_send)
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        return self._guarantee.settle(may_send)
 
     def abandon(self) -> bool:
         return self._guarantee.abandon()

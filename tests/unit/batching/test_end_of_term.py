@@ -56,8 +56,8 @@ def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
 def test_it_is_not_idle_for_a_look_that_was_not_made():
     term = Term(uuid4())
     loop = loop_of(term)
-    state = loop._state
-    state.is_open, state.check_at, state.save_at = True, float("inf"), float("inf")
+    loop._state.is_open = True
+    loop._checkpoints._check_at = loop._checkpoints._save_at = float("inf")
     term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle
