@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 import uuid
+from collections import Counter
 
 import pytest
 from confluent_kafka import Producer
@@ -36,7 +37,11 @@ def config(outbox, bootstrap_servers, group_id):
 
 def check_exactly_once(outbox, bootstrap_servers):
     found = read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")
-    assert sorted(record.outbox_id for record in found) == outbox.ids()
+    times, committed = Counter(record.outbox_id for record in found), outbox.ids()
+    lost, repeated = sorted({*committed} - {*times}), sorted(each for each, count in times.items() if count > 1)
+    terms = {record.outbox_id: str(record.leader_id) for record in found}
+    assert (lost, [(each, terms[each]) for each in repeated]) == ([], [])
+    assert sorted(times) == committed
     assert steps(found) == []
 
 
