@@ -123,7 +123,7 @@ def test_a_batch_leads_to_those_who_wrote_it(
     config = harvest_config(dsn, bootstrap_servers, group_id, delivery=delivery, leadership="solo")
     assert Harvest(config).drain(60).records == 8
     check(traces, bootstrap_servers, topic, one, other)
-    assert bool(native_slices) is (impl == "native" and delivery != "barrier")  # which looks at each key
+    assert bool(native_slices) is (impl == "native")
     assert {(each.attributes["harvest.delivery"], each.attributes["harvest.shard"]) for each in traces.ours} == {
         (delivery, 0)
     }
