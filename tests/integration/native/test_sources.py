@@ -67,9 +67,9 @@ def test_rows_by_transaction_are_delivered_in_their_order(
     )
     assert Harvest(config).drain(120).records == len(expected)
     found = [each.outbox_id for each in read_topic(bootstrap_servers, topic) if each.outbox_id is not None]
-    if delivery == "barrier":  # which looks at each key, and so makes rows
+    if delivery == "barrier":  # which makes rows of what it defers
         assert sorted(found) == sorted(expected)
-        assert handed_over["records"] == 0
+        assert 0 < handed_over["records"] < len(expected)
     else:
         assert found == expected
         assert handed_over["records"] == len(expected)

@@ -88,7 +88,7 @@ def outcome(*terms, fault, copies=(), mode=MARK_BARRIER):
         history=Path("history"),
         committed=3,
         delivered=3,
-        handed_over_natively=0,
+        handed_over_natively=3,
         seconds=10.0,
         fire_seconds=9.0,
         injected=injected,

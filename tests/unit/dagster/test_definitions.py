@@ -1,11 +1,11 @@
 """Definitions that Dagster loads: everything of the example, and a user's own outbox from a few lines of YAML."""
 
 import re
-import runpy
 from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 from dagster.components.resolved.errors import ResolutionException
 from pydantic import ValidationError
 
@@ -44,7 +44,9 @@ def checks(definitions):
 
 
 def test_the_example_of_the_documentation_loads():
-    loaded = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "examples" / "dagster_outbox.py"))["defs"]
+    example = yaml.safe_load((Path(__file__).parents[3] / "docs" / "examples" / "dagster_outbox.yaml").read_text())
+    assert example["type"] == f"{OutboxComponent.__module__}.{OutboxComponent.__name__}"
+    loaded = outbox_definitions(OutboxComponent.resolve_from_yaml(yaml.safe_dump(example["attributes"])))
     dg.Definitions.validate_loadable(loaded)
     assert {"outbox/shop_outbox", "kafka/orders_topic"} <= keys(loaded)
     assert ("outbox/shop_outbox", "backlog_age") in checks(loaded)
