@@ -135,7 +135,7 @@ class PipelinedBatches:
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break
-            elif code == MALFORMED:
+            elif code == MALFORMED or (code == LATE and not went):  # however slow the question is, one goes
                 refused, rows = self._produce([rows[0]], may_send), rows[1:]
             elif code and code != LATE:
                 return self._not_taken(rows[0][ID], error_of(code))
