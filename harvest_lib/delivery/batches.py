@@ -240,6 +240,8 @@ class PipelinedBatches:
         while self._is_waiting() and self._serve(functools.partial(self._producer.flush, _SLICE_SECONDS)):
             if deadline.passed or not may_send():
                 self._stopped, self._gave_up = True, deadline.passed
+        # A failure that has no report of its own may be noted between the last call and the end of the wait.
+        self._serve(functools.partial(self._producer.poll, _NOW))
         self._collect_reasons(deadline)
         if self._failure is not None:
             return self._failed_by(self._failure)
@@ -284,10 +286,12 @@ class PipelinedBatches:
     def _report(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
             return
-        if message is None:
-            self._failed_keys = None
-        elif self._failed_keys is not None:
-            self._failed_keys.add(message.key() or b"")
+        if self._failed_keys is not None:
+            key = message.key() if message is not None else None
+            if key is None:  # an empty key is another one
+                self._failed_keys = None
+            else:
+                self._failed_keys.add(key)
         self._failed_in(message.topic() if message is not None else None, error)
 
     def _note_keys(self, keys: set[bytes] | None, failures: Sequence[tuple[KafkaError, str]]) -> None:

@@ -17,6 +17,7 @@ struct functions fn;
 enum { FUNCTIONS = sizeof fn / sizeof(void *) };
 enum { VTYPE_END, VTYPE_TOPIC, VTYPE_VALUE = 4, VTYPE_KEY, VTYPE_MSGFLAGS = 7, VTYPE_TIMESTAMP, VTYPE_HEADERS = 10 };
 enum { MSG_F_COPY = 2 };
+enum { TIMED_OUT = -192 }; /* RD_KAFKA_RESP_ERR__MSG_TIMED_OUT */
 enum { UNCONFIRMED = -149 }; /* RD_KAFKA_RESP_ERR__INCONSISTENT, which librdkafka reports of no record */
 enum { STAMP = 17, MESSAGE_ID = 16 };
 
@@ -35,7 +36,7 @@ int harvest_bind(void *const *functions, int count) {
 
 /* ---- a sender: a producer, and what became of records that were handed over here */
 
-enum { TOPIC_BYTES = 250, MOST_FAILURES = 64, MOST_KEY_BYTES = 1 << 20 };
+enum { TOPIC_BYTES = 250, MOST_FAILURES = 64, MOST_KEY_BYTES = 1 << 23 };
 
 typedef struct {
     int32_t number; /* an error or a partition */
@@ -57,7 +58,7 @@ typedef struct {
     int notes_keys;     /* set where the keys of what failed are wanted */
     char *keys;         /* each with a NUL behind it */
     size_t key_bytes, key_room;
-    int lost_key; /* there was no memory for one */
+    int lost_key; /* there was no memory for one, or a record had none */
 } sender_t;
 
 static __thread sender_t *newest;
@@ -79,9 +80,14 @@ static void note(of_topic_t *into, int32_t number, const char *topic) {
 
 static void note_failure(sender_t *sender, const message_t *message, int error) {
     const char *topic = name_of(message->rkt);
-    if (sender->failed < MOST_FAILURES && /* else enough is known for all of it to be given up */
-        !is_noted(sender->failures, sender->failed, error, topic))
+    if (is_noted(sender->failures, sender->failed, error, topic))
+        return;
+    if (sender->failed < MOST_FAILURES)
         note(&sender->failures[sender->failed++], error, topic);
+    else if (error == TIMED_OUT) /* such a record may still arrive, which no other kind tells */
+        note(&sender->failures[MOST_FAILURES - 1], error, topic);
+    else if (error == UNCONFIRMED)
+        note(&sender->failures[MOST_FAILURES - 2], error, topic);
 }
 
 static void note_place(sender_t *sender, const message_t *message) {
@@ -111,7 +117,7 @@ static void note_key(sender_t *sender, const message_t *message) {
         if (keys != NULL)
             sender->keys = keys, sender->key_room = room;
     }
-    if (size > sender->key_room) {
+    if (size > sender->key_room || message->key == NULL) {
         sender->lost_key = 1;
         return;
     }
@@ -418,7 +424,7 @@ static int64_t boot_time(void) {
 /* Hand over rows, up to the first that is not taken, whose error is in `error`. `stamp` is the beginning of the record
  * header, or NULL; with a `producer` each has a message id, of clocks from `clock` on. `timestamp` is of all of them, in
  * milliseconds; 0 leaves it to librdkafka. `until` is the boot time at which to stop with `LATE`, asked in front of each
- * record: a process that was frozen hands over one more at most; 0 is never. Return how many went. */
+ * record: a process that is frozen until then hands over one more at most; 0 is never. Return how many went. */
 int harvest_send(sender_t *sender, const PGresult *result, int first, const int32_t *picked, int from, int to,
                  const uint8_t *stamp, uint64_t producer, uint64_t clock, int64_t timestamp, int64_t until, int *error) {
     uint8_t stamped[STAMP + 8], id[MESSAGE_ID];

@@ -48,7 +48,7 @@ MALFORMED = 1_000_000
 """Error of `harvest_send` for a row that it does not understand."""
 LATE = 1_000_001
 """Error of `harvest_send` for a row for which it was too late."""
-MOST_KEY_BYTES = 1 << 20
+MOST_KEY_BYTES = 1 << 23
 """Bytes of the keys that `harvest_failed_keys` copies at most."""
 
 

@@ -49,7 +49,8 @@ class NativeSender:
         `stamp` is the beginning of the record header; with a `producer_id` each has a message id, of clocks from
         `clock` on. `timestamp_ms` is of all of them; 0 leaves it to librdkafka. An error of `MALFORMED` is of a row
         that only Python may understand. `until` are the boot seconds from which on none is handed over, with the error
-        `LATE`; 0 is never. That is checked for each row: a process that was frozen hands over one more at most.
+        `LATE`; 0 is never. That is checked for each row: a process that is frozen until then hands over one more
+        at most.
         """
         self._require_usable()
         times = timestamp_ms, int(until * 1e9)

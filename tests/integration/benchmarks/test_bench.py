@@ -25,6 +25,7 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
     assert first["value"] / first["floor"] == pytest.approx(first["ratio"])
     more = {
         "drain-barrier": ["drain-barrier-statements"],
+        "drain-pipelined": ["drain-pipelined-statements"],
         "one-key": ["one-key-and-purge"],
         "consumer": ["consumer-groups", "consumer-rate", "consumer-4-shards", "consumer-groups-4-shards"],
     }

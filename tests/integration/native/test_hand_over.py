@@ -135,8 +135,8 @@ def test_picked_rows_go_and_none_once_it_is_too_late(bootstrap_servers, make_top
     assert [value for _, _, _, value, _ in messages(bootstrap_servers, topic)] == [b"2", b"5"]
 
 
-@pytest.mark.parametrize(("key", "count"), [("k", 20), ("k" * 90, 12_000)])
-def test_the_keys_of_what_failed_are_known_if_they_are_few(bootstrap_servers, make_topic, dsn, key, count):
+@pytest.mark.parametrize(("key", "count", "times"), [("k", 20, 1), ("k" * 90, 12_000, 8)])
+def test_the_keys_of_what_failed_are_known_if_they_are_few(bootstrap_servers, make_topic, dsn, key, count, times):
     made_outbox(dsn)
     topic = make_topic(**{"max.message.bytes": 100})
     insert(dsn, [(topic, f"{key}{number}" if number else "", "x" * 300, [], []) for number in range(count)])
@@ -144,7 +144,8 @@ def test_the_keys_of_what_failed_are_known_if_they_are_few(bootstrap_servers, ma
     sender.note_keys()
     with psycopg.connect(dsn) as connection:
         rows = rows_of(connection.cursor(binary=True).execute(ALL))
-        assert sender.send(rows, stamp=None) == (count, 0)
+        for _ in range(times):
+            assert sender.send(rows, stamp=None) == (count, 0)
         producer.flush(60)
     known = {b"", *(f"{key}{number}".encode() for number in range(1, count))}
     assert sender.take_failed_keys() == (known if count == 20 else None)
