@@ -25,7 +25,7 @@ static const char NAME[] = "harvest";
 static const char STAMP_HEADER[] = "harvest", ID_HEADER[] = "message-id", TRACE_HEADER[] = "traceparent";
 
 /* What Python may call here, and how, by a number that changes with it: a library of an earlier build is left alone. */
-int harvest_interface(void) { return 4; }
+int harvest_interface(void) { return 5; }
 
 int harvest_bind(void *const *functions, int count) {
     if (count != FUNCTIONS)
@@ -199,17 +199,17 @@ int harvest_failures(sender_t *sender, of_topic_t *into) {
 
 void harvest_note_keys(sender_t *sender) { sender->notes_keys = 1; }
 
-/* Copy the keys of what failed since the last call, each with a NUL behind it, into `MOST_KEY_BYTES`, and forget them;
+/* Hand out the keys of what failed since the last call, each with a NUL behind it, in memory which `harvest_free` frees;
  * return how many bytes they have, or -1 if one was lost. */
-int harvest_failed_keys(sender_t *sender, char *into) {
+int harvest_failed_keys(sender_t *sender, char **keys) {
     pthread_mutex_lock(&sender->mutex);
-    int count = (int)sender->key_bytes, lost = sender->lost_key;
-    if (count > 0)
-        memcpy(into, sender->keys, (size_t)count);
-    sender->key_bytes = 0;
+    int count = sender->lost_key ? -1 : (int)sender->key_bytes;
+    *keys = sender->keys;
+    sender->keys = NULL;
+    sender->key_bytes = sender->key_room = 0;
     sender->lost_key = 0;
     pthread_mutex_unlock(&sender->mutex);
-    return lost ? -1 : count;
+    return count;
 }
 
 /* Copy up to `most` places and forget them; return how many, or -1 if one was lost. */

@@ -40,7 +40,7 @@ _OF_LIBRDKAFKA = (
     "rd_kafka_conf_interceptor_add_on_new",
     "rd_kafka_interceptor_add_on_acknowledgement",
 )
-INTERFACE = 4
+INTERFACE = 5
 """Number that `harvest_interface` has to return: with another, the library is of an earlier or a later build."""
 _TOPIC_BYTES, MOST_TOPICS = 250, 64
 MOST_FAILURES = 64
@@ -48,8 +48,6 @@ MALFORMED = 1_000_000
 """Error of `harvest_send` for a row that it does not understand."""
 LATE = 1_000_001
 """Error of `harvest_send` for a row for which it was too late."""
-MOST_KEY_BYTES = 1 << 23
-"""Bytes of the keys that `harvest_failed_keys` copies at most."""
 
 
 class Summary(ctypes.Structure):
@@ -191,7 +189,7 @@ def _declare(library: CDLL) -> None:
     library.harvest_take_newest.restype = c_void_p
     for of_sender in (library.harvest_let_go, library.harvest_track, library.harvest_note_keys):
         of_sender.argtypes, of_sender.restype = [c_void_p], None
-    library.harvest_failed_keys.argtypes = [c_void_p, c_void_p]
+    library.harvest_failed_keys.argtypes = [c_void_p, POINTER(c_void_p)]
     library.harvest_failures.argtypes = [c_void_p, POINTER(OfTopic)]
     library.harvest_places.argtypes = [c_void_p, POINTER(OfTopic), c_int]
     rows: tuple[Any, ...] = (c_void_p, c_int, c_void_p, c_int, c_int)

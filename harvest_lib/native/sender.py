@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from ctypes import CDLL, byref, c_int, create_string_buffer, string_at
+from ctypes import CDLL, byref, c_int, c_void_p, string_at
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ from weakref import finalize
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.native import library as built
-from harvest_lib.native.library import LATE, MALFORMED, MOST_FAILURES, MOST_KEY_BYTES, OfTopic, implementation
+from harvest_lib.native.library import LATE, MALFORMED, MOST_FAILURES, OfTopic, implementation
 from harvest_lib.native.pieces import Records
 from harvest_lib.native.rows import NativeRows
 
@@ -97,9 +97,12 @@ class NativeSender:
 
     def take_failed_keys(self) -> set[bytes] | None:
         """Return the keys of what failed since the last call, None if some are unknown."""
-        found = create_string_buffer(MOST_KEY_BYTES)
-        count = self._library.harvest_failed_keys(self._sender, found)
-        return {*string_at(found, count).split(b"\0")[:-1]} if count >= 0 else None
+        keys = c_void_p()
+        count = self._library.harvest_failed_keys(self._sender, byref(keys))
+        try:
+            return {*string_at(keys, count).split(b"\0")[:-1]} if count >= 0 else None
+        finally:
+            self._library.harvest_free(keys)
 
     def take_places(self) -> list[tuple[str, int]]:
         """Return the topics and partitions that records arrived at, since the last call at least."""

@@ -22,6 +22,7 @@ from harvest_lib.native import (
     make_with_sender,
     rows_of,
 )
+from harvest_lib.native.library import MOST_FAILURES
 
 pytestmark = [
     pytest.mark.gate,
@@ -133,6 +134,31 @@ def test_picked_rows_go_and_none_once_it_is_too_late(bootstrap_servers, make_top
         assert sender.send(rows.pick([7, 2, 5])[1:], stamp=None, until=boot_seconds() + 3_600) == (2, 0)
         producer.flush(60)
     assert [value for _, _, _, value, _ in messages(bootstrap_servers, topic)] == [b"2", b"5"]
+
+
+def test_records_that_timed_out_are_among_the_kinds_of_failures_however_many_those_are(dsn):
+    """Such a record may still arrive. Here nothing leaves: nobody listens."""
+    made_outbox(dsn)
+    insert(dsn, [(f"t{number}", f"k{number}", "v", [], []) for number in range(MOST_FAILURES)])
+    insert(dsn, [("late", "late", "v", [], [])])
+    producer, sender = make_with_sender(
+        Producer, {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1_000, "log_level": 0}
+    )
+    sender.note_keys()
+    with psycopg.connect(dsn) as connection:
+        rows = rows_of(connection.cursor(binary=True).execute(ALL))
+        assert sender.send(rows[:-1], stamp=None) == (MOST_FAILURES, 0)
+        producer.purge(in_queue=True, in_flight=True, blocking=True)
+        while len(producer):
+            producer.poll(0.1)
+        assert sender.send(rows[-1:], stamp=None) == (1, 0)
+        while len(producer):
+            producer.poll(0.1)
+    kinds = [(error.code(), topic) for error, topic in sender.take_failures()]
+    assert len(kinds) == MOST_FAILURES
+    assert {code for code, _ in kinds[:-1]} == {KafkaError._PURGE_QUEUE}
+    assert kinds[-1] == (KafkaError._MSG_TIMED_OUT, "late")
+    assert sender.take_failed_keys() == {b"late", *(f"k{number}".encode() for number in range(MOST_FAILURES))}
 
 
 @pytest.mark.parametrize(("key", "count", "times"), [("k", 20, 1), ("k" * 90, 12_000, 8)])
