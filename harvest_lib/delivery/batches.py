@@ -237,11 +237,13 @@ class PipelinedBatches:
         assert self._producer is not None  # noqa: S101 - `begin` comes first
         deadline = Deadline(self._settings.delivery_timeout_seconds)
         self._serve(functools.partial(self._producer.poll, _NOW))
-        while self._is_waiting() and self._serve(functools.partial(self._producer.flush, _SLICE_SECONDS)):
+        while self._is_waiting():
+            if not self._serve(functools.partial(self._producer.flush, _SLICE_SECONDS)):
+                break
             if deadline.passed or not may_send():
                 self._stopped, self._gave_up = True, deadline.passed
-        # A failure that has no report of its own may be noted between the last call and the end of the wait.
-        self._serve(functools.partial(self._producer.poll, _NOW))
+        else:  # a record that no broker has confirmed is no longer outstanding once that is noted: look after that
+            self._serve(functools.partial(self._producer.poll, _NOW))
         self._collect_reasons(deadline)
         if self._failure is not None:
             return self._failed_by(self._failure)
@@ -294,13 +296,18 @@ class PipelinedBatches:
                 self._failed_keys.add(key)
         self._failed_in(message.topic() if message is not None else None, error)
 
-    def _note_keys(self, keys: set[bytes] | None, failures: Sequence[tuple[KafkaError, str]]) -> None:
-        """Note the keys of records that were handed over natively. Of one that no broker has confirmed it is not known
-        where it is."""
-        if keys is None or self._failed_keys is None or any(each.code() == UNCONFIRMED for each, _ in failures):
-            self._failed_keys = None
-        else:
-            self._failed_keys |= keys
+    def _note_native(self, sender: NativeSender) -> None:
+        """Note the failures of records that were handed over natively, and their keys. Of one that no broker has
+        confirmed it is not known where it is."""
+        failures = sender.take_failures()
+        if failures and self._failed_keys is not None:
+            keys = sender.take_failed_keys()
+            if keys is None or any(each.code() == UNCONFIRMED for each, _ in failures):
+                self._failed_keys = None
+            else:
+                self._failed_keys |= keys
+        for failure, topic in failures:
+            self._failed_in(topic, failure)
 
     def _failed_in(self, topic: str | None, error: KafkaError) -> None:
         """Note the report of a record."""
@@ -336,10 +343,8 @@ class PipelinedBatches:
             self._failed(raised(error))
             return 0
         finally:
-            if self._sender is not None and (failures := self._sender.take_failures()):
-                self._note_keys(self._sender.take_failed_keys(), failures)
-                for failure, topic in failures:
-                    self._failed_in(topic, failure)
+            if self._sender is not None:
+                self._note_native(self._sender)
 
     def _discard(self) -> bool:
         """Let nothing more leave, and ignore its reports; return True if records on the wire may still arrive."""
