@@ -246,7 +246,9 @@ class NoBarrier:
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
         if self._waiting:
             rows = [*self._waiting, *rows] if rows else self._waiting
-        if self.isolated:
+        if self.is_isolated:
+            room = 0
+        elif self.isolated:
             place = next((place for place, row in enumerate(rows) if row[0] in self.isolated), room)
             self.is_isolated = first and place == 0 < room
             room = min(room, place or int(first))

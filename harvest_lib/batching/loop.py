@@ -54,7 +54,7 @@ from harvest_lib.errors import (
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
-from harvest_lib.record.rows import RowPage, ids_of, keys_of
+from harvest_lib.record.rows import ids_of, keys_of
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -284,8 +284,7 @@ class BatchLoop:
     def _send(self, rows: Sequence[Row]) -> bool:
         """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`; False if this batch is
         over, because the client refused one, which was parked."""
-        is_page = isinstance(rows, RowPage) and self._barrier.is_waiting  # it goes as it is where none are before it
-        runs = ((), rows) if is_page else (rows,)
+        runs = ((), rows) if self._barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
         return all(self._hand_over(self._barrier.admit(run, self._room, first=not self.in_flight)) for run in runs)
 
     def _hand_over(self, rows: Sequence[Row]) -> bool:
