@@ -21,7 +21,8 @@ from harvest_lib.local_stack.state import make_folder, private_log
 
 _POLL_SECONDS = 0.02
 _KILL_SECONDS = 10
-_STANDS_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+_STANDS_STILL = {"T", "t", "Z", "X"}
+"""States of a thread in /proc that runs nothing any more: stopped, traced, ended."""
 _LOG_BYTES = 16 * 1024 * 1024
 
 
@@ -140,13 +141,13 @@ class ServerProcess:
         self._process = None
 
     def suspend(self) -> None:
-        """Freeze the process by SIGSTOP, and wait until it stands: on a busy machine its threads go on for a moment."""
+        """Freeze the process by SIGSTOP, and wait until each of its threads stands: on a busy machine they go on for a
+        moment, also when the first one stands."""
         if self.pid is None:
             return
-        process = psutil.Process(self.pid)
-        process.suspend()
+        psutil.Process(self.pid).suspend()
         deadline = time.monotonic() + _KILL_SECONDS
-        while process.status() not in _STANDS_STILL:
+        while not _stands_still(self.pid):
             if time.monotonic() > deadline:
                 raise self._failed(f"{self.name} did not stand still {_KILL_SECONDS} s after SIGSTOP")
             time.sleep(_POLL_SECONDS)
@@ -204,6 +205,19 @@ def through_child(
         if not all(user.reaches(path) for path in (Path(command[0]), *paths)):
             wrapped += ["--reach"]
     return [*wrapped, "--", *(str(part) for part in command)]
+
+
+def _stands_still(pid: int) -> bool:
+    """Return True if no thread of a process runs."""
+    return all(_state(task) in _STANDS_STILL for task in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _state(task: Path) -> str:
+    """Return the state of a thread, as /proc has it; that of one that ended if it is gone."""
+    try:
+        return (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def tail(log: Path, lines: int = 5) -> str:

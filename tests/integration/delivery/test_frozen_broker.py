@@ -52,8 +52,7 @@ def rows(kafka):
 def test_what_waits_longer_than_its_expiry_fails_and_never_leaves(kafka, freeze, thaw):
     """A process that was frozen until another was elected must find its queue expired.
 
-    The first few are on the wire before the broker notices that it is frozen: they may arrive, as every failed record
-    may.
+    Record 2 is on the wire before the broker notices that it is frozen: it may arrive, as every failed record may.
     """
     delivery = connected(kafka)
     freeze()
@@ -63,10 +62,7 @@ def test_what_waits_longer_than_its_expiry_fails_and_never_leaves(kafka, freeze,
     delivery.begin(uuid.uuid4())
     assert deliver(delivery, kafka.row(99)) == BatchCommitted()
     arrived = [record.outbox_id for record in kafka.arrived()]
-    assert {1, 99} <= set(arrived)
-    early = sorted({*arrived} - {1, 99})
-    assert early == list(range(2, 2 + len(early)))
-    assert len(early) < len(rows(kafka)) // 2
+    assert {1, 99} <= set(arrived) <= {1, 2, 99}
     assert all(count == 1 for count in Counter(arrived).values())
 
 
