@@ -17,7 +17,7 @@ from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
-from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchOutcome, Delivery, Sequenced
+from harvest_lib.delivery import TERM_OVER, BatchCommitted, BatchFailed, BatchOutcome, Delivery, Sequenced
 from harvest_lib.record import Row
 
 _CLEAR_SECONDS = 1.0
@@ -36,8 +36,9 @@ class Guarantee(Protocol):
         """Return the store of the checkpoints."""
         ...
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
-        """Get ready to send under this leader id; a batch that was open before is gone."""
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Get ready to send under this leader id; a batch that was open before is gone. Fences nobody more once
+        `may_send` says no."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
@@ -70,8 +71,8 @@ class _Delivered:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
-        return self._delivery.begin(leader_id)
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        return self._delivery.begin(leader_id, may_send)
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._delivery.send(rows, may_send)
@@ -126,16 +127,16 @@ class SequencedBatches(_Delivered):
         self._acknowledged: Checkpoint | None = None  # kept with acknowledgements, which are on their way
         self._clear_at = 0.0
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         self._acknowledged = None
-        return super().begin(leader_id)
+        return super().begin(leader_id, may_send)
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         outcome = self._delivery.flush(may_send)
         if not isinstance(outcome, BatchCommitted):
             return outcome
         if not may_send():
-            return BatchFailed(reason="the term is over")
+            return TERM_OVER
         intents = self._delivery.take_intents()
         if not self.store.save_pending(checkpoint, intents):
             return BatchFailed(reason=_REFUSED)

@@ -200,7 +200,7 @@ class BatchLoop:
         self._checkpoints.lead(self.leader_id, self._term.after_epoch)
         if not self._still_leads():  # before we fence anybody in Kafka
             return False
-        outcome = ports.guarantee.begin(self.leader_id)
+        outcome = ports.guarantee.begin(self.leader_id, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
             self._not_committed(outcome, 0, self._size)
             return False

@@ -3,6 +3,7 @@
 from harvest_lib.delivery.alternating import AlternatingProducers, exactly_once
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.protocol import (
+    TERM_OVER,
     BatchCommitted,
     BatchDeliverySettings,
     BatchFailed,
@@ -15,6 +16,7 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 
 __all__ = [
+    "TERM_OVER",
     "AlternatingProducers",
     "BatchCommitted",
     "BatchDeliverySettings",

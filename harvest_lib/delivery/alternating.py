@@ -5,13 +5,14 @@ written, which takes a few milliseconds, the same transactional id is refused it
 again only after 20. So the next batch is another id's.
 
 Promises: those of the deliveries. A batch begins only when the one before was committed; beginning begins both, so when
-it is over no earlier leader can commit anything.
+it is over no earlier leader can commit anything. One that was frozen in between begins only the first: its successor is
+fenced once, not twice.
 """
 
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchOutcome, Delivery
+from harvest_lib.delivery.protocol import TERM_OVER, BatchCommitted, BatchDeliverySettings, BatchOutcome, Delivery
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
 from harvest_lib.record import Row
@@ -25,10 +26,12 @@ class AlternatingProducers:
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = list(deliveries)  # the first is the one whose turn it is
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         outcome: BatchOutcome = BatchCommitted()
         for each in self._deliveries:
-            outcome = each.begin(leader_id)
+            if not may_send():  # frozen meanwhile: each that begins fences the leader of now once more
+                return TERM_OVER
+            outcome = each.begin(leader_id, may_send)
             if not isinstance(outcome, BatchCommitted):
                 break
         return outcome

@@ -95,7 +95,7 @@ class PipelinedBatches:
         # Made now, so that a setting that librdkafka refuses is refused before anything starts.
         self._producer: KafkaProducer | None = self._make_producer()
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences nobody
         self._headers_of = header_maker(leader_id if self._settings.record_header else None)
         self._stamp = prefix(leader_id) if self._settings.record_header else None
         if self._producer is None or self._failure is not None or self._stopped:

@@ -42,6 +42,8 @@ class BatchFenced:
 
 BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
 
+TERM_OVER = BatchFailed(reason="the term is over")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
@@ -58,8 +60,9 @@ class BatchDeliverySettings:
 class Delivery(Protocol):
     """A way into Kafka in batches, each with its checkpoint. Used by one thread, over any number of terms."""
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
-        """Get ready to send under this leader id; a batch that was open before is gone."""
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Get ready to send under this leader id; a batch that was open before is gone. Fences nobody more once
+        `may_send` says no."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:

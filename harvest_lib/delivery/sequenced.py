@@ -18,7 +18,7 @@ Promises
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -59,8 +59,8 @@ class Sequenced(PipelinedBatches):
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
-        outcome = super().begin(leader_id)
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        outcome = super().begin(leader_id, may_send)
         self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
         self._touched.clear()
         if self._sender is not None:

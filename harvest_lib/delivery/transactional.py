@@ -23,9 +23,9 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.batches import PipelinedBatches
 from harvest_lib.delivery.errors import FENCED, PURGED, SEVERAL_AT_A_TIME
 from harvest_lib.delivery.protocol import (
+    TERM_OVER,
     BatchCommitted,
     BatchDeliverySettings,
-    BatchFailed,
     BatchFenced,
     BatchOutcome,
 )
@@ -74,23 +74,23 @@ class Transactional(PipelinedBatches):
         self._apart_until = 0.0
         super().__init__(settings, topics)
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         deadline = Deadline(_BEGIN_SECONDS)
-        self._renew_producer(leader_id)
+        self._renew_producer(leader_id, may_send)
         while True:
             outcome = self._attempt(lambda producer: producer.init_transactions(_BEGIN_SLICE_SECONDS))
-            if self._failure is None or not self._failure.retriable() or deadline.passed:
+            if self._failure is None or not self._failure.retriable() or deadline.passed or not may_send():
                 return outcome
             if self._failure.code() == KafkaError.CONCURRENT_TRANSACTIONS:
-                self._renew_producer(leader_id)
+                self._renew_producer(leader_id, may_send)
             self._failure = None
 
-    def _renew_producer(self, leader_id: UUID) -> None:
+    def _renew_producer(self, leader_id: UUID, may_send: Callable[[], bool]) -> None:
         if self._has_begun:
             self._discard()  # it may be in the middle of something
         self._has_begun = True
         self._open = False
-        super().begin(leader_id)
+        super().begin(leader_id, may_send)
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         if not self._open and self._failure is None:
@@ -113,7 +113,7 @@ class Transactional(PipelinedBatches):
         if not isinstance(acked, BatchCommitted):
             return self._outcome(acked)
         if not may_send():
-            return BatchFailed(reason="the term is over")
+            return TERM_OVER
         self._open = False
         return self._attempt(lambda producer: producer.commit_transaction(self._settings.delivery_timeout_seconds))
 

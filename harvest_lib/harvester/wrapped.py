@@ -21,8 +21,8 @@ class WrappedGuarantee:
     def store(self) -> CheckpointStore:
         return self._guarantee.store
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
-        return self._guarantee.begin(leader_id)
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        return self._guarantee.begin(leader_id, may_send)
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._guarantee.send(rows, may_send)

@@ -273,9 +273,9 @@ class RecordedBatches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._guarantee, name)
 
-    def begin(self, leader_id: UUID) -> BatchOutcome:
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
-        outcome: BatchOutcome = self._guarantee.begin(leader_id)
+        outcome: BatchOutcome = self._guarantee.begin(leader_id, may_send)
         return outcome
 
     def commit(self, checkpoint: Stored, may_send: Callable[[], bool], /) -> BatchOutcome:

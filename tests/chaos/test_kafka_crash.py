@@ -127,7 +127,7 @@ def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bo
     delivery = exactly_once(
         BatchDeliverySettings(kafka=settings, delivery_timeout_seconds=5), Topics(settings), topic, place
     )
-    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
+    assert delivery.begin(uuid.uuid4(), lambda: True) == BatchCommitted()
     delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
     assert delivery._deliveries[0]._producer.flush(60) == 0
     stack.kafka.suspend()

@@ -60,7 +60,7 @@ def test_a_delivery_can_begin_again_after_it_was_abandoned(broker):
     delivery = begun(broker.delivery())
     assert deliver(delivery, broker.row(1)) == BatchCommitted()
     delivery.abandon()
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     assert deliver(delivery, broker.row(2)) == BatchCommitted()
     assert [record.outbox_id for record in broker.arrived()] == [1, 2]
 
@@ -107,7 +107,7 @@ def test_under_the_barrier_the_keys_of_failed_records_tell_which_are_not_in_kafk
     failed = {each.decode() for each in delivery.failed_keys}
     assert "lost" in failed
     assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(1, 51)} - failed
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     assert deliver(delivery, broker.row(52, "next")) == BatchCommitted()
     assert not delivery.failed_keys
     broker.close()

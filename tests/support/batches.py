@@ -45,7 +45,7 @@ class FakeBatchDelivery:
         self.leaves_behind = False
         self._batch = []
 
-    def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
+    def begin(self, leader_id, may_send):  # noqa: ARG002 - nothing is stamped
         self._batch = []
         return BatchCommitted()
 

@@ -78,7 +78,7 @@ class RealBroker:
 
 
 def begun(delivery):
-    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
+    assert delivery.begin(uuid.uuid4(), always) == BatchCommitted()
     return delivery
 
 

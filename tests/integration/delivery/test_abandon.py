@@ -45,7 +45,7 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     kafka = {"bootstrap.servers": bootstrap_servers, "linger.ms": 0}
     made = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=600)
     delivery = PipelinedBatches(made, Topics(made.kafka))
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     delivery.send([row(1, "k", topic=topic)], always)
     delivery.flush(always)
     freeze()
@@ -53,7 +53,7 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     delivery._producer.flush(0.2)
     delivery.abandon()
     thaw()
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
     delivery.flush(always)
     delivery.close()

@@ -59,7 +59,7 @@ def test_what_waits_longer_than_its_expiry_fails_and_never_leaves(kafka, freeze,
     assert delivery.send(rows(kafka), always) == {}
     assert isinstance(delivery.commit(b"", always), BatchFailed)
     thaw()
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     assert deliver(delivery, kafka.row(99)) == BatchCommitted()
     arrived = [record.outbox_id for record in kafka.arrived()]
     assert {1, 99} <= set(arrived) <= {1, 2, 99}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.full
 def test_the_header_says_whose_term_a_record_was_sent_in(kafka):
     delivery, terms = kafka.delivery(), [uuid.uuid4(), uuid.uuid4()]
     for number, term in enumerate(terms, 1):
-        delivery.begin(term)
+        delivery.begin(term, always)
         deliver(delivery, kafka.row(number))
     assert [(record.outbox_id, record.leader_id) for record in kafka.arrived()] == list(enumerate(terms, 1))
 
@@ -91,7 +91,7 @@ def test_a_producer_with_a_fatal_error_is_replaced(kafka):
     delivery._producer.close()
     delivery._producer, delivery._sender = fatal, _ = Fatal(), None
     assert isinstance(deliver(delivery, kafka.row(1)), BatchFailed)
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     assert fatal.purged
     assert deliver(delivery, kafka.row(1)) == BatchCommitted()
 
@@ -119,6 +119,6 @@ def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_
     assert isinstance(outcome, BatchFailed)
     assert "timestamp" in outcome.reason.lower()
     monkeypatch.undo()
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), always)
     assert deliver(delivery, strict.row(2)) == BatchCommitted()
     assert [record.outbox_id for record in strict.arrived()] == [2]

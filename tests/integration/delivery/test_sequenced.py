@@ -111,7 +111,7 @@ class Leader:
         return self
 
     def begin(self):
-        assert self.guarantee.begin(uuid4()) == BatchCommitted()
+        assert self.guarantee.begin(uuid4(), always) == BatchCommitted()
         self.at = self.store.load()
 
     def send(self, *ids, names=(), contents=()):

@@ -25,7 +25,7 @@ class HeldDelivery:
     def __init__(self):
         self.hold, self.held, self.abandoned = False, 0, 0
 
-    def begin(self, leader_id):  # noqa: ARG002 - nothing is stamped
+    def begin(self, leader_id, may_send):  # noqa: ARG002 - nothing is stamped
         return BatchCommitted()
 
     def send(self, rows, may_send):  # noqa: ARG002 - takes no time

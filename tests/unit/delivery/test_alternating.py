@@ -6,7 +6,7 @@ import pytest
 from support.batches import FakeBatchDelivery, FakeKafka
 from support.rows import row
 
-from harvest_lib.delivery import AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
+from harvest_lib.delivery import TERM_OVER, AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
 
 pytestmark = pytest.mark.quick
 
@@ -19,8 +19,8 @@ class Part(FakeBatchDelivery):
         self.begun = self.committed = self.abandoned = 0
         self.begins = BatchCommitted()
 
-    def begin(self, leader_id):
-        super().begin(leader_id)
+    def begin(self, leader_id, may_send):
+        super().begin(leader_id, may_send)
         self.begun += 1
         return self.begins
 
@@ -46,7 +46,7 @@ def parts(kafka):
 @pytest.fixture
 def delivery(parts):
     made = AlternatingProducers(parts)
-    assert made.begin(uuid.uuid4()) == BatchCommitted()
+    assert made.begin(uuid.uuid4(), always) == BatchCommitted()
     return made
 
 
@@ -70,7 +70,7 @@ def test_to_begin_is_to_begin_both(delivery, parts):
     """Else one who led before could commit under the other's id what the checkpoint read now does not know."""
     assert [part.begun for part in parts] == [1, 1]
     batch(delivery, 1)
-    assert delivery.begin(uuid.uuid4()) == BatchCommitted()
+    assert delivery.begin(uuid.uuid4(), always) == BatchCommitted()
     assert [part.begun for part in parts] == [2, 2]
 
 
@@ -78,7 +78,15 @@ def test_to_begin_is_to_begin_both(delivery, parts):
 @pytest.mark.parametrize("outcome", [BatchFenced(reason="r"), BatchFailed(reason="r")])
 def test_it_has_not_begun_unless_both_have(parts, failing, outcome):
     parts[failing].begins = outcome
-    assert AlternatingProducers(parts).begin(uuid.uuid4()) == outcome
+    assert AlternatingProducers(parts).begin(uuid.uuid4(), always) == outcome
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_one_that_was_frozen_while_it_began_fences_nobody_more(parts, most):
+    answers = iter([True] * most + [False])
+    outcome = AlternatingProducers(parts).begin(uuid.uuid4(), lambda: next(answers))
+    assert [part.begun for part in parts] == [most > 0, most > 1]
+    assert outcome == (BatchCommitted() if most == 2 else TERM_OVER)
 
 
 def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):

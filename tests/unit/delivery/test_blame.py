@@ -66,7 +66,7 @@ class Made:
         self.delivery = Transactional(*transactional) if is_transactional else PipelinedBatches(settings, self.topics)
 
     def batch(self):
-        self.delivery.begin(uuid.uuid4())
+        self.delivery.begin(uuid.uuid4(), lambda: True)
         self.delivery.send([row(1, "k", topic="theirs")], lambda: True)
         if isinstance(self.delivery, Transactional):
             return self.delivery.commit(b"checkpoint", lambda: True)

@@ -49,7 +49,7 @@ def delivery_with(producer, expiry_seconds):
         producer_provider=lambda _settings: producer,
     )
     made = PipelinedBatches(settings, Topics({}))
-    made.begin(uuid.uuid4())
+    made.begin(uuid.uuid4(), lambda: True)
     return made
 
 

@@ -50,7 +50,7 @@ class Raising:
 def delivery(producer):
     settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=600, producer_provider=lambda _: producer)
     made = PipelinedBatches(settings, Topics({}))
-    made.begin(uuid.uuid4())
+    made.begin(uuid.uuid4(), lambda: True)
     return made
 
 

@@ -49,7 +49,7 @@ def begun(sender, goes):
     )
     delivery = PipelinedBatches(settings, Topics({}))
     delivery._sender = sender
-    delivery.begin(uuid.uuid4())
+    delivery.begin(uuid.uuid4(), lambda: True)
     delivery.send([row(1, "k")], lambda: True)
     return delivery
 

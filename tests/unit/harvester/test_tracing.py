@@ -43,7 +43,7 @@ def delivery(kafka):
 def guarantee(traces, delivery):
     made = traced_guarantee(delivery, CONFIG, 3)
     assert made is not delivery
-    made.begin(uuid.uuid4())
+    made.begin(uuid.uuid4(), lambda: True)
     return made
 
 
