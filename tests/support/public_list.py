@@ -1,8 +1,9 @@
-"""A list of public names, in JSON, and its comparison with the code."""
+"""Lists of public names and formats, and their comparison with the code."""
 
 import difflib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 VARIABLE = "UPDATE_PUBLIC_NAMES"
@@ -10,22 +11,25 @@ VARIABLE = "UPDATE_PUBLIC_NAMES"
 
 
 def check(file: Path, section: str, found: object) -> None:
-    """Compare one section of a list with what was found: both have to say the same. Or write it, if VARIABLE is 1."""
+    """Compare one section of a list in JSON with `found`: both have to be equal. Or write it, if VARIABLE is 1."""
     listed = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if os.environ.get(VARIABLE) == "1":
         listed[section] = found
         file.write_text(_text(listed), encoding="utf-8")
         return
-    before, now = (_text(each).splitlines() for each in (listed.get(section), found))
-    diff = list(difflib.unified_diff(before, now, "listed", "found", lineterm="", n=2))
-    assert not diff, "\n".join(
-        [
-            f"what is public has changed: section `{section}` of {file.name}",
-            *diff,
-            "Users rely on these names. If the change is meant, say so in CHANGELOG.md and write the list again:",
-            f"  {VARIABLE}=1 python -m pytest tests/contract/{_test_of(file)}",
-        ]
-    )
+    _compare(file, section, *(_text(each).splitlines() for each in (listed.get(section), found)))
+
+
+def check_lines(file: Path, section: str, found: Iterable[str]) -> None:
+    """As `check`, for the lines of a text that begin with the section's name."""
+    now = sorted({f"{section} {each}" for each in found})
+    assert now, f"nothing was found for section `{section}`"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    listed = [each for each in lines if each.startswith(f"{section} ")]
+    if os.environ.get(VARIABLE) == "1":
+        file.write_text("\n".join(sorted({*lines, *now}.difference(set(listed) - set(now)))) + "\n", encoding="utf-8")
+        return
+    _compare(file, section, listed, now)
 
 
 def shape(value: object) -> object:
@@ -36,6 +40,18 @@ def shape(value: object) -> object:
         kinds = {json.dumps(shape(each), sort_keys=True) for each in value}
         return [json.loads(kind) for kind in sorted(kinds)]
     return {type(None): "null", bool: "bool", int: "number", float: "number", str: "text"}[type(value)]
+
+
+def _compare(file: Path, section: str, before: list[str], now: list[str]) -> None:
+    diff = list(difflib.unified_diff(before, now, "listed", "found", lineterm="", n=2))
+    assert not diff, "\n".join(
+        [
+            f"what is public has changed: section `{section}` of {file.name}",
+            *diff,
+            "Users rely on these names. If the change is meant, say so in CHANGELOG.md and write the list again:",
+            f"  {VARIABLE}=1 python -m pytest tests/contract/{_test_of(file)}",
+        ]
+    )
 
 
 def _text(value: object) -> str:
