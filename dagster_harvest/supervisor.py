@@ -214,20 +214,20 @@ class _Tick:
             self._context.log.warning(str(error))
             return [], f"the outbox cannot be read: {error.cause}"
         verdicts = judged_backlog(waiting, self._settings.thresholds)
-        told = {
+        reported = {
             "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
             "at": time.time(),
             "leader": leads,
         }
-        before = self._seen.get("told", {})
+        before = self._seen.get("reported", {})
         words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
         if self._settings.daemon.mode == "external":
             words += f", led by {leads or 'nobody that Kafka knows'}"
-        is_news = any(told[each] != before.get(each) for each in ("verdicts", "leader"))
-        if not is_news and told["at"] - before.get("at", 0.0) < _TELL_AGAIN_SECONDS[self._settings.daemon.mode]:
-            state["told"] = before
+        is_news = any(reported[each] != before.get(each) for each in ("verdicts", "leader"))
+        if not is_news and reported["at"] - before.get("at", 0.0) < _TELL_AGAIN_SECONDS[self._settings.daemon.mode]:
+            state["reported"] = before
             return [], words
-        state["told"] = told
+        state["reported"] = reported
         events: list[Any] = [
             dg.AssetCheckEvaluation(
                 asset_key=self._settings.outbox_key,

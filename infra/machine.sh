@@ -1,6 +1,6 @@
 #!/bin/sh
 # Bring what is needed of the machine, by its packages, where that may be done: as root on Debian and its like. Where it
-# may not, or fails, whoever needs it says what is missing.
+# may not, or fails, the command that needs it says what is missing.
 #   machine.sh           for some faults of `harvest chaos`
 #   machine.sh pooler    for the tests with a pooler before Postgres, and those of the alerts
 set -eu

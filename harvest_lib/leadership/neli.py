@@ -354,7 +354,7 @@ class Neli(ElectedLeadership):
             self._diagnosis.request()
             return
         if self._pool is not None and (conflict := self._notices.hear(self._pool, message.value())) is not None:
-            self._trouble.told(f"{conflict.cause}")
+            self._trouble.report(f"{conflict.cause}")
             return
         shard = message.partition() or 0
         if shard < len(self._candidacies):

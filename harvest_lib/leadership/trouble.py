@@ -50,7 +50,7 @@ class Trouble:
             _log.warning("election_troubled", extra={"reason": reason})
         self._said[kind] = (reason, boot_seconds())
 
-    def told(self, reason: str) -> None:
+    def report(self, reason: str) -> None:
         """Take a trouble that is logged elsewhere, and that leading does not end."""
         self._others = (reason, boot_seconds())
 

@@ -165,8 +165,8 @@ class StreamQuery:
             log.seek(seen)
             return _LOST_WORKER in log.read()
 
-    def _missed(self, whom: str) -> StackError:
-        return StackError(f"no kill of a {whom} came in a micro-batch", next_step=self._advice)
+    def _missed(self, part: str) -> StackError:
+        return StackError(f"no kill of a {part} came in a micro-batch", next_step=self._advice)
 
     @property
     def _advice(self) -> str:

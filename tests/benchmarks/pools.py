@@ -128,7 +128,7 @@ def _settled(pool: Pool) -> Lead:
         if pool.all_started and pool.leader is not None and time.monotonic() - changed > _SETTLED_SECONDS:
             return pool.leader
         time.sleep(_LOOK_SECONDS)
-    raise RuntimeError("nobody came to lead for good")
+    raise RuntimeError("nobody leads permanently")
 
 
 def _successor(pool: Pool, before: Lead) -> Lead:

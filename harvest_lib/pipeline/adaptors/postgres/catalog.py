@@ -169,7 +169,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
             return
         tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in missing)
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, tables)
-    remedy = f"have whoever owns the tables, and may create in the database, do it: {_spelled(statement)}"
+    remedy = f"as the owner of the tables, with CREATE on the database: {_spelled(statement)}"
     with refusals(f"to publish {', '.join(namespaces)}", remedy):
         connection.execute(statement)
 
