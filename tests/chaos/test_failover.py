@@ -225,7 +225,9 @@ def test_one_that_was_frozen_before_it_began_interrupts_its_successor_for_a_mome
         eventually(lambda: set(successor.terms) & arrivals.first_of.keys(), "another delivers")
         frozen.signal(signal.SIGCONT)
         eventually(
-            lambda: said(successor, "transactional_id_taken"), "it is fenced, and names the producer", seconds=SOON_SECONDS
+            lambda: said(successor, "transactional_id_taken"),
+            "it is fenced, and names the producer",
+            seconds=SOON_SECONDS,
         )
         known = set(arrivals.first_of)
         eventually(lambda: arrivals.first_of.keys() - known, "it goes on", seconds=SOON_SECONDS)
