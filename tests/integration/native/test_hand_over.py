@@ -32,12 +32,14 @@ pytestmark = [
 ]
 
 
-def test_a_full_queue_is_waited_for(dsn, bootstrap_servers, group_id, make_topic, handed_over):
+@pytest.mark.parametrize("delivery", ["pipelined", "barrier"])
+def test_a_full_queue_is_waited_for(dsn, bootstrap_servers, group_id, make_topic, handed_over, delivery):
+    """In the middle of a page."""
     made_outbox(dsn)
     topic = make_topic()
-    insert(dsn, [(topic, "k", f"{number}", [], []) for number in range(5_000)])
+    insert(dsn, [(topic, f"{number}", f"{number}", [], []) for number in range(5_000)])
     config = harvest_config(
-        dsn, bootstrap_servers, group_id, leadership="solo", delivery="pipelined",
+        dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery,
         producer_kafka_config={"queue.buffering.max.messages": 100},
     )  # fmt: skip
     assert Harvest(config).drain(60).records == 5_000
@@ -281,3 +283,40 @@ def test_producers_come_and_go(bootstrap_servers, make_topic, dsn):
             sender.send(rows, stamp=b"x" * 17)
             close_with_sender(producer, sender)
             assert sender.take_failures() == []
+
+
+def test_a_process_that_is_frozen_amid_a_page_hands_over_no_more_of_it_once_it_is_late(dsn):
+    """Frozen by a signal while the library hands over; its term was over when it thawed."""
+    program = f"""
+import os, signal, threading, time
+import psycopg
+from confluent_kafka import Producer
+from harvest_lib.clock import boot_seconds
+from harvest_lib.native import make_with_sender, rows_of
+
+pid = os.getpid()
+if not os.fork():
+    while open(f"/proc/{{pid}}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.01)
+    time.sleep(1.5)
+    os.kill(pid, signal.SIGCONT)
+    os._exit(0)
+
+row = "'t'::text, 'k'::text, 'v'::text, '{{}}'::text[], '{{}}'::text[]"
+select = f"SELECT id, {{row}} FROM generate_series(1::bigint, 400000) AS id"
+rows = rows_of(psycopg.connect({dsn!r}).cursor(binary=True).execute(select))
+settings = {{"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 1_000_000}}
+producer, sender = make_with_sender(Producer, settings)
+
+def freeze():
+    while len(producer) < 1_000:
+        pass
+    os.kill(pid, signal.SIGSTOP)
+
+threading.Thread(target=freeze).start()
+went, code = sender.send(rows, stamp=None, until=boot_seconds() + 1)
+print(code, 1_000 <= went < len(rows), flush=True)
+os._exit(0)
+"""  # noqa: S608 - a constant
+    done = run_python(program, seconds=90)
+    assert (done.stdout, done.stderr) == (f"{LATE} True\n", "")

@@ -123,15 +123,17 @@ def test_natively_too_the_keys_of_failed_records_tell_which_are_not_in_kafka(
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
     delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
     outbox((broker.topic, f"k{number}", "v", [], []) for number in range(50))
-    outbox([(f"{broker.topic}.missing", "lost", "v", [], [])])
+    missing = f"{broker.topic}.missing"
+    outbox([(missing, "lost", "v", [], [])])
     with psycopg.connect(dsn) as connection:
         rows = rows_of(connection.cursor(binary=True).execute(ALL))
         assert isinstance(rows, NativeRows)
         assert delivery.send(rows, always) == {}
+    assert delivery.send([(1_000, missing, "lost by Python", "v", [], [])], always) == {}
     assert isinstance(delivery.commit(b"", always), BatchFailed)
     assert delivery.abandon() is False
     failed = {each.decode() for each in delivery.failed_keys}
-    assert "lost" in failed
+    assert failed >= {"lost", "lost by Python"}
     assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(50)} - failed
     broker.close()
 
