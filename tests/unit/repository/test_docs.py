@@ -9,6 +9,7 @@ from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.config.spelling import goharvest_name
 from harvest_lib.telemetry import catalogue
 from infra import docs
+from tests.simulation.mutations import MUTATIONS
 
 pytestmark = pytest.mark.quick
 
@@ -59,6 +60,16 @@ def test_relative_links_lead_somewhere(page):
         assert target.exists(), link
         if anchor:
             assert anchor in headings(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_a_page_names_are_there(page):
+    named = re.findall(r"`(tests/[\w/]+(?:/|\.py))`", page.read_text(encoding="utf-8"))
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_the_page_of_promises_says_how_many_mutations_there_are():
+    assert f"in {len(MUTATIONS)} ways" in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
 
 
 def test_every_example_is_in_their_index():
