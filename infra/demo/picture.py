@@ -41,8 +41,8 @@ _STYLE: Any = {
 }
 _MARGIN_SECONDS = 1.0
 _LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
-_WIDE = 0.16
-"""Share of the time shown that a term has to last for a label of full size."""
+_WIDE, _NARROW = 0.16, 0.09
+"""Shares of the time shown that a term has to last for a label of full size, and for one with the word in it."""
 _TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 
@@ -114,8 +114,9 @@ def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Seque
         axes.broken_barh([(term["first"], width)], (0.08, 0.62), color=_colour(term), alpha=0.85, linewidth=0)
     begin, end = axes.get_xlim()
     for number, span in _runs(terms):
-        size = _LABEL_POINTS if span[1] - span[0] > _WIDE * (end - begin) else _SMALL_LABEL_POINTS
-        label = f"harvester {number}"
+        share = (span[1] - span[0]) / (end - begin)
+        size = _LABEL_POINTS if share > _WIDE else _SMALL_LABEL_POINTS
+        label = f"harvester {number}" if share > _NARROW else f"{number}"
         axes.text(sum(span) / 2, 0.39, label, ha="center", va="center", color="white", clip_on=True, fontsize=size)
     for failover in failovers:
         at, seconds = failover["killed_at"], failover["seconds"]
