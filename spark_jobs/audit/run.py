@@ -71,14 +71,7 @@ def audit(
     DatabaseError, AuditStateError; then the result tables are as before.
     """
     audit_id = audit_id if audit_id is not None else str(uuid.uuid4())
-    if not 0 < len(audit_id) <= _LONGEST_ID or "\0" in audit_id:
-        raise ConfigError(
-            f"{audit_id[:_LONGEST_ID]!r} cannot be an audit's id", field="--audit-id", next_step="shorten it"
-        )
-    if not topics:
-        raise ConfigError("no topic was named", field="--topic", next_step="name the topics to be audited")
-    if full and state is None:
-        raise ConfigError("there is nothing to forget", field="--full", next_step="name the folder by --state")
+    _check(audit_id, topics, state, full=full)
     found_jars, table = jdbc_jars(jars), OutboxTable.parse(outbox)
     source = Topics(kafka, topics)
     before = source.settled_logs()
@@ -94,31 +87,18 @@ def audit(
                 kind, shards = known_from(connection, table, subscription, committed)
                 kept: AuditState | None = None
                 if state is not None:
-                    if kind != "outbox":
-                        raise ConfigError(
-                            "an outbox whose rows are deleted has no state that an audit could go on from",
-                            field="--state",
-                            next_step="leave --state out: everything is compared",
-                        )
-                    whose = _whose(connection, table, subscription, shards, source)
+                    whose = _whose(connection, table, subscription, shards, source, kind=kind)
                     kept = opened.enter_context(held(state, whose, full=full))
                 past = kept.past if kept is not None else None
                 if past is not None:
                     _require_server(connection, past)
-                taken = (
-                    taken_from_outbox(
-                        connection,
-                        table,
-                        shards,
-                        topics=source.names,
-                        target=target,
-                        before=past.mark.snapshot if past is not None else None,
-                    )
-                    if kind == "outbox"
-                    else taken_from_ledger(
-                        connection, table, business or Business(), topics=source.names, target=target
-                    )
-                )
+                names = source.names
+                if kind == "outbox":
+                    seen = past.mark.snapshot if past is not None else None
+                    taken = taken_from_outbox(connection, table, shards, topics=names, target=target, before=seen)
+                else:
+                    rows = business or Business()
+                    taken = taken_from_ledger(connection, table, rows, topics=names, target=target)
                 server = server_identity.place(connection).as_json() if kept is not None else {}
                 with spark_session(
                     jars=found_jars, work_folder=folder, app_name="harvest audit", is_long=True
@@ -139,13 +119,33 @@ def audit(
     return summary
 
 
+def _check(audit_id: str, topics: Sequence[str], state: Path | None, *, full: bool) -> None:
+    if not 0 < len(audit_id) <= _LONGEST_ID or "\0" in audit_id:
+        raise ConfigError(
+            f"{audit_id[:_LONGEST_ID]!r} cannot be an audit's id", field="--audit-id", next_step="shorten it"
+        )
+    if not topics:
+        raise ConfigError("no topic was named", field="--topic", next_step="name the topics to be audited")
+    if full and state is None:
+        raise ConfigError("there is nothing to forget", field="--full", next_step="name the folder by --state")
+
+
 def _whose(
     connection: psycopg.Connection[Any],
     outbox: OutboxTable,
     subscription: str,
     shards: Sequence[SubscriptionShard],
     source: Topics,
+    *,
+    kind: str,
 ) -> Whose:
+    """Return the identity of a state. Raises ConfigError where rows are deleted: nothing could go on from it."""
+    if kind != "outbox":
+        raise ConfigError(
+            "an outbox whose rows are deleted has no state that an audit could go on from",
+            field="--state",
+            next_step="leave --state out: everything is compared",
+        )
     filters = (shards[0].topics, shards[0].keys) if shards else (None, None)
     reads = f"{subscription!r}, topics {filters[0] or 'all'}, keys {filters[1] or 'all'}"
     return Whose(outbox=str(identity_of(connection, outbox.identifier)), reads=reads, topics=source.ids())
