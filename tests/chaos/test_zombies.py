@@ -56,7 +56,7 @@ class Rivals:
         made = self._make(settings, Topics(kafka), self.checkpoints, place)
         self._made.append(made)
         leader_id = uuid.uuid4()
-        assert made.begin(leader_id) == BatchCommitted()
+        assert made.begin(leader_id, lambda: True) == BatchCommitted()
         return made, leader_id
 
     def send(self, delivery, *ids):

@@ -406,11 +406,11 @@ MUTATIONS = (
         _edit(
             Transactional,
             "begin",
-            "self._renew_producer(leader_id)\n    while",
+            "self._renew_producer(leader_id, may_send)\n    while",
             "if self._has_begun and (self._failure is None or not self._failure.fatal()):\n"
             "        self._failure, self._stopped, self._open = None, False, self._open or self._stopped\n"
             "        return BatchCommitted()\n"
-            "    self._renew_producer(leader_id)\n    while",
+            "    self._renew_producer(leader_id, may_send)\n    while",
         ),
         _edit(Transactional, "abandon", "self._discard()", "pass"),
     ),
