@@ -19,7 +19,7 @@ VALUES (:'subscription_id', :'publication_id') ON CONFLICT (subscription_id) DO 
 -- 3. Poll, in a transaction that 4 ends: while one process has a batch in hand, others of its name wait here.
 --    The lock takes no transaction id. Write nothing in this transaction until the batch is processed: from its first
 --    write to its end it is an open transaction like others, and every subscriber waits for it, under all names.
---    READ COMMITTED: whoever has waited has to see where the position is now.
+--    READ COMMITTED: a session that has waited has to see where the position is now.
 --    synchronous_commit: no position is on disk before the records that it has passed.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = on;

@@ -166,8 +166,9 @@ def test_no_number_takes_a_scan_of_the_outbox(dsn, config, layout):
     costs = []
     for records in (4_000, 96_000):
         write(connection, "orders", records)  # no statistics are made
-        sample, cost = samples(dsn, config)
-        costs.append(cost)
+        found = [samples(dsn, config) for _ in range(3)]  # autovacuum's work is counted too, and only adds
+        sample, _ = found[-1]
+        costs.append([min(each) for each in zip(*(cost for _, cost in found), strict=True)])
         assert sample.is_estimate
     assert connection.execute("SELECT count(*) FROM outbox").fetchone()[0] == 101_000
     (statements, blocks, scans, rows), (more_statements, more_blocks, more_scans, more_rows) = costs
