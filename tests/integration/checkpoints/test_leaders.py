@@ -45,3 +45,10 @@ def test_a_leader_of_a_version_that_lists_nobody_is_remembered_as_one(lead, dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("UPDATE outbox_subscriptions SET checkpoint = checkpoint - 'leaders' - 'older'")
     assert [lead().older_led for _ in range(3)] == [True] * 3
+
+
+def test_of_very_many_leaders_the_first_and_the_last_are_remembered(lead, monkeypatch):
+    monkeypatch.setattr("harvest_lib.checkpoints.table._MOST_LEADERS", 4)
+    last = [lead() for _ in range(6)][-1]
+    epochs = sorted(map(int, last.leaders))
+    assert (epochs[:2], epochs[2:]) == ([last.epoch - 6, last.epoch - 5], [last.epoch - 1, last.epoch])

@@ -173,3 +173,20 @@ def test_a_record_that_was_refused_alone_is_not_in_doubt():
     assert runs.places.states == {1: "too large"}
     loop._end()
     assert loop.abandoned == 0
+
+
+def test_a_checkpoint_that_is_refused_though_it_leads_has_the_row_read_again():
+    """The subscription was moved between the two questions: the row is right."""
+    runs = BatchRuns()
+    runs.table.insert(row(1, "k"))
+    save, load = runs.store.save, runs.store.load
+    saves, loads = [], []
+    runs.store.save = lambda checkpoint: saves.append(1) or (len(saves) != 2 and save(checkpoint))
+    runs.store.load = lambda: loads.append(1) or load()
+    loop = runs.run()
+    assert len(saves) == 1, "the first place"
+    loop._checkpoints._save_at = 0.0
+    runs.table.insert(row(2, "k"))
+    for _ in range(3):
+        loop.turn()
+    assert (len(loads), runs.kafka.ids) == (2, [1, 2])

@@ -68,6 +68,18 @@ def test_other_topics_go_on_and_the_paused_one_follows_in_order(one_per_key):
     assert runs.places.rows == {}
 
 
+def test_a_pause_and_its_end_are_logged_once(caplog):
+    caplog.set_level("INFO", "harvest_lib.batching.paused_records")
+    runs = two_topics(one_per_key=False)
+    loop = turned(runs)
+    runs.kafka.away.clear()
+    runs.topics.probes.add("away")
+    while not loop.idle:
+        loop.turn()
+    said = [(each.message, each.topic) for each in caplog.records if each.message.startswith("topic_")]
+    assert said == [("topic_paused", "away"), ("topic_resumed", "away")]
+
+
 @both
 def test_a_probe_that_fails_fails_alone(one_per_key):
     runs = two_topics(one_per_key)

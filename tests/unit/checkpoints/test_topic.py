@@ -1,12 +1,16 @@
-"""The choice of the checkpoint that counts: Kafka's, or its mirror in Postgres."""
+"""The topic of checkpoints, and the choice of the one that counts: Kafka's, or its mirror in Postgres."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harvest_lib.checkpoints import topic
 from harvest_lib.checkpoints.choice import Belonging, newest
 from harvest_lib.checkpoints.table import Checkpoint
-from harvest_lib.errors import CheckpointError
+from harvest_lib.errors import CheckpointError, TopicTooSmall
 from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
 
 pytestmark = pytest.mark.quick
@@ -24,6 +28,17 @@ def record(number, *, generation=0, outbox=OURS):
 
 def decided(mirror, found):
     return newest(mirror, found, ours=Belonging(outbox=OURS), place="here")
+
+
+def test_a_topic_that_never_gets_its_partitions_is_waited_for_and_then_refused(monkeypatch):
+    answers = iter([{"place": 1}] * 2)
+    asked = SimpleNamespace(result=lambda _: None)
+    admin = nullcontext(SimpleNamespace(create_partitions=lambda _: {"place": asked}))
+    monkeypatch.setattr(topic, "_MAKE_SECONDS", 0.0)
+    monkeypatch.setattr(topic, "topic_partitions", lambda _: next(answers))
+    monkeypatch.setattr(topic, "AdminClient", lambda _: admin)
+    with pytest.raises(TopicTooSmall):
+        topic.ensure_checkpoint_topic({}, "place", 4)
 
 
 def test_kafka_is_ahead_of_its_mirror():

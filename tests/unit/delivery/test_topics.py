@@ -109,6 +109,21 @@ def keep_failing(topics, clock, seconds, reason="too few replicas", rows=ROWS):
     return topics.refused(rows)
 
 
+@pytest.mark.parametrize(
+    ("names", "contents", "said"),
+    [
+        ([["a"]], ["x"], "array of arrays"),
+        (["a"], [["x"]], "array of arrays"),
+        (["a", None], ["x", "y"], "without a name"),
+        (["a"], ["x", "y"], "1 header names, 2 header values"),
+    ],
+)
+def test_headers_that_no_client_takes_are_refused(names, contents, said):
+    topics, _ = known(well=Answer())
+    (reason,) = topics.refused([(1, "well", "k", "v", names, contents)]).values()
+    assert said in reason
+
+
 def test_a_topic_in_trouble_is_waited_for_and_then_refused(clock):
     topics, _ = known(bad=Answer(), well=Answer())
     assert topics.refused(ROWS) == {}

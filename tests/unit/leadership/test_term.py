@@ -1,12 +1,15 @@
 """A term's lease, by a clock that is passed in."""
 
 import math
+import threading
 import uuid
 
 import pytest
 from support.clock import Clock
 
+from harvest_lib.errors import LifecycleError
 from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.leadership.term_registry import ElectedLeadership
 
 pytestmark = pytest.mark.quick
 
@@ -87,3 +90,11 @@ def test_a_term_nobody_has_acted_on_is_quiesced(clock):
     term = leased(clock, 1.0)
     term.end(TermEnd.REVOKED)
     assert term.quiesced.is_set()
+
+
+def test_an_election_that_does_not_end_in_time_is_logged(caplog):
+    leadership, over = ElectedLeadership(), threading.Event()
+    leadership._elect(over.wait, "election", LifecycleError("it ended", next_step="none"))
+    leadership.stop(0.0)
+    over.set()
+    assert [each.message for each in caplog.records] == ["leadership_release_timed_out"]
