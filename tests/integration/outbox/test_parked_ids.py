@@ -472,3 +472,17 @@ def test_what_is_restamped_stays_parked(connection, insert, config, topic, boots
     connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
     assert Restamping(outbox=outbox).run(connection, force=True) == 1
     assert [(each.id, each.gone) for each in ParkedIdTable(outbox).list(connection)] == [(bad, False)]
+
+
+def test_a_list_without_the_column_goes_by_ids(connection, dsn):
+    """A role that may not add the column harvests on."""
+    outbox = OutboxTable.parse("outbox")
+    connection.execute("ALTER TABLE outbox_set_aside DROP COLUMN transaction_id")
+    checkpoints = CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription(), outbox=outbox.identifier)
+    names = outbox.parked_ids.identifier, outbox.subscriptions.identifier
+    with closing(checkpoints):
+        checkpoints.lead(uuid.uuid4())
+        places = ParkedIds(checkpoints, *names, Selection(table=outbox.identifier))
+        assert places.add([Entry(5, "orders", "a", "because", held=False)])
+        assert places.matching([5, 6]) == {5}
+        assert places.load(each=True) == [(("orders", "a"), 5)]
