@@ -65,6 +65,7 @@ def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, c
         assert len(conflicts(caplog)) == 1, "said once"
 
 
+@pytest.mark.gate
 def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, monkeypatch):
     """Neither was there when the other looked: the second one to come to the row ends."""
     outbox.fill(5)

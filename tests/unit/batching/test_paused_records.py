@@ -69,7 +69,7 @@ def test_other_topics_go_on_and_the_paused_one_follows_in_order(one_per_key):
 
 
 def test_a_pause_and_its_end_are_logged_once(caplog):
-    caplog.set_level("INFO", "harvest_lib.batching.paused_records")
+    caplog.set_level("INFO", "harvest_lib.batching")
     runs = two_topics(one_per_key=False)
     loop = turned(runs)
     runs.kafka.away.clear()
@@ -78,6 +78,8 @@ def test_a_pause_and_its_end_are_logged_once(caplog):
         loop.turn()
     said = [(each.message, each.topic) for each in caplog.records if each.message.startswith("topic_")]
     assert said == [("topic_paused", "away"), ("topic_resumed", "away")]
+    (failed,) = (each for each in caplog.records if each.message == "batch_failed")
+    assert failed.reason == "no leader"
 
 
 @both
