@@ -314,6 +314,12 @@ def in_statement(part: sql.Composable) -> sql.Composable:
     return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
 
 
+def rendered(statement: sql.Composed) -> sql.SQL:
+    """Return a statement that is executed often as one text: psycopg puts a composed one together at each call, which
+    costs as much as all else that it does for a small one."""
+    return sql.SQL(statement.as_string(None))
+
+
 def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
     """Log that a server refuses what it allowed before: somebody has to do something, until then it is waited out."""
     event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"

@@ -23,7 +23,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.database import connect, in_statement, rendered, translated
 from harvest_lib.native import by_id, rows_of
 from harvest_lib.outbox.row_security import guarded, require_all_rows
 from harvest_lib.record import KEY, PAGE_BYTES, Row
@@ -138,11 +138,12 @@ class MarkSource:
         names = {"table": in_statement(table), "parked": in_statement(parked or table)}
         any_parked = sql.SQL(_ANY_PARKED).format(**names) if parked is not None else sql.SQL("false")
         self._tables = [table] if parked is None else [table, parked]
-        self._unguarded_mark = self._mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
-        self._purge = sql.SQL(_PURGE).format(**names)
-        self._purge_marked = sql.SQL(_PURGE_MARKED).format(**names)
-        self._reset = sql.SQL(_RESET).format(**names)
-        self._any_parked = sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked or table)
+        self._unguarded_mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
+        self._mark = rendered(self._unguarded_mark)
+        self._purge = rendered(sql.SQL(_PURGE).format(**names))
+        self._purge_marked = rendered(sql.SQL(_PURGE_MARKED).format(**names))
+        self._reset = rendered(sql.SQL(_RESET).format(**names))
+        self._any_parked = rendered(sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked or table))
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked or table)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked or table)
@@ -170,7 +171,7 @@ class MarkSource:
                 self._connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_SECONDS}s'")
             # A row that is hidden from us would stay, and later ones of its key would go before it.
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
-            self._mark = guarded(self._unguarded_mark, guard)
+            self._mark = rendered(guarded(self._unguarded_mark, guard))
             self._warn_of_failover(self._connection)
             self._reconnected = True
         self._own_ids.append(leader_id)

@@ -56,7 +56,7 @@ class Stream:
     beside `values`."""
 
     def __init__(
-        self, statement: sql.Composed, values: Mapping[str, Any], after: int, all_at_once: sql.Composed | None = None
+        self, statement: sql.SQL, values: Mapping[str, Any], after: int, all_at_once: sql.SQL | None = None
     ) -> None:
         self._statement = statement
         self._all_at_once = all_at_once  # is tried first, unless there was no room for all the last time

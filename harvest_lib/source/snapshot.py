@@ -27,7 +27,7 @@ from typing import Any
 import psycopg
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.database import translated
+from harvest_lib.database import rendered, translated
 from harvest_lib.native import by_id, rows_of
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import server_identity
@@ -178,7 +178,9 @@ class SnapshotSource(ConnectedSource):
 
     def _prepare(self) -> None:
         named = queries.POLL, queries.EXTENT, queries.FRESH, queries.FRESH_ALL, queries.LATE
-        self._poll, self._extent, self._fresh, self._fresh_all, self._late = map(self._filter.selection.fill, named)
+        self._poll, self._extent, self._fresh, self._fresh_all, self._late = (
+            rendered(self._filter.selection.fill(each)) for each in named
+        )
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:

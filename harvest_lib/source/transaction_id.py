@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.database import translated
+from harvest_lib.database import rendered, translated
 from harvest_lib.native import rows_of
 from harvest_lib.record import PAGE_BYTES
 from harvest_lib.source import server_identity
@@ -110,7 +110,7 @@ class TransactionIdSource(ConnectedSource):
         return str(Snapshot(first, first)), min(position.get("deferred", ()), default=None)
 
     def _prepare(self) -> None:
-        self._read = self._filter.selection.fill(_READ)
+        self._read = rendered(self._filter.selection.fill(_READ))
 
     def _position(self) -> dict[str, Any]:
         position: dict[str, Any] = {"source": NAME, "transaction_id": str(self._transaction), "id": self._id}
