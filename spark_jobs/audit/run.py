@@ -87,7 +87,8 @@ def audit(
                 kind, shards = known_from(connection, table, subscription, committed)
                 kept: AuditState | None = None
                 if state is not None:
-                    whose = _whose(connection, table, subscription, shards, source, kind=kind)
+                    _require_rows(kind)
+                    whose = _whose(connection, table, subscription, shards, source)
                     kept = opened.enter_context(held(state, whose, full=full))
                 past = kept.past if kept is not None else None
                 if past is not None:
@@ -130,22 +131,22 @@ def _check(audit_id: str, topics: Sequence[str], state: Path | None, *, full: bo
         raise ConfigError("there is nothing to forget", field="--full", next_step="name the folder by --state")
 
 
-def _whose(
-    connection: psycopg.Connection[Any],
-    outbox: OutboxTable,
-    subscription: str,
-    shards: Sequence[SubscriptionShard],
-    source: Topics,
-    *,
-    kind: str,
-) -> Whose:
-    """Return the identity of a state. Raises ConfigError where rows are deleted: nothing could go on from it."""
+def _require_rows(kind: str) -> None:
     if kind != "outbox":
         raise ConfigError(
             "an outbox whose rows are deleted has no state that an audit could go on from",
             field="--state",
             next_step="leave --state out: everything is compared",
         )
+
+
+def _whose(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    subscription: str,
+    shards: Sequence[SubscriptionShard],
+    source: Topics,
+) -> Whose:
     filters = (shards[0].topics, shards[0].keys) if shards else (None, None)
     reads = f"{subscription!r}, topics {filters[0] or 'all'}, keys {filters[1] or 'all'}"
     return Whose(outbox=str(identity_of(connection, outbox.identifier)), reads=reads, topics=source.ids())
