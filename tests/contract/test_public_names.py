@@ -9,6 +9,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import os
 import re
 import tomllib
 from importlib.metadata import distribution, entry_points
@@ -57,6 +58,12 @@ name: shop
 table: sales.outbox
 topics: [orders, refunds]
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in [each for each in os.environ if each.startswith("HARVEST_") and each != "HARVEST_HOME"]:
+        monkeypatch.delenv(name)
 
 
 def keys(model, under=""):
@@ -174,7 +181,10 @@ def test_modules_that_are_run(name):
 
 
 def test_configuration():
-    check_lines(LIST, "configuration", keys(HarvestConfig))
+    defaults = HarvestConfig(leader_group_id="pool", name="here").redacted()
+    values = [*defaults.items(), *((f"limits.{name}", each) for name, each in dict(defaults["limits"]).items())]
+    found = [f"{name} is by default {each!r}" for name, each in values if name != "limits"]
+    check_lines(LIST, "configuration", [*keys(HarvestConfig), *found])
 
 
 def test_keys_are_accepted(tmp_path):
