@@ -1,12 +1,24 @@
 """Two deliveries that take turns, over fakes that share one Kafka."""
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from support.batches import FakeBatchDelivery, FakeKafka
 from support.rows import row
 
-from harvest_lib.delivery import TERM_OVER, AlternatingProducers, BatchCommitted, BatchFailed, BatchFenced
+from harvest_lib.delivery import (
+    TERM_OVER,
+    AlternatingProducers,
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    BatchFenced,
+    CheckpointPlace,
+    Topics,
+    Transactional,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -87,6 +99,28 @@ def test_one_that_was_frozen_while_it_began_fences_nobody_more(parts, most):
     outcome = AlternatingProducers(parts).begin(uuid.uuid4(), lambda: next(answers))
     assert [part.begun for part in parts] == [most > 0, most > 1]
     assert outcome == (BatchCommitted() if most == 2 else TERM_OVER)
+
+
+@pytest.mark.parametrize(("answers", "attempts"), [([False], 1), ([True, True, False], 3)])
+def test_no_attempt_to_begin_follows_the_end_of_the_term(answers, attempts):
+    tried, answers = [], iter(answers)
+
+    class Busy(SimpleNamespace):
+        def init_transactions(self, _timeout):
+            tried.append(1)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+
+        def __len__(self):
+            return 0
+
+    idle = dict.fromkeys(("purge", "close", "poll", "flush", "abort_transaction"), lambda *_, **__: 0)
+    settings = BatchDeliverySettings(
+        kafka={}, delivery_timeout_seconds=60, producer_provider=lambda _settings: Busy(**idle)
+    )
+    place = CheckpointPlace(topic="checkpoints", partition=0, key="default")
+    outcome = Transactional(settings, Topics({}), "an-id", place).begin(uuid.uuid4(), lambda: next(answers))
+    assert isinstance(outcome, BatchFailed)
+    assert len(tried) == attempts
 
 
 def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):
