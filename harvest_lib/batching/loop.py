@@ -33,15 +33,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import assert_never
 
-from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES, BatchSize
-from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
-from harvest_lib.batching.paused_records import PausedRecords
+from harvest_lib.batching.batch import Batch, PagesStale, RecordRefused
+from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.ports import BatchPorts
-from harvest_lib.batching.redelivery import Redelivery
-from harvest_lib.batching.state import BatchState, Filled, Read
+from harvest_lib.batching.rights import Rights
 from harvest_lib.batching.term_checkpoints import TermCheckpoints
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
-from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.database import say_denied
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.errors import (
@@ -49,12 +46,10 @@ from harvest_lib.errors import (
     DatabaseUnavailable,
     KafkaAccessDenied,
     KafkaUnavailable,
-    RecordError,
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.record import Row
-from harvest_lib.record.rows import ids_of, keys_of
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -66,8 +61,6 @@ _TAKEN_NEXT = (
     "program uses ids that begin with this `checkpointTopic`, and give one of them another; after a failover of "
     "Postgres, stop the old server, or the harvesters that still reach it"
 )
-_SLICE = 500
-"""So many records are handed over between two checks of the term."""
 
 
 class BatchLoop:
@@ -75,8 +68,6 @@ class BatchLoop:
 
     def __init__(self, term: Term, ports: BatchPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
-        self.in_flight = 0
-        """Records that were sent in this batch; may be read from outside."""
         self.idle = False
         """True when the last look found nothing, and nothing was deferred."""
         self.abandoned = 0
@@ -84,19 +75,21 @@ class BatchLoop:
         self._term = term
         self._ports = ports
         self._stopping = stopping
-        self._size = ports.size
-        self._barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
-        self._paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
-        self._redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self._paused)
+        self._rights = Rights(term, stopping, ports.limits.drain_interval_seconds)
+        self._batch = Batch(ports, self._rights)
         self._checkpoints = TermCheckpoints(ports.guarantee.store)
-        self._state = BatchState()
-        self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
-        self._finish: Deadline | None = None  # of the wait for a batch, at the end
+        self._is_open = False  # False before the first batch, and after each failure
+        self._was_fenced = False
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many records were sent in this batch; may be read from outside."""
+        return self._batch.in_flight
 
     @property
     def holds_off(self) -> bool:
         """Return True, at the end of the term, if records on the wire may still arrive, or we were fenced."""
-        return self._state.was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
+        return self._was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
 
     @property
     def epoch(self) -> int | None:
@@ -107,7 +100,7 @@ class BatchLoop:
         """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
         self._term.quiesced.clear()
         try:
-            while self._may_go_on():
+            while self._rights.may_go_on():
                 try:
                     with self._ports.translate_errors():
                         self.turn()
@@ -125,72 +118,43 @@ class BatchLoop:
 
     def turn(self) -> None:
         """Deliver one batch, or wait a little if there is nothing to deliver."""
-        if self._state.error is not None:
-            raise self._state.error
-        if not self._state.is_open and not self._open():
+        if self._batch.error is not None:
+            raise self._batch.error
+        if not self._is_open and not self._open():
             return
         if self._checkpoints.is_check_due and not self._check_status():
             return
-        if self._redeliver() or self._probe():
+        try:
+            self._send_and_commit()
+        except RecordRefused as refused:
+            self._park(refused.row, refused.reason)
+        except PagesStale:
+            self._restart(pause_seconds=0.0)
+
+    def _send_and_commit(self) -> None:
+        """Send a batch of one kind, and commit it: parked records again, a probe of a paused topic, or what comes next.
+
+        Raises RecordRefused and PagesStale.
+        """
+        batch, ports = self._batch, self._ports
+        retried = batch.redeliver()
+        if retried is not None:
+            self._commit(self._checkpoints.position, batch.redelivery.size, full=True, retried=retried)
             return
-        filled = self._fill()
-        if filled is None:  # restarted, or fenced
+        if batch.probe():
+            self._commit(ports.parking.passed(self._checkpoints.position), batch.paused.size, full=False)
             return
+        batch.recheck()
+        is_due = batch.is_due or self._checkpoints.is_elsewhere or (batch.caught_up and self._lowest_has_changed)
+        filled = batch.fill(ports.parking.passed(self._checkpoints.position) if is_due else None)
         if filled.position is None:
             self._rest()
         else:
-            self._commit(filled.position, self._size, full=filled.more)
-
-    def _fill(self) -> Filled | None:
-        """Send deferred rows and then pages, until the batch is full or there is nothing more; None if a record was
-        refused, or pages have to be read again."""
-        began, size, more, position = boot_seconds(), 0, True, None
-        self._barrier.is_isolated = False
-        self._paused.recheck()
-        if self._ports.parking.is_stale:
-            self._restart(pause_seconds=0.0)
-            return None
-        if self._must_commit():
-            position = self._ports.parking.passed(self._state.position)
-            if not self._send(self._paused.sift([])):
-                return None
-        while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
-            read = self._read_and_send()
-            if read is None:
-                more = False
-                break
-            if not read.went:
-                return None
-            size, position, more = size + read.size, read.position, read.more
-            if not more or read.size > LARGE_PAGE_BYTES:
-                break
-        self._state.caught_up = self._state.caught_up or not more
-        return Filled(position, more)
-
-    def _must_commit(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: deferred records may go, or were parked; the
-        last one was kept elsewhere and others have to see where it is now; or the lowest parked id has changed."""
-        is_changed = self._state.caught_up and self._state.lowest_told != self._ports.parking.lowest
-        return self._checkpoints.is_elsewhere or self._barrier.is_waiting or self._paused.is_due or is_changed
+            self._commit(filled.position, ports.size, full=filled.more)
 
     @property
-    def _room(self) -> int:
-        return self._size.records - self.in_flight
-
-    def _may_read(self) -> bool:
-        may_keep = not (self._barrier.is_full or self._paused.is_full or self._ports.parking.is_full)
-        return self._may_go_on() and may_keep and not self._barrier.is_isolated
-
-    def _may_finish(self) -> bool:
-        """Return True if records that were sent may be waited for: always while it leads, and up to `drainInterval`
-        once the term is revoked, for which a successor waits, or a stop is asked for."""
-        if self._term.is_live() and not self._stopping.is_set():
-            return True
-        self._finish = self._finish or Deadline(self._ports.limits.drain_interval_seconds)
-        return self._term.may_finish() and not self._finish.passed
-
-    def _may_go_on(self) -> bool:
-        return self._term.is_live() and not self._stopping.is_set()
+    def _lowest_has_changed(self) -> bool:
+        return self._checkpoints.lowest_parked != self._ports.parking.lowest
 
     # -- the beginning
 
@@ -202,7 +166,7 @@ class BatchLoop:
             return False
         outcome = ports.guarantee.begin(self.leader_id, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
-            self._not_committed(outcome, 0, self._size)
+            self._not_committed(outcome, 0, ports.size)
             return False
         if not self._still_leads():  # beginning may have taken long
             return False
@@ -214,13 +178,10 @@ class BatchLoop:
         if self._checkpoints.status() is not LeadershipStatus.LEADS:
             ports.source.close()  # it is not known which of the two it has read
             return False
-        self._state.position = {name: value for name, value in position.items() if name != "retried"}
-        self._barrier.begin()
-        self._paused.begin()
-        self._sent.clear()
-        self._state.unsent = ()
         retried = (checkpoint.position or {}).get("retried", ())
-        self._state.caught_up, self._state.lowest_told = False, min(retried, default=None)
+        self._checkpoints.position = {name: value for name, value in position.items() if name != "retried"}
+        self._checkpoints.lowest_parked = min(retried, default=None)
+        self._batch.begin()
         if not ports.parking.begin(retried):
             self._fenced(_SUPERSEDED)
             return False
@@ -228,7 +189,7 @@ class BatchLoop:
             self._checkpoints.begin_at(self._following(position))
             if not self._save():
                 return False
-        self._state.is_open = True
+        self._is_open = True
         return True
 
     def _still_leads(self) -> bool:
@@ -258,100 +219,49 @@ class BatchLoop:
 
     # -- a batch
 
-    def _read_and_send(self) -> Read | None:
-        """Read a page and hand it over; None if there is nothing now. No row of it is kept that has gone: the next
-        page, or a broker that is slow, may take as much memory."""
-        asked = min(self._size.page, self._room)
-        page = self._ports.source.read(asked)
-        if page is None or not self._may_go_on():
-            return None
-        size = self._size.measured(page.rows, asked)
-        parking = self._ports.parking
-        try:
-            rows = parking.filter(page.rows, None if self._size.is_doubtful else self._size.largest)
-        except RecordError as error:  # the configuration says to stop
-            if not self.in_flight:
-                raise
-            self._state.error = error  # once the batch is committed
-            return None
-        if parking.is_stale:
-            self._restart(pause_seconds=0.0)
-            return Read(size, went=False, position=page.position, more=page.more)
-        self._barrier.isolated.update(parking.oversized(rows, self._size.largest))
-        went = self._send(self._paused.sift(rows))
-        return Read(size, went, parking.passed(page.position), page.more)
-
-    def _send(self, rows: Sequence[Row]) -> bool:
-        """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`; False if this batch is
-        over, because the client refused one, which was parked."""
-        runs = ((), rows) if self._barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
-        return all(self._hand_over(self._barrier.admit(run, self._room, first=not self.in_flight)) for run in runs)
-
-    def _hand_over(self, rows: Sequence[Row]) -> bool:
-        for start in range(0, len(rows), _SLICE):
-            if not self._may_go_on():  # the batch ends here, and is committed
-                self._state.unsent = [*self._state.unsent, *ids_of(rows[start:])]
-                break
-            some = rows[start : start + _SLICE]
-            refused = self._ports.guarantee.send(some, self._may_finish)
-            for place, row in enumerate(some) if refused else ():
-                if row[0] in refused:
-                    self.in_flight += place  # they may be on the wire
-                    self._park(row, refused[row[0]])
-                    return False
-            self.in_flight += len(some)
-            self._ports.source.sent(some)
-            if self._ports.one_per_key:
-                self._sent.update(zip(keys_of(some), ids_of(some), strict=True))
-            self._state.last_sent = some[-1]
-        return True
-
-    def _commit(self, position: Position, batch: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
-        ports, sent = self._ports, self.in_flight
+    def _commit(self, position: Position, size: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
+        ports, batch, sent = self._ports, self._batch, self._batch.in_flight
         if not ports.parking.write():
             self._fenced(_SUPERSEDED)
             return
         following = self._following({**position, "retried": retried} if retried else position, sent)
-        outcome = ports.guarantee.commit(following, self._may_finish)
+        outcome = ports.guarantee.commit(following, self._rights.may_finish)
         if not isinstance(outcome, BatchCommitted):
-            self._not_committed(outcome, sent, batch, None if retried else position)
+            self._not_committed(outcome, sent, size, None if retried else position)
             return
-        self._checkpoints.last = following
-        self._state.last_sent = None
-        self.in_flight = self._state.in_doubt = 0
-        self._sent.clear()
+        self._checkpoints.last, self._checkpoints.position = following, position
+        batch.committed()
         self.idle = False
         ports.source.committed()
-        self._paused.committed()
-        self._state.position = position
-        batch.done(sent, full=full)
+        size.done(sent, full=full)
         if sent:
             ports.delivered(sent)
-        if (retried or self._checkpoints.is_save_due or self._barrier.is_blocked) and not self._save():
+        if (retried or self._checkpoints.is_save_due or batch.barrier.is_blocked) and not self._save():
             return
         if retried and not ports.parking.release(retried):
             self._fenced(_SUPERSEDED)
 
     def _not_committed(
-        self, outcome: BatchOutcome, sent: int, batch: BatchSize, position: Position | None = None
+        self, outcome: BatchOutcome, sent: int, size: BatchSize, position: Position | None = None
     ) -> None:
+        last_sent = self._batch.last_sent
         match outcome:
-            case BatchFailed(reason=reason, refused=True) if sent and self._state.last_sent is not None:
+            case BatchFailed(reason=reason, refused=True) if sent and last_sent is not None:
                 _log.warning("batch_refused", extra={"records": sent, "reason": reason})
-                batch.refused(sent)
+                size.refused(sent)
                 if sent == 1:
-                    self.in_flight = 0  # it is not there
-                    self._park(self._state.last_sent, reason)
+                    self._batch.in_flight = 0  # it is not there
+                    self._park(last_sent, reason)
                 else:
                     self._restart(position, pause_seconds=0.0)
             case BatchFailed(reason=reason, unnamed=unnamed):
                 _log.warning("batch_failed", extra={"records": sent, "reason": reason})
-                if unnamed and sent == 1 and self._state.last_sent is not None:
-                    self._ports.parking.blame(self._state.last_sent, reason)
+                if unnamed and sent == 1 and last_sent is not None:
+                    self._ports.parking.blame(last_sent, reason)
                 elif unnamed and sent:
-                    batch.refused(sent)
+                    size.refused(sent)
                 elif sent:
-                    batch.late(sent)
+                    size.late(sent)
                 self._restart(position)
             case BatchFenced(reason=reason):
                 self._say_if_taken(reason)
@@ -368,44 +278,20 @@ class BatchLoop:
         else:
             self._fenced(_SUPERSEDED)
 
-    def _redeliver(self) -> bool:
-        """Send parked records that an operator retried, at most every other batch; False if there are none to send."""
-        self._state.was_redelivery = (
-            not self._state.was_redelivery and self._state.caught_up and self._redelivery.may_look
-        )
-        again = self._redelivery.next(self._barrier) if self._state.was_redelivery else None
-        if again is None:
-            return False
-        if self._hand_over(again.rows):
-            self._commit(self._state.position, self._redelivery.size, full=True, retried=again.ids)
-        return True
-
-    def _probe(self) -> bool:
-        """Send one record of a paused topic, alone; False if there is none to send."""
-        row = self._paused.probe(self._barrier.defers)
-        if row is None:
-            return False
-        if self._hand_over(self._barrier.pick([row])):
-            self._commit(self._ports.parking.passed(self._state.position), self._paused.size, full=False)
-        return True
-
     def _restart(self, position: Position | None = None, *, pause_seconds: float | None = None) -> None:
         """Start over from the last position that was committed, under a new leader id. `position` is the one after the
         batch that failed, if what Kafka has of it counts."""
-        if self._state.is_open and not self._save():
+        if self._is_open and not self._save():
             return
         still_led = self._term.may_finish()
         may_arrive = self._ports.guarantee.abandon()
-        if not may_arrive and position is not None and (failed := self._failed_ids()):
-            self._count_all_but(failed, position)
-            if not self._save():
-                return
-        self._state.in_doubt += self.in_flight
-        self.in_flight = 0
-        self._state.is_open = False
+        if not may_arrive and position is not None and not self._count_what_went(position):
+            return
+        self._batch.abandoned()
+        self._is_open = False
         if may_arrive:
             # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
-            _log.warning("records_on_the_wire", extra={"records": self._state.in_doubt})
+            _log.warning("records_on_the_wire", extra={"records": self._batch.in_doubt})
             self._term.end(TermEnd.FENCED)
             if still_led:
                 with suppress(DatabaseUnavailable, DatabaseAccessDenied):
@@ -416,25 +302,21 @@ class BatchLoop:
             self.leader_id = uuid.uuid4()
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
 
-    def _failed_ids(self) -> list[int]:
-        """Return the records of a batch that was abandoned which are not in Kafka; none if they are not known, or are
-        all. Under the key barrier a key tells its record."""
-        keys = {each.decode() for each in self._ports.guarantee.failed_keys or ()}
-        failed = [record_id for key, record_id in self._sent.items() if key in keys]
-        return failed if len(failed) == len(keys) < self.in_flight else []
-
-    def _count_all_but(self, failed: list[int], position: Position) -> None:
-        """Count what Kafka has of a batch that failed, so that it is not sent again; the rest is deferred."""
-        delivered, self.in_flight = self.in_flight - len(failed), len(failed)
-        self._state.unsent = [*failed, *self._state.unsent]
-        self._checkpoints.last = self._following(position, delivered)
-        self._state.position = position
+    def _count_what_went(self, position: Position) -> bool:
+        """Count what Kafka has of a batch that failed, so that it is not sent again; the rest is deferred. False if
+        that could not be saved."""
+        failed = self._batch.failed_ids(self._ports.guarantee.failed_keys or ())
+        if not failed:
+            return True
+        delivered = self._batch.keep_failed(failed)
+        self._checkpoints.last, self._checkpoints.position = self._following(position, delivered), position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)
+        return self._save()
 
     def _interrupted(self) -> None:
         self._ports.source.close()
-        self._state.is_open = False
+        self._is_open = False
         self._restart()
 
     def _say_if_taken(self, reason: str) -> None:
@@ -449,7 +331,7 @@ class BatchLoop:
 
     def _fenced(self, reason: str) -> None:
         _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
-        self._state.was_fenced = True
+        self._was_fenced = True
         self._ports.guarantee.abandon()
         self._term.end(TermEnd.FENCED)
 
@@ -457,17 +339,12 @@ class BatchLoop:
 
     def _following(self, position: Position, delivered: int = 0) -> Checkpoint:
         """Return the checkpoint after the last one, at a position after so many more records."""
-        if self._checkpoints.keeps_positions and (deferred_ids := self._deferred_ids):
+        if self._checkpoints.keeps_positions and (deferred_ids := self._batch.deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
-        self._state.lowest_told = self._ports.parking.lowest
+        self._checkpoints.lowest_parked = self._ports.parking.lowest
         seen, holds = self._ports.source.retention_bounds(position)
-        needed = [each for each in (holds, self._state.lowest_told) if each is not None]
+        needed = [each for each in (holds, self._checkpoints.lowest_parked) if each is not None]
         return self._checkpoints.following(position, delivered, seen=seen, holds=min(needed, default=None))
-
-    @property
-    def _deferred_ids(self) -> list[int]:
-        """Return the ids of records that were read and are still to be sent, in order of each key."""
-        return [*self._state.unsent, *self._barrier.deferred_ids, *self._paused.ids]
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
@@ -477,25 +354,24 @@ class BatchLoop:
             if self._check_status():
                 self._interrupted()  # the row says otherwise, and the row is right
             return False
-        self._barrier.checkpoint_saved()
+        self._batch.barrier.checkpoint_saved()
         return True
 
     def _rest(self) -> None:
         settled = self._ports.guarantee.settle(self._term.is_live)
         if not isinstance(settled, BatchCommitted):
-            self._not_committed(settled, 0, self._size)
+            self._not_committed(settled, 0, self._ports.size)
             return
-        may_look = self._redelivery.may_look
-        # A term that is over has not been looked for anything.
-        has_deferred = self._barrier.has_deferred or bool(self._paused.ids)
-        self.idle = self._may_go_on() and not has_deferred and not may_look
+        may_look = self._batch.redelivery.may_look
+        # A term that is over has not looked for anything.
+        self.idle = self._rights.may_go_on() and not self._batch.has_deferred and not may_look
         if self._checkpoints.is_save_due:
             self._save()
         if not may_look:
-            self._stopping.wait(self._size.pause())
+            self._stopping.wait(self._ports.size.pause())
 
     def _end(self) -> None:
-        self.abandoned = self.in_flight + self._state.in_doubt
+        self.abandoned = self._batch.in_flight + self._batch.in_doubt
         try:
             self._ports.guarantee.abandon()
             if self._term.may_finish():
@@ -513,7 +389,7 @@ class BatchLoop:
         """Store the last checkpoint, and give back what was read and is not delivered."""
         with self._ports.translate_errors():
             try:
-                if self._state.is_open:
+                if self._is_open:
                     self._save()
             finally:
                 self._ports.source.give_back()

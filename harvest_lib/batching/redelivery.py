@@ -50,6 +50,12 @@ class Redelivery:
         self._paused = paused
         self._look_at = self._ask_at = 0.0
         self._freed: set[int] = set()  # deferred rows of the last run
+        self._was_next = False
+
+    def is_next(self, *, caught_up: bool) -> bool:
+        """Return True if the next batch is one of these: at most every other one is, once the source has caught up."""
+        self._was_next = not self._was_next and caught_up and self.may_look
+        return self._was_next
 
     @property
     def may_look(self) -> bool:

@@ -27,6 +27,10 @@ class TermCheckpoints:
     def __init__(self, store: CheckpointStore) -> None:
         self.last = Checkpoint(generation=0)
         """The last one that was committed."""
+        self.position: Position = {}
+        """The source's, after the last batch that was committed: without deferred ids."""
+        self.lowest_parked: int | None = None
+        """The lowest parked id, as the last one has it."""
         self._store = store
         self._saved_number = -1  # of the one that is in Postgres
         self._save_at = self._check_at = 0.0

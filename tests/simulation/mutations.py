@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from psycopg import sql
 
+from harvest_lib.batching.batch import Batch
 from harvest_lib.batching.guarantees import AtLeastOnceBatches, SequencedBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
@@ -141,7 +142,7 @@ MUTATIONS = (
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
-        _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
         "the barrier is lowered before the purge",
@@ -150,7 +151,7 @@ MUTATIONS = (
             BatchLoop,
             "_commit",
             "ports.source.committed()",
-            "ports.source.committed(); self._barrier.checkpoint_saved()",
+            "ports.source.committed(); batch.barrier.checkpoint_saved()",
         ),
     ),
     _mutation(
@@ -166,17 +167,17 @@ MUTATIONS = (
     _mutation(
         "what failed of a batch counts as delivered",
         ("mark-barrier",),
-        _edit(BatchLoop, "_count_all_but", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
+        _edit(BatchLoop, "_count_what_went", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
     ),
     _mutation(
         "what failed of a batch is passed",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_count_all_but", "[*failed, *self._state.unsent]", "self._state.unsent"),
+        _edit(Batch, "keep_failed", "[*failed, *self._unsent]", "self._unsent"),
     ),
     _mutation(
         "what failed is forgotten when the term ends",
         ("mark-barrier", "snapshot-barrier"),
-        _edit(BatchLoop, "_restart", "self._state.in_doubt += self.in_flight", "pass"),
+        _edit(Batch, "abandoned", "self.in_doubt += self.in_flight", "pass"),
     ),
     _mutation(
         "the lease is not checked",
@@ -214,12 +215,12 @@ MUTATIONS = (
     _mutation(
         "no key barrier in batches",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
     ),
     _mutation(
         "what was deferred is forgotten",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_following", "(deferred_ids := self._deferred_ids)", "(deferred_ids := [])"),
+        _edit(BatchLoop, "_following", "(deferred_ids := self._batch.deferred_ids)", "(deferred_ids := [])"),
     ),
     _mutation(
         "what is on the wire is not waited for",

@@ -110,9 +110,9 @@ def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
     stopping.set()
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     loops = [engine.loop(Term(uuid.uuid4(), shard=shard), stopping, callbacks) for shard in (0, 0, 1)]
-    loops[0]._size.measured(rows(2, "v" * 1_000_000), 500)
-    loops[0]._size.late(100)
-    assert [loop._size.records for loop in loops] == [50, 50, 1_000]
+    loops[0]._ports.size.measured(rows(2, "v" * 1_000_000), 500)
+    loops[0]._ports.size.late(100)
+    assert [loop._ports.size.records for loop in loops] == [50, 50, 1_000]
     loops[0]._ports.troubles.blame("away", "no leader")
     assert [loop._ports.troubles.reason("away") for loop in loops] == ["no leader", "no leader", ""]
 

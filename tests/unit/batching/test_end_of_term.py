@@ -8,7 +8,7 @@ import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
-from harvest_lib.batching import loop as loop_module
+from harvest_lib.batching import batch as batch_module
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints.table import LeadershipStatus
@@ -31,7 +31,7 @@ def loop_of(term):
             store=SimpleNamespace(close=nothing, kept_in="postgres"),
             exactly_once=False,
         ),
-        limits=SimpleNamespace(io_error_backoff_seconds=0),
+        limits=SimpleNamespace(io_error_backoff_seconds=0, drain_interval_seconds=0),
         parking=SimpleNamespace(is_empty=True, is_stale=False, lowest=None, is_full=False),
         troubles=SimpleNamespace(paused=frozenset()),
         one_per_key=True,
@@ -45,9 +45,9 @@ def loop_of(term):
 def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
     term = Term(uuid4())
     loop = loop_of(term)
-    loop.in_flight = 500
+    loop._batch.in_flight = 500
     term.end(TermEnd.FENCED)
-    loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._size)
+    loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._ports.size)
     loop._end()
     assert loop.holds_off
     assert term.abandoned
@@ -56,7 +56,7 @@ def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
 def test_it_is_not_idle_for_a_look_that_was_not_made():
     term = Term(uuid4())
     loop = loop_of(term)
-    loop._state.is_open = True
+    loop._is_open = True
     loop._checkpoints._check_at = loop._checkpoints._save_at = float("inf")
     term.end(TermEnd.FENCED)
     loop.turn()
@@ -72,7 +72,7 @@ def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sen
     runs.kafka.broken, runs.delivery.leaves_behind = 1, True
     loop = runs.loop()
     for _ in range(20):
-        if loop._may_go_on():
+        if loop._rights.may_go_on():
             loop.turn()
     assert loop._term.ended is TermEnd.FENCED
     assert runs.kafka.ids == []
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_su
 @pytest.mark.parametrize("slices", [0, 1])
 def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeypatch, how, slices):
     """The rest is deferred: it is the next leader's, and nobody waits for records that were never sent."""
-    monkeypatch.setattr(loop_module, "_SLICE", 2)
+    monkeypatch.setattr(batch_module, "_SLICE", 2)
     runs = BatchRuns()
     runs.table.insert(*[row(number, "k") for number in range(1, 6)])
     loop, send, sent = runs.loop(), runs.delivery.send, []

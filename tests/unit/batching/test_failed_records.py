@@ -4,7 +4,7 @@ import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
-from harvest_lib.batching import loop as loop_module
+from harvest_lib.batching import batch as batch_module
 from harvest_lib.delivery import BatchFailed
 
 pytestmark = pytest.mark.quick
@@ -68,7 +68,7 @@ def test_while_records_may_still_arrive_nothing_counts():
 
 
 def test_what_a_stop_left_unsent_is_not_lost_when_others_of_the_batch_fail(monkeypatch):
-    monkeypatch.setattr(loop_module, "_SLICE", 2)
+    monkeypatch.setattr(batch_module, "_SLICE", 2)
     runs = Runs(2)
     loop, send = runs.loop(), runs.delivery.send
 

@@ -154,10 +154,10 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     runs.places.retry(5)
     runs.table.insert(*[row(n, f"k{n % 50}") for n in range(201, 301)])
     runs.kafka.broken, runs.kafka.lost = 2, lost
-    loop._redelivery._look_at = 0.0
+    loop._batch.redelivery._look_at = 0.0
     for _ in range(50):
         loop.turn()
-        loop._redelivery._look_at = 0.0
+        loop._batch.redelivery._look_at = 0.0
     assert runs.places.rows == {}
     assert sorted(runs.kafka.ids) == list(range(1, 301))
     assert steps_back(runs.kafka.log) == 0
@@ -234,8 +234,8 @@ def test_no_more_is_freed_before_a_run_has_gone():
     loop, most = runs.loop(), 0
     while not loop.idle:
         loop.turn()
-        loop._redelivery._look_at = 0.0
-        most = max(most, len(loop._barrier.deferred_ids))
+        loop._batch.redelivery._look_at = 0.0
+        most = max(most, len(loop._batch.barrier.deferred_ids))
     assert sorted(runs.kafka.ids) == list(range(1, 3_001))
     assert 0 < most <= 2_000
 
@@ -379,7 +379,7 @@ def test_one_that_is_too_large_for_company_has_none(one_per_key, page):
         sizes.update({row[0]: len(runs.delivery._batch) for row in runs.delivery._batch}),
         committed(*given),
     )[1]
-    loop._size.page, loop._size.measured = page, lambda *_: 0
+    loop._ports.size.page, loop._ports.size.measured = page, lambda *_: 0
     while not loop.idle:
         loop.turn()
     assert sorted(runs.kafka.ids) == list(range(1, 41))
@@ -396,7 +396,7 @@ def test_a_stop_before_retried_records_are_sent_loses_none(one_per_key):
     loop = runs.run()
     runs.topics.bad = {}
     runs.places.retry(5)
-    find = loop._redelivery.next
+    find = loop._batch.redelivery.next
 
     def find_and_stop(barrier):
         found = find(barrier)
@@ -404,8 +404,8 @@ def test_a_stop_before_retried_records_are_sent_loses_none(one_per_key):
             loop._stopping.set()
         return found
 
-    loop._redelivery.next = find_and_stop
-    loop._redelivery._look_at = 0.0
+    loop._batch.redelivery.next = find_and_stop
+    loop._batch.redelivery._look_at = 0.0
     loop.run()
     assert loop.abandoned == 0
     assert 5 not in runs.kafka.ids

@@ -133,7 +133,7 @@ def test_a_retried_record_waits_for_its_topic(one_per_key):
     runs.kafka.away["away"] = "no leader"
     runs.topics.blame("away", "no leader")
     runs.places.retry(1, 2)
-    loop._redelivery._look_at = 0.0
+    loop._batch.redelivery._look_at = 0.0
     for _ in range(_TURNS):
         loop.turn()
     assert runs.kafka.ids == [3, 2]

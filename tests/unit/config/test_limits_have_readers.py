@@ -8,7 +8,7 @@ from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
 from harvest_lib import clock as clock_module
-from harvest_lib.batching import loop as batch_loop
+from harvest_lib.batching import batch as batch_module
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import BatchFailed
 from harvest_lib.events import MeterRead
@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (clock_module, batch_loop, harvester, mark_batches):
+    for module in (clock_module, batch_module, harvester, mark_batches):
         monkeypatch.setattr(module, "boot_seconds", made)
     return made
 
@@ -156,9 +156,9 @@ def test_a_revoked_term_whose_lease_has_run_out_waits_no_longer(clock):
     loop = runs.loop()
     loop._term._clock, loop._term._lease_until = clock, 1.0
     loop._term.end(TermEnd.REVOKED)
-    assert loop._may_finish()
+    assert loop._rights.may_finish()
     clock.now = 1.0
-    assert not loop._may_finish(), "another may lead by now"
+    assert not loop._rights.may_finish(), "another may lead by now"
 
 
 @pytest.mark.parametrize(("drain_interval", "expected"), [("2s", 6.0), ("20s", 40.0)])

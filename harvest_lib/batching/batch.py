@@ -1,0 +1,223 @@
+"""The batch that is being filled: pages are read, records are admitted and handed over to the delivery.
+
+    page ─► parking ─► paused records ─► barrier ─► delivery
+             │            │                │
+             parked       kept             deferred          kept and deferred ones go first in later batches
+
+Promises
+- A batch is bounded by records, bytes and time, and ends early with the right to go on.
+- No row is kept that was handed over, but for the last: the next page, or a broker that is slow, may take as much
+  memory.
+- Deferred, kept and unsent records are known by their ids, in order of each key, for the checkpoint.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES
+from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
+from harvest_lib.batching.paused_records import PausedRecords
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.batching.redelivery import Redelivery
+from harvest_lib.batching.rights import Rights
+from harvest_lib.clock import boot_seconds
+from harvest_lib.errors import HarvestError, RecordError
+from harvest_lib.record import ID, Row
+from harvest_lib.record.rows import ids_of, keys_of
+from harvest_lib.source import Position
+
+_SLICE = 500
+"""So many records are handed over between two checks of the term."""
+
+
+class RecordRefused(Exception):
+    """The client refused a record of the batch as it was handed over; those before it may be on the wire."""
+
+    def __init__(self, row: Row, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+        self.reason = reason
+
+
+class PagesStale(Exception):
+    """The parked records have changed: pages have to be read again."""
+
+
+class Filled(NamedTuple):
+    """A batch that was sent: the position after it, None if there is nothing to commit, and whether there is more."""
+
+    position: Position | None
+    more: bool
+
+
+class _Read(NamedTuple):
+    """A page that was handed over: its bytes, and the source's position and `more`."""
+
+    size: int
+    position: Position
+    more: bool
+
+
+class Batch:
+    """Batches of one term, one after the other. `begin` it whenever the source is opened."""
+
+    def __init__(self, ports: BatchPorts, rights: Rights) -> None:
+        self.in_flight = 0
+        """Records that were sent in this batch."""
+        self.in_doubt = 0
+        """Records of batches that failed since the last that was committed."""
+        self.last_sent: Row | None = None
+        """The last record that was sent in this batch."""
+        self.error: HarvestError | None = None
+        """The error that ends this term, once the batch before it is committed."""
+        self.caught_up = False
+        """True if the source has had nothing more since it was opened: it does not bring parked records again."""
+        self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
+        self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
+        self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused)
+        self._ports = ports
+        self._rights = rights
+        self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
+        self._unsent: Sequence[int] = ()  # passed by the position of this batch, and still to be sent
+
+    def begin(self) -> None:
+        """Forget everything but the counts: deferred records come again from the source."""
+        self.barrier.begin()
+        self.paused.begin()
+        self._sent.clear()
+        self._unsent = ()
+        self.caught_up = False
+
+    @property
+    def is_due(self) -> bool:
+        """Return True if a checkpoint is due though nothing may be read: deferred or kept records may go, or kept ones
+        were parked."""
+        return self.barrier.is_waiting or self.paused.is_due
+
+    @property
+    def deferred_ids(self) -> list[int]:
+        """Return the ids of records that were read and are still to be sent, in order of each key."""
+        return [*self._unsent, *self.barrier.deferred_ids, *self.paused.ids]
+
+    @property
+    def has_deferred(self) -> bool:
+        """Return True if records wait that were read."""
+        return self.barrier.has_deferred or bool(self.paused.ids)
+
+    def recheck(self) -> None:
+        """Begin to fill: check the topics of kept records, if that is due. Raises PagesStale."""
+        self.barrier.is_isolated = False
+        self.paused.recheck()
+        if self._ports.parking.is_stale:
+            raise PagesStale
+
+    def fill(self, due_at: Position | None) -> Filled:
+        """Send deferred rows and then pages, until the batch is full or there is nothing more. `due_at` is the position
+        to commit even if nothing is read. Raises RecordRefused and PagesStale."""
+        began, size, more, position = boot_seconds(), 0, True, due_at
+        if due_at is not None:
+            self._send(self.paused.sift([]))
+        while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
+            read = self._read_and_send()
+            if read is None:
+                more = False
+                break
+            size, position, more = size + read.size, read.position, read.more
+            if not more or read.size > LARGE_PAGE_BYTES:
+                break
+        self.caught_up = self.caught_up or not more
+        return Filled(position, more)
+
+    def redeliver(self) -> list[int] | None:
+        """Send parked records that an operator retried, at most every other batch; return all the ids to be forgotten
+        with it, or None if there are none. Raises RecordRefused."""
+        again = self.redelivery.next(self.barrier) if self.redelivery.is_next(caught_up=self.caught_up) else None
+        if again is None:
+            return None
+        self._hand_over(again.rows)
+        return again.ids
+
+    def probe(self) -> bool:
+        """Send one record of a paused topic, alone; False if there is none to send. Raises RecordRefused."""
+        row = self.paused.probe(self.barrier.defers)
+        if row is None:
+            return False
+        self._hand_over(self.barrier.pick([row]))
+        return True
+
+    def committed(self) -> None:
+        """Note that all that was sent is in Kafka, and passed by the last checkpoint."""
+        self.last_sent = None
+        self.in_flight = self.in_doubt = 0
+        self._sent.clear()
+        self.paused.committed()
+
+    def abandoned(self) -> None:
+        """Note that it is not known how much of the batch is in Kafka."""
+        self.in_doubt += self.in_flight
+        self.in_flight = 0
+
+    def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the records of an abandoned batch that are not in Kafka, given their keys; none if they are not known,
+        or are all. Under the key barrier a key tells its record."""
+        failed_keys = {each.decode() for each in keys}
+        failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
+        return failed if len(failed) == len(failed_keys) < self.in_flight else []
+
+    def keep_failed(self, failed: Sequence[int]) -> int:
+        """Defer the records of an abandoned batch that failed; return how many are in Kafka."""
+        delivered, self.in_flight = self.in_flight - len(failed), len(failed)
+        self._unsent = [*failed, *self._unsent]
+        return delivered
+
+    @property
+    def _room(self) -> int:
+        return self._ports.size.records - self.in_flight
+
+    def _may_read(self) -> bool:
+        may_keep = not (self.barrier.is_full or self.paused.is_full or self._ports.parking.is_full)
+        return self._rights.may_go_on() and may_keep and not self.barrier.is_isolated
+
+    def _read_and_send(self) -> _Read | None:
+        """Read a page and hand it over; None if there is nothing now."""
+        ports, size = self._ports, self._ports.size
+        asked = min(size.page, self._room)
+        page = ports.source.read(asked)
+        if page is None or not self._rights.may_go_on():
+            return None
+        page_bytes = size.measured(page.rows, asked)
+        try:
+            rows = ports.parking.filter(page.rows, None if size.is_doubtful else size.largest)
+        except RecordError as error:  # the configuration says to stop
+            if not self.in_flight:
+                raise
+            self.error = error
+            return None
+        if ports.parking.is_stale:
+            raise PagesStale
+        self.barrier.isolated.update(ports.parking.oversized(rows, size.largest))
+        self._send(self.paused.sift(rows))
+        return _Read(page_bytes, ports.parking.passed(page.position), page.more)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`."""
+        runs = ((), rows) if self.barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
+        for run in runs:
+            self._hand_over(self.barrier.admit(run, self._room, first=not self.in_flight))
+
+    def _hand_over(self, rows: Sequence[Row]) -> None:
+        for start in range(0, len(rows), _SLICE):
+            if not self._rights.may_go_on():  # the batch ends here, and is committed
+                self._unsent = [*self._unsent, *ids_of(rows[start:])]
+                break
+            some = rows[start : start + _SLICE]
+            refused = self._ports.guarantee.send(some, self._rights.may_finish)
+            for place, row in enumerate(some) if refused else ():
+                if row[ID] in refused:
+                    self.in_flight += place  # they may be on the wire
+                    raise RecordRefused(row, refused[row[ID]])
+            self.in_flight += len(some)
+            self._ports.source.sent(some)
+            if self._ports.one_per_key:
+                self._sent.update(zip(keys_of(some), ids_of(some), strict=True))
+            self.last_sent = some[-1]

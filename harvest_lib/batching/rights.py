@@ -1,0 +1,28 @@
+"""Rights of a loop under its term: until when it may send more, and until when it may wait for records it has sent."""
+
+import threading
+
+from harvest_lib.clock import Deadline
+from harvest_lib.leadership import Term
+
+
+class Rights:
+    """Rights under one term, which end with it or with a stop. Both checks are cheap: they are made for each slice."""
+
+    def __init__(self, term: Term, stopping: threading.Event, drain_interval_seconds: float) -> None:
+        self._term = term
+        self._stopping = stopping
+        self._drain_interval_seconds = drain_interval_seconds
+        self._finish: Deadline | None = None  # set once the wait at the end has begun
+
+    def may_go_on(self) -> bool:
+        """Return True if more may be read and sent: the term is live, and no stop is asked for."""
+        return self._term.is_live() and not self._stopping.is_set()
+
+    def may_finish(self) -> bool:
+        """Return True if records that were sent may be waited for: always while it leads, and up to `drainInterval`
+        once the term is revoked, for which a successor waits, or a stop is asked for."""
+        if self.may_go_on():
+            return True
+        self._finish = self._finish or Deadline(self._drain_interval_seconds)
+        return self._term.may_finish() and not self._finish.passed
