@@ -27,12 +27,14 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib import errors
-from harvest_lib.clock import Deadline
-from harvest_lib.delivery.batches import PipelinedBatches
-from harvest_lib.delivery.headers import HeaderMaker
-from harvest_lib.delivery.protocol import BatchDeliverySettings, BatchOutcome
+from harvest_lib.delivery.batches import expiry_settings
+from harvest_lib.delivery.client import ProducerKind
+from harvest_lib.delivery.headers import HeaderMaker, Headers
+from harvest_lib.delivery.producer import BatchProducer
+from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
+from harvest_lib.record import Row
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
 from harvest_lib.sequencing.publisher import Intent, Publisher
 
@@ -41,40 +43,72 @@ _AGAIN_SECONDS = 5.0
 _CONNECT_SECONDS = 1.0
 _LAST_SECONDS = 2.0
 """At the end of a term acknowledgements are waited for; the next leader writes those that have not left by then."""
-_SLICE_SECONDS = 0.1
 _REFUSED = (
     "the topic refuses the acknowledgement of what was delivered last ({reason}): set its `cleanup.policy` to delete, "
     "or raise its `max.message.bytes`; some seconds later `harvest park retry`"
 )
 
 
-class Sequenced(PipelinedBatches):
+class _Ids:
+    """`MessageIds` of a producer id of its own."""
+
+    def __init__(self) -> None:
+        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
+
+    def next(self, flag: Flag) -> bytes:
+        return pack(self._producer_id, self._clock.tick(), flag)
+
+    def native(self, count: int) -> dict[str, int]:
+        return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
+
+    def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
+        """Return a maker that puts an id before headers of the record's own that may have the same name."""
+        producer, tick = self._producer_id, self._clock.tick
+
+        def make(record_id: int, names: Sequence[str], contents: Sequence[str | None]) -> Headers:
+            headers = headers_of(record_id, names, contents)
+            headers.insert(0, (HEADER_NAME, pack(producer, tick(), Flag.CONTINUE_TXN)))
+            return headers
+
+        return make
+
+
+class Sequenced:
     """Batches whose records are pending until their batch's checkpoint is kept."""
 
-    _wire_seconds = 0.0
+    failed_keys = None
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
-        super().__init__(settings, topics)
-        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
+        self._ids = _Ids()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
+        own = expiry_settings(settings.expiry_seconds)
+        kind = ProducerKind(settings=own, arrived=lambda *place: self._touched.add(place))
+        self._producer = BatchProducer(settings, topics, kind)
 
-    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
-        outcome = super().begin(leader_id, may_send)
-        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences nobody
+        self._ids = _Ids()
+        self._producer.begin(leader_id, self._ids)
+        self._producer.take_places()
         self._touched.clear()
-        if self._sender is not None:
-            self._sender.take_places()
         self._unread = 0
-        self._headers_of = self._with_ids(self._headers_of)
-        return outcome
+        return BatchCommitted()
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        return self._producer.send(rows, may_send)
+
+    def flush(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Wait until all that was sent is in Kafka."""
+        return self._producer.flush(may_send)
+
+    def commit(self, _checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+        return self.flush(may_send)
 
     def take_intents(self) -> Sequence[Intent]:
         """Return the acknowledgements of records sent since the last ones, one for each partition."""
-        if self._sender is not None:
-            self._touched.update(self._sender.take_places())
+        self._touched.update(self._producer.take_places())
         intents = [
-            Intent(topic=topic, partition=number, id=self._next_id(Flag.ACK_TXN))
+            Intent(topic=topic, partition=number, id=self._ids.next(Flag.ACK_TXN))
             for topic, number in sorted(self._touched)
         ]
         self._touched.clear()
@@ -82,59 +116,26 @@ class Sequenced(PipelinedBatches):
 
     def acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
         """Send acknowledgements, once they are kept. The next `flush` waits for them."""
-        return self._attempt(partial(self._acknowledge, intents))
+        return self._producer.attempt(partial(self._acknowledge, intents))
 
     def abandon(self) -> bool:
         # Records queued behind an acknowledgement may leave with it: nobody will ever read them.
-        deadline = Deadline(_LAST_SECONDS)
-        while self._unread and self._failure is None and self._producer is not None and not deadline.passed:
-            self._serve(partial(self._producer.flush, _SLICE_SECONDS))
-        self._discard()
+        self._producer.flush_for(_LAST_SECONDS, lambda: self._unread > 0)
+        self._producer.discard()
         return False  # it may, and is never read
 
-    def _acknowledge(self, intents: Sequence[Intent], producer: KafkaProducer) -> None:
+    def close(self) -> None:
+        self.abandon()
+
+    def _acknowledge(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
         for intent in intents:
             headers = [(HEADER_NAME, intent.id)]
-            producer.produce(intent.topic, None, None, intent.partition, self._acknowledged, None, 0, headers)
+            client.produce(intent.topic, None, None, intent.partition, self._acknowledged, None, 0, headers)
             self._unread += 1
 
-    def _acknowledged(self, error: KafkaError | None, message: object) -> None:
+    def _acknowledged(self, error: KafkaError | None, _message: object) -> None:
         self._unread -= 1
-        self._report_own("an acknowledgement", error, message)
-
-    def _report(self, error: KafkaError | None, message: Any) -> None:
-        super()._report(error, message)
-        if error is None and message is not None:
-            self._touched.add((message.topic(), message.partition()))
-
-    def _with_ids(self, headers_of: HeaderMaker) -> HeaderMaker:
-        """Have each record carry its id, before headers of its own that may have the same name."""
-        producer, tick = self._producer_id, self._clock.tick
-
-        def make(
-            record_id: int, names: Sequence[str], contents: Sequence[str | None]
-        ) -> list[tuple[str, str | bytes | None]]:
-            headers = headers_of(record_id, names, contents)
-            headers.insert(0, (HEADER_NAME, pack(producer, tick(), Flag.CONTINUE_TXN)))
-            return headers
-
-        return make
-
-    def _next_ids(self, count: int) -> dict[str, int]:
-        return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
-
-    def _make_producer(self) -> KafkaProducer:
-        producer = super()._make_producer()
-        if self._sender is not None:
-            self._sender.track()
-        return producer
-
-    def _next_id(self, flag: Flag) -> bytes:
-        return pack(self._producer_id, self._clock.tick(), flag)
-
-    def _own_settings(self) -> dict[str, object]:
-        # Only a report says which partition a record went to.
-        return {**super()._own_settings(), "delivery.report.only.error": False}
+        self._producer.failures.report_own("an acknowledgement", error)
 
 
 def acknowledge_again(

@@ -129,7 +129,7 @@ def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bo
     )
     assert delivery.begin(uuid.uuid4(), lambda: True) == BatchCommitted()
     delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
-    assert delivery._deliveries[0]._producer.flush(60) == 0
+    assert delivery._deliveries[0]._producer._client.flush(60) == 0
     stack.kafka.suspend()
     try:
         began = time.monotonic()

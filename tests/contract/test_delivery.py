@@ -88,7 +88,7 @@ def test_nothing_is_handed_over_once_the_term_is_over(bootstrap_servers, make_to
 def test_under_the_barrier_the_term_is_checked_again_for_a_record_that_comes_later(
     bootstrap_servers, make_topic, monkeypatch
 ):
-    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", count().__next__)
+    monkeypatch.setattr("harvest_lib.delivery.producer.boot_seconds", count().__next__)
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
     delivery, checks = begun(broker.delivery()), iter([True, True, True, False])
     delivery.send([broker.row(number) for number in range(1, 50)], lambda: next(checks))

@@ -15,7 +15,8 @@ from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.database import in_statement
-from harvest_lib.delivery import PipelinedBatches, Sequenced, Transactional
+from harvest_lib.delivery import Sequenced, Transactional, batches
+from harvest_lib.delivery.failures import Failures
 from harvest_lib.harvester import factory
 from harvest_lib.leadership import Term, last_leaders
 from harvest_lib.leadership.last_leaders import SubscriptionRows
@@ -261,14 +262,12 @@ MUTATIONS = (
     _mutation(
         "a batch does not hear of failures",
         ("snapshot-pipelined", "snapshot-barrier", *_MARK),
-        _edit(PipelinedBatches, "_failed", "self._failure = error", "pass"),
+        _edit(Failures, "add", "self.first = error", "pass"),
     ),
     _mutation(
         "gaps are allowed",
         ("snapshot-pipelined",),
-        _edit(
-            PipelinedBatches, "_own_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'
-        ),
+        _edit(batches, "expiry_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'),
     ),
     _mutation(
         "epochs are ignored",
@@ -351,7 +350,7 @@ MUTATIONS = (
     _mutation(
         "what is sent again has the producer id of what was given up",
         _SEQUENCED,
-        _edit(Sequenced, "begin", "self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)", "pass"),
+        _edit(Sequenced, "begin", "self._ids = _Ids()", "pass"),
     ),
     _mutation(
         "a successor does not fence who is about to acknowledge",
@@ -407,13 +406,14 @@ MUTATIONS = (
         _edit(
             Transactional,
             "begin",
-            "self._renew_producer(leader_id, may_send)\n    while",
-            "if self._has_begun and (self._failure is None or not self._failure.fatal()):\n"
-            "        self._failure, self._stopped, self._open = None, False, self._open or self._stopped\n"
+            "self._renew_producer(leader_id)\n    while",
+            "if self._has_begun and (self._failures.first is None or not self._failures.first.fatal()):\n"
+            "        self._open = self._open or self._failures._stopped\n"
+            "        self._failures.clear()\n"
             "        return BatchCommitted()\n"
-            "    self._renew_producer(leader_id, may_send)\n    while",
+            "    self._renew_producer(leader_id)\n    while",
         ),
-        _edit(Transactional, "abandon", "self._discard()", "pass"),
+        _edit(Transactional, "abandon", "self._producer.discard()", "pass"),
     ),
     _mutation(
         "the mirror counts, not Kafka's checkpoint",

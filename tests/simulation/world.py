@@ -219,7 +219,7 @@ def seams(world):
     threads = SimpleNamespace(Thread=_ThreadAtOnce)
     instead = {
         "harvest_lib.clock.time": clock,
-        "harvest_lib.delivery.batches.time": clock,
+        "harvest_lib.delivery.producer.time": clock,
         "harvest_lib.delivery.sequenced.time": clock,
         "harvest_lib.delivery.sequenced.new_producer_id": world.new_producer_id,
         "harvest_lib.delivery.sequenced.topic_partitions": world.topic_partitions,
@@ -234,8 +234,8 @@ def seams(world):
         "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
         "harvest_lib.batching.batch._SLICE": 3,
         "harvest_lib.batching.guarantees._CLEAR_SECONDS": 0.1,
-        "harvest_lib.delivery.batches.PipelinedBatches._wire_seconds": 0.2,
-        "harvest_lib.delivery.batches._ABANDON_SECONDS": 0.2,
+        "harvest_lib.delivery.batches._WIRE_SECONDS": 0.2,
+        "harvest_lib.delivery.producer._ABANDON_SECONDS": 0.2,
     }
     with ExitStack() as stack:
         for name, value in instead.items():

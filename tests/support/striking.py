@@ -146,7 +146,8 @@ class StrikingStore(Wrapped):
 
 def strike_once_landed(delivery, strike):
     """Wrap how a delivery waits until nothing is outstanding; the client may have heard all before it is asked."""
-    flush = delivery.flush
+    producer = delivery._producer
+    flush = producer.flush
 
     def flushed(may_send):
         outcome = flush(may_send)
@@ -155,7 +156,7 @@ def strike_once_landed(delivery, strike):
             strike.at("landed")
         return outcome
 
-    delivery.flush = flushed
+    producer.flush = flushed
 
 
 class StrikingPlaces(Wrapped):

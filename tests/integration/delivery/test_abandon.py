@@ -47,15 +47,15 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     delivery = PipelinedBatches(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4(), always)
     delivery.send([row(1, "k", topic=topic)], always)
-    delivery.flush(always)
+    delivery.commit(b"", always)
     freeze()
     delivery.send([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)], always)
-    delivery._producer.flush(0.2)
+    delivery._producer._client.flush(0.2)
     delivery.abandon()
     thaw()
     delivery.begin(uuid.uuid4(), always)
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
-    delivery.flush(always)
+    delivery.commit(b"", always)
     delivery.close()
     found = [record.outbox_id for record in read_topic(bootstrap_servers, topic) if record.key == "again"]
     assert found == [2_000, 2_001, 2_002]

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from support.brokers import RealBroker, always, begun, deliver, ids
 from support.waiting import eventually
 
-from harvest_lib.delivery import BatchCommitted, BatchFailed, batches
+from harvest_lib.delivery import BatchCommitted, BatchFailed, producer
 
 pytestmark = pytest.mark.full
 
@@ -88,8 +88,8 @@ class Fatal:
 def test_a_producer_with_a_fatal_error_is_replaced(kafka):
     """It never sends again: kept, it would fail every record of a leader that goes on leading."""
     delivery = begun(kafka.delivery())
-    delivery._producer.close()
-    delivery._producer, delivery._sender = fatal, _ = Fatal(), None
+    delivery._producer._client.close()
+    delivery._producer._client, delivery._producer._sender = fatal, _ = Fatal(), None
     assert isinstance(deliver(delivery, kafka.row(1)), BatchFailed)
     delivery.begin(uuid.uuid4(), always)
     assert fatal.purged
@@ -108,7 +108,7 @@ def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_
     """The clock jumps inside the check, as it does for a process that is frozen right there; the record then leaves."""
     delivery = begun(strict.delivery())
     now = [time.time() - 10.0]  # it is asked once before the record's own time is taken
-    monkeypatch.setattr(batches.time, "time", lambda: now[0])
+    monkeypatch.setattr(producer.time, "time", lambda: now[0])
 
     def may_send():
         now[0] += 5.0

@@ -266,7 +266,7 @@ def test_a_batch_that_failed_is_never_read(leader, read):
     for _ in range(2):  # the first time there is nothing to write again, which would give up what is pending
         first = only.at.number * 10
         only.send(*range(first, first + 20))
-        only.delivery._producer.flush(60)
+        only.delivery._producer._client.flush(60)
         only.delivery.abandon()
         only.begin()
         only.batch(*range(first, first + 10))
@@ -277,7 +277,7 @@ def test_a_batch_that_failed_is_never_read(leader, read):
 def test_a_header_of_the_same_name_that_a_record_has_of_its_own_does_not_count(leader, read):
     only = leader().lead()
     only.send(*range(10), names=["message-id"], contents=["own"])
-    only.delivery._producer.flush(60)
+    only.delivery._producer._client.flush(60)
     assert read() == []
     assert only.commit() == BatchCommitted()
     settled(only)
@@ -343,10 +343,11 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     only.batch(*range(10))
     settled(only)
     admin.delete_topics([outbox.topic])[outbox.topic].result(60)
-    only.delivery._settings = replace(only.delivery._settings, delivery_timeout_seconds=1)  # nothing comes any more
+    producer = only.delivery._producer
+    producer._settings = replace(producer._settings, delivery_timeout_seconds=1)  # nothing comes any more
 
     def is_noticed():
-        only.delivery._attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
+        producer.attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
         return isinstance(only.guarantee.settle(always), BatchFailed)
 
     eventually(is_noticed, "the broker has heard that the topic is gone")
@@ -358,7 +359,7 @@ def test_the_audit_finds_what_is_acknowledged(leader, outbox, bootstrap_servers,
     only = leader().lead()
     only.batch(*range(1, 500))
     only.send(*range(500, 600))
-    only.delivery._producer.flush(60)
+    only.delivery._producer._client.flush(60)
     only.delivery.abandon()
     only.begin()
     only.batch(*range(500, 700))

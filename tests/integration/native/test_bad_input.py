@@ -14,7 +14,7 @@ from support.outbox import harvest_config, read_topic
 from support.row_shapes import ends, messages
 from support.waiting import eventually
 
-from harvest_lib.delivery import PipelinedBatches
+from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.local_stack.kafka import KafkaCluster
@@ -227,7 +227,7 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
     def read():
         return [int(each.value) for each in read_topic(servers, topic, isolation="read_committed")]
 
-    is_cut, wait_for_room = threading.Event(), PipelinedBatches._wait_for_room
+    is_cut, wait_for_room = threading.Event(), BatchProducer._wait_for_room
 
     def cut_in_the_middle(*given):
         if not is_cut.is_set() and ends(servers, topic)[0] > _QUEUE:
@@ -235,7 +235,7 @@ def test_a_queue_that_stays_full_loses_nothing_and_changes_no_order(
             is_cut.set()
         return wait_for_room(*given)
 
-    monkeypatch.setattr(PipelinedBatches, "_wait_for_room", cut_in_the_middle)
+    monkeypatch.setattr(BatchProducer, "_wait_for_room", cut_in_the_middle)
     link.delay(_DELAY_SECONDS)  # so that the queue is full for long
     try:
         with Harvest(config):

@@ -23,18 +23,18 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.config import load
-from harvest_lib.delivery.batches import PipelinedBatches
+from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import NativeSender
 
 file, way = sys.argv[1:]
-begun, flush, send = threading.Event(), PipelinedBatches.flush, NativeSender.send
+begun, flush, send = threading.Event(), BatchProducer.flush, NativeSender.send
 natively = 0
 
-def flushing(self, may_send):
-    if len(self._producer) > 0:
+def flushing(self, *given):
+    if len(self._client) > 0:
         begun.set()
-    return flush(self, may_send)
+    return flush(self, *given)
 
 def sending(self, rows, **named):
     global natively
@@ -42,7 +42,7 @@ def sending(self, rows, **named):
     natively += went
     return went, code
 
-PipelinedBatches.flush, NativeSender.send = flushing, sending
+BatchProducer.flush, NativeSender.send = flushing, sending
 harvest = Harvest(load(file).harvest)
 harvest.start()
 assert begun.wait(60)

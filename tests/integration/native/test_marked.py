@@ -144,7 +144,7 @@ def test_natively_too_none_is_handed_over_once_the_term_is_over(
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
     delivery, checks = begun(broker.delivery()), iter([True, False, False])
     outbox((broker.topic, f"k{number}", "v", [], []) for number in range(50))
-    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", lambda: 0.0)  # each answer is too old at once
+    monkeypatch.setattr("harvest_lib.delivery.producer.boot_seconds", lambda: 0.0)  # each answer is too old at once
     with psycopg.connect(dsn) as connection:
         delivery.send(rows_of(connection.cursor(binary=True).execute(ALL)), lambda: next(checks))
     assert isinstance(delivery.commit(b"", always), BatchFailed)

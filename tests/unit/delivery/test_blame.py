@@ -68,9 +68,7 @@ class Made:
     def batch(self):
         self.delivery.begin(uuid.uuid4(), lambda: True)
         self.delivery.send([row(1, "k", topic="theirs")], lambda: True)
-        if isinstance(self.delivery, Transactional):
-            return self.delivery.commit(b"checkpoint", lambda: True)
-        return self.delivery.flush(lambda: True)
+        return self.delivery.commit(b"checkpoint", lambda: True)
 
 
 @pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._FAIL])

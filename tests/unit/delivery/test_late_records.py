@@ -36,8 +36,8 @@ class FakeProducer:
 def now(monkeypatch):
     """The time of both clocks."""
     clock = [1_000.0]
-    monkeypatch.setattr("harvest_lib.delivery.batches.time.time", lambda: clock[0])
-    monkeypatch.setattr("harvest_lib.delivery.batches.boot_seconds", lambda: clock[0])
+    monkeypatch.setattr("harvest_lib.delivery.producer.time.time", lambda: clock[0])
+    monkeypatch.setattr("harvest_lib.delivery.producer.boot_seconds", lambda: clock[0])
     return clock
 
 
@@ -77,7 +77,7 @@ def test_no_record_follows_the_end_of_the_term(now):
 
     assert delivery.send(ROWS, check) == {}
     assert len(producer.timestamps) == 2
-    assert isinstance(delivery.flush(lambda: True), BatchFailed)
+    assert isinstance(delivery.commit(b"", lambda: True), BatchFailed)
 
 
 def test_an_answer_holds_for_the_records_of_the_next_milliseconds(now):

@@ -61,7 +61,7 @@ def test_a_fatal_error_fails_the_batch(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert made.flush(lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
+    assert made.commit(b"", lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
     made.abandon()
     assert producer.closed
 
@@ -70,7 +70,7 @@ def test_a_fatal_error_that_the_client_has_lost_fails_the_batch():
     producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.flush(lambda: True), BatchFailed)
+    assert isinstance(made.commit(b"", lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 
@@ -79,9 +79,9 @@ def test_so_does_one_that_python_has_forgotten():
     """Amid the reports it says that there is no method, where there is one."""
     producer = Raising(None)
     made = delivery(producer)
-    producer._error = AttributeError("'PipelinedBatches' object has no attribute '_failed'", name="_failed", obj=made)
+    producer._error = AttributeError("'PipelinedBatches' object has no attribute 'commit'", name="commit", obj=made)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.flush(lambda: True), BatchFailed)
+    assert isinstance(made.commit(b"", lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 

@@ -48,7 +48,7 @@ def begun(sender, goes):
         kafka={}, delivery_timeout_seconds=60, expiry_seconds=9, producer_provider=lambda _: FakeProducer(goes)
     )
     delivery = PipelinedBatches(settings, Topics({}))
-    delivery._sender = sender
+    delivery._producer._sender = sender
     delivery.begin(uuid.uuid4(), lambda: True)
     delivery.send([row(1, "k")], lambda: True)
     return delivery
@@ -57,9 +57,9 @@ def begun(sender, goes):
 def test_one_that_is_noted_as_the_wait_ends_is_not_taken_for_delivered():
     sender = FakeSender(keys={b"k"})
     delivery = begun(sender, lambda: sender.noted.append((error_of(UNCONFIRMED), "t")))
-    assert isinstance(delivery.flush(lambda: True), BatchFailed)
+    assert isinstance(delivery.commit(b"", lambda: True), BatchFailed)
     assert delivery.failed_keys is None, "it is not known where it is"
 
 
 def test_without_one_the_batch_is_committed():
-    assert begun(FakeSender(), lambda: None).flush(lambda: True) == BatchCommitted()
+    assert begun(FakeSender(), lambda: None).commit(b"", lambda: True) == BatchCommitted()

@@ -1,0 +1,68 @@
+"""Client of librdkafka for a delivery in batches, by C where that was built: its settings and what they promise.
+
+A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
+goharvest does, but does not scatter the empty key.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from harvest_lib.delivery.errors import DEFAULTS, ONE_AT_A_TIME
+from harvest_lib.delivery.protocol import BatchDeliverySettings
+from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
+from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
+from harvest_lib.native import NativeSender, make_with_sender
+
+_LINGER = {"linger.ms": 20}
+"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerKind:
+    """Properties of the producer of a delivery.
+
+    `settings` are the delivery's own. `native_settings` come in addition where each record's report is received
+    natively. `wire_seconds`: limit of the wait for records on the wire when the client is discarded. `fences`: an error
+    that says so ends the leader. `arrived`: called with the topic and partition of each record in Kafka, where those
+    are reported. `close`: closes a client whose queue is empty, its reports ignored, where that may take long.
+    """
+
+    settings: Mapping[str, object]
+    native_settings: Mapping[str, object] = field(default_factory=dict)
+    wire_seconds: float = 0.0
+    fences: bool = False
+    arrived: Callable[[str, int], None] | None = None
+    close: Callable[[KafkaProducer, NativeSender | None], None] | None = None
+
+
+def make_client(
+    settings: BatchDeliverySettings,
+    kind: ProducerKind,
+    largest_batch: int,
+    report: Callable[[KafkaError | None, Any], None],
+) -> tuple[KafkaProducer, NativeSender | None]:
+    """Return a client, and its native side if that can be had. `largest_batch`: most bytes of a request that every
+    topic takes. Raises ConfigError for a setting that librdkafka does not take."""
+    user = {**DEFAULTS, **_LINGER, **settings.kafka}
+    own = {
+        "acks": "all",
+        "allow.auto.create.topics": False,
+        "enable.idempotence": True,
+        "on_delivery": report,
+        "delivery.report.only.error": kind.arrived is None,  # only a report says to which partition a record went
+        **ONE_AT_A_TIME,
+        **kind.settings,
+    }
+    largest = min(largest_batch, DEFAULT_BATCH_BYTES)
+    if largest < int(str(user.get("batch.size", DEFAULT_BATCH_BYTES))):
+        own["batch.size"] = largest
+    with refused_settings():
+        client, sender = make_with_sender(
+            settings.producer_provider, client_settings(user, **own), kind.native_settings
+        )
+    if sender is not None and kind.arrived is not None:
+        sender.track()
+    return client, sender

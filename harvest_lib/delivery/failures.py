@@ -1,0 +1,122 @@
+"""Failures of a batch, as reports of its records and calls of its producer tell them: the one that counts, whether a
+topic or a record is to blame, and the keys of records that are not in Kafka.
+"""
+
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from harvest_lib.delivery.errors import FENCED, NEVER_TAKEN, NO_TOPIC, PURGED, is_fatal, may_pass
+from harvest_lib.delivery.protocol import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
+from harvest_lib.delivery.topics import Topics
+from harvest_lib.native import UNCONFIRMED, NativeSender
+
+_ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Errors that a changed topic may cause. librdkafka purges the records of a transaction without saying why."""
+
+
+class Failures:
+    """Failures of one batch after the other. With `fences`, an error that says so ends the leader."""
+
+    def __init__(self, topics: Topics, *, fences: bool = False) -> None:
+        self.first: KafkaError | None = None
+        """The one that counts: the first, unless a later one says more."""
+        self.failed_keys: set[bytes] | None = None
+        """Keys of the records that failed, where each is the only one of its key; None if some are unknown."""
+        self._topics = topics
+        self._fences = fences
+        self._stopped = self._gave_up = False
+        self._is_named = self._is_of_row = False  # its topic is known, or it is our own; it is a record's
+        self._has_expired = False  # a record, while it waited or was on the wire
+
+    @property
+    def any(self) -> bool:
+        """Return True if the batch cannot be committed: it failed, or was not handed over whole."""
+        return self.first is not None or self._stopped
+
+    @property
+    def are_about_topics(self) -> bool:
+        """Return True if a topic may have changed."""
+        return self.first is not None and (self.first.code() in _ABOUT_TOPICS or is_fatal(self.first))
+
+    def clear(self) -> None:
+        """Forget those of the last batch, whose producer is gone."""
+        self.first, self._stopped, self._gave_up = None, False, False
+        self._is_named = self._is_of_row = False
+
+    def stop(self, *, knows_keys: bool = False, gave_up: bool = False) -> None:
+        """Note that not all of the batch was handed over, or acknowledged in time (`gave_up`)."""
+        self._stopped, self._gave_up = True, gave_up or self._gave_up
+        if not knows_keys:
+            self.failed_keys = None
+
+    def take_expired(self) -> bool:
+        """Return True if a record has expired since the last call: it may have been on the wire."""
+        expired, self._has_expired = self._has_expired, False
+        return expired
+
+    def outcome(self) -> BatchOutcome:
+        """Return the outcome of the batch so far."""
+        if self.first is None:
+            return BatchFailed(reason="not acknowledged in time") if self._stopped else BatchCommitted()
+        if self._fences and self.first.code() in FENCED:
+            return BatchFenced(reason=self.first.str())
+        refused = self.first.code() in NEVER_TAKEN
+        unnamed = not refused and self._is_of_row and not self._is_named
+        return BatchFailed(reason=self.first.str(), refused=refused, unnamed=unnamed)
+
+    def add(self, error: KafkaError) -> None:
+        """Note an error. Those after the first say only that a record was purged, or came after it. A producer that was
+        fenced refuses records as one that met with a fatal error, and says a little later which."""
+        replaces = error.code() in NEVER_TAKEN and (self.first is None or self.first.code() not in NEVER_TAKEN)
+        if self.first is None or replaces or (self._fences and error.code() in FENCED):
+            self.first = error
+
+    def add_of_row(self, error: KafkaError) -> None:
+        """Note an error of a call that handed a record over."""
+        self._is_of_row, self.failed_keys = True, None
+        self.add(error)
+
+    def report(self, error: KafkaError | None, message: Any) -> None:
+        """Take the report of a record, as the client passes it."""
+        if error is None:
+            return
+        if self.failed_keys is not None:
+            key = message.key() if message is not None else None
+            if key is None:  # an empty key is another one
+                self.failed_keys = None
+            else:
+                self.failed_keys.add(key)
+        self._add_report(message.topic() if message is not None else None, error)
+
+    def report_own(self, what: str, error: KafkaError | None) -> None:
+        """As `report`, of a record of the delivery's own: no record of the batch is to blame."""
+        if error is None:
+            return
+        self._is_named = True
+        if error.code() in NEVER_TAKEN:
+            error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")  # noqa: SLF001 - librdkafka's own code
+        self.add(error)
+
+    def report_native(self, sender: NativeSender) -> None:
+        """Take the reports of records that were handed over natively, and their keys. Of one that no broker has
+        confirmed it is not known where it is."""
+        failures = sender.take_failures()
+        if failures and self.failed_keys is not None:
+            keys = sender.take_failed_keys()
+            if keys is None or any(each.code() == UNCONFIRMED for each, _ in failures):
+                self.failed_keys = None
+            else:
+                self.failed_keys |= keys
+        for failure, topic in failures:
+            self._add_report(topic, failure)
+
+    def _add_report(self, topic: str | None, error: KafkaError) -> None:
+        self._is_of_row = True
+        self._has_expired = self._has_expired or error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - librdkafka's own code
+        self.add(error)
+        if error.code() == UNCONFIRMED:
+            self._is_named = True  # no record is to blame
+        elif topic and may_pass(error, gave_up=self._gave_up):
+            self._is_named = True
+            self._topics.blame(topic, error.str())
