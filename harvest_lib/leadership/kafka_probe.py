@@ -1,6 +1,7 @@
 """Probe that Kafka answers this process, beside the work: only callers that need the answer wait for it.
 
-The client and its connections stay until the end of the process.
+The client and its connections stay until the end of the process. librdkafka (2.16) ends the process where a description
+of the cluster names neither brokers nor topics, as that of a broker which has just started: so a topic is described.
 """
 
 import threading
@@ -9,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerYet
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.clock import boot_seconds
@@ -17,12 +18,14 @@ from harvest_lib.kafka_client import client_settings
 
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
+_TOPIC = "__consumer_offsets"
+"""Described whether it is there, and ours to see, or not: any answer will do."""
 
 
 class KafkaProbe:
-    """Asks the brokers to describe the cluster, at most every two seconds, and only on demand. For any thread.
+    """Asks a broker to describe a topic, at most every two seconds, and only on demand. For any thread.
 
-    The request names no topic: it needs no rights, and makes nothing.
+    The request needs no rights, as a refusal is an answer, and makes nothing.
     """
 
     def __init__(self, settings: Mapping[str, object], clock: Callable[[], float] = boot_seconds) -> None:
@@ -51,7 +54,8 @@ class KafkaProbe:
     def _ask(self, wait_seconds: float) -> None:
         if self._asked is None and self._clock() >= self._asked_at + _EVERY_SECONDS:
             self._admin = self._admin or AdminClient(client_settings(self._settings))
-            self._asked = self._admin.describe_cluster(request_timeout=_ANSWER_SECONDS)
+            asked = self._admin.describe_topics(TopicCollection([_TOPIC]), request_timeout=_ANSWER_SECONDS)
+            self._asked = asked[_TOPIC]
             self._asked_at = self._clock()
         if self._asked is None or self._admin is None:
             return
@@ -63,8 +67,12 @@ class KafkaProbe:
                 self._trouble = "Kafka does not answer"
             return
         except KafkaException as error:
-            self._trouble = f"Kafka does not answer: {error.args[0].str()}"
-            self._silent_since = self._asked_at if self._silent_since is None else self._silent_since
+            self._note(error.args[0].str() if error.args[0].code() < 0 else "")  # others are a broker's
         else:
-            self._trouble, self._silent_since = "", None
+            self._note("")
         self._asked = None
+
+    def _note(self, reason: str) -> None:
+        self._trouble = f"Kafka does not answer: {reason}" if reason else ""
+        began = self._asked_at if self._silent_since is None else self._silent_since
+        self._silent_since = began if reason else None

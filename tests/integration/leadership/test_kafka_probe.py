@@ -1,6 +1,9 @@
-"""The probe of Kafka, on a real broker and on an address where nobody listens."""
+"""The probe of Kafka, on a real broker, on one that restarts, and on an address where nobody listens."""
 
+import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -37,3 +40,27 @@ def test_nobody_answers(nobody):
     clock.now += 5
     assert "Kafka does not answer" in probe.trouble()
     eventually(lambda: probe.silent_seconds() == 10.0, "and not from a later one")
+
+
+ASKED_AS_IT_RESTARTS = """
+import sys
+from support.clock import Clock
+from support.restarting_broker import RestartingBroker
+from harvest_lib.leadership.kafka_probe import KafkaProbe
+
+broker, clock = RestartingBroker(int(sys.argv[1])), Clock()
+probe = KafkaProbe({"bootstrap.servers": broker.servers}, clock)
+for _ in range(6):
+    probe.trouble()
+    clock.now += 5
+print(broker.asked)
+"""
+
+
+@pytest.mark.parametrize("nth", [2, 3, 4, 5])
+def test_a_broker_that_restarts_does_not_end_the_process(nth):
+    """librdkafka aborts where a description of the cluster names neither brokers nor topics."""
+    program = [sys.executable, "-c", ASKED_AS_IT_RESTARTS, str(nth)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    asked = subprocess.run(program, check=True, timeout=120, stdout=subprocess.PIPE, env=environment).stdout
+    assert int(asked) > nth
