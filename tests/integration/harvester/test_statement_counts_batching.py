@@ -61,6 +61,10 @@ class Counting:
         return self._producer.close()
 
 
+BY_TIME = 25
+"""Statements that recur in a second whatever there is to deliver: checkpoints, status, polls once it is idle."""
+
+
 def counts(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         found = [connection.execute(each).fetchone() for each in (TRANSACTIONS, WRITTEN, LOG)]
@@ -90,9 +94,11 @@ def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, de
     transactions, written, wal_bytes = most
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery)
     before = counts(outbox.dsn)
-    assert Harvest(config).drain(60).records == RECORDS
+    drained = Harvest(config).drain(60)
+    assert drained.records == RECORDS
     spent = [after - start for after, start in zip(counts(outbox.dsn), before, strict=True)]
     done, rows, outbox_rows, dead, wal = spent
+    done -= round(BY_TIME * max(0.0, drained.seconds - 1))  # where the machine is slow
     assert done <= transactions, "statements and transactions together: pages, barriers, checkpoints, housekeeping"
     assert rows <= written
     assert (outbox_rows, dead) == (0, 0), "nothing is written to the outbox"
