@@ -1,18 +1,23 @@
-"""A batch of encoded messages, of which no object is made until one is read.
+"""Messages as bytes, of which no object is made until one is read: as a reader has them, and as entries of the log.
 
 Reader, commit log and writers pass bytes on: of each message its head, which many share, and its encoded data. A batch
 is a sequence of messages all the same. Reading one makes a `Message` at that moment.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, overload
 
+from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.native import EncodedRows
 from harvest_lib.pipeline import extended_json
-from harvest_lib.pipeline.commit_log.entry import mode_byte
+from harvest_lib.pipeline.commit_log.entry import FIXED_BYTES, Entry, Packable, Packed, Packing, mode_byte, parts_of
 from harvest_lib.pipeline.extended_json import Encoded
-from harvest_lib.pipeline.heads import Head
 from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.stop_reason import one_line
+
+Head = tuple[int, int, bytes]
+"""Timestamp, mode byte, key (the namespace): an entry of the log beside its offset and its data."""
 
 BYTES = {(mode, op): mode_byte(mode, op) for mode in Mode for op in Op}
 """The mode byte of each mode and op."""
@@ -20,7 +25,7 @@ PARTS = {byte: (mode, op) for (mode, op), byte in BYTES.items()}
 NOOPS = frozenset(BYTES[mode, Op.NOOP] for mode in Mode)
 
 
-class EncodedMessages(Sequence[Message]):
+class EncodedMessages(Sequence[Message], Packable):
     """A batch. A reader that can encode its messages without making them yields one of a class of its own."""
 
     __slots__ = ("heads", "values")
@@ -43,6 +48,18 @@ class EncodedMessages(Sequence[Message]):
         timestamp, byte, key = self.heads[place]
         mode, op = PARTS[byte]
         return Message(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
+
+    def kinds(self, begin: int, end: int) -> Collection[Head]:
+        """Return each head of the messages from `begin` to before `end` once."""
+        return set(self.heads[begin:end])
+
+    def newest(self, begin: int, end: int, first: int) -> dict[bytes, int]:
+        """Return the last offset of each key in the messages from `begin` to before `end`, which begin at `first`."""
+        return {key: offset for offset, (_, _, key) in enumerate(self.heads[begin:end], first)}
+
+    def packing(self, offset: int) -> Packing:
+        """Return their entries, as the log takes them."""
+        return Packing([(*head, value) for head, value in zip(self.heads, self.values, strict=True)], offset)
 
     @property
     def size(self) -> int:
@@ -85,3 +102,97 @@ class _Listed(EncodedMessages):
 def encoded(batch: Sequence[Message]) -> EncodedMessages:
     """Return a batch with its encodings. Raises MessageRefused."""
     return batch if isinstance(batch, EncodedMessages) else _Listed(batch)
+
+
+class JoinedMessages(EncodedMessages):
+    """An outbox's records that were encoded in C: their encodings lie behind each other, and go on so.
+
+    The data of a message is decoded when it is read. The rows are no longer needed then.
+    """
+
+    __slots__ = ("rows", "table")
+
+    def __init__(self, rows: EncodedRows, table: Sequence[Head]) -> None:
+        """`table` has the head of each kind."""
+        super().__init__(list(map(table.__getitem__, rows.kinds)), rows)
+        self.rows = rows
+        self.table = table
+
+    @property
+    def size(self) -> int:
+        return self.rows.size
+
+    def data(self, place: int) -> Mapping[str, Any]:
+        """See `EncodedMessages`."""
+        return extended_json.loads(self.rows[place])
+
+    def kinds(self, begin: int, end: int) -> Collection[Head]:
+        """See `EncodedMessages`."""
+        return {head for kind, head in enumerate(self.table) if self.rows.kinds.find(kind, begin, end) >= 0}
+
+    def newest(self, begin: int, end: int, first: int) -> dict[bytes, int]:
+        """See `EncodedMessages`."""
+        found: dict[bytes, int] = {}
+        for kind, (_, _, key) in enumerate(self.table):
+            place = self.rows.kinds.rfind(kind, begin, end)
+            if place >= 0:
+                found[key] = max(first + place - begin, found.get(key, first))
+        return found
+
+    def count_of(self, kept: Collection[Head], begin: int, end: int) -> int:
+        """Return the number of messages from `begin` to before `end` that have one of these heads."""
+        return sum(self.rows.kinds.count(kind, begin, end) for kind, head in enumerate(self.table) if head in kept)
+
+    def packing(self, offset: int) -> Packing:
+        """See `EncodedMessages`."""
+        return _JoinedPacking(self, offset)
+
+
+class _JoinedPacking(Packing):
+    """`Packing` in C."""
+
+    def __init__(self, batch: JoinedMessages, offset: int) -> None:
+        super().__init__((), offset)
+        self._batch = batch
+        self._taken = 0
+
+    def take(self, most_bytes: int | None) -> Packed:
+        batch, begin, first = self._batch, self._taken, self._offset
+        end = len(batch)
+        if most_bytes is None:
+            bounds, (_, _, key) = batch.rows.bounds, batch.heads[begin]
+            end, room = begin + 1, FIXED_BYTES + len(key) + bounds[begin + 1] - bounds[begin]
+        else:
+            room = max(0, most_bytes)
+        data, count = batch.rows.packed(begin, end, batch.table, offset=first, room=room)
+        self._taken, self._offset = begin + count, first + count
+        return Packed(data, first, first + count, batch.newest(begin, begin + count, first))
+
+    @property
+    def done(self) -> bool:
+        return self._taken == len(self._batch)
+
+
+class UnreadableEntry(PipelineError):
+    """An entry holds no message: another version wrote it, or no pipeline did."""
+
+    def __init__(self, offset: int, why: str) -> None:
+        super().__init__(
+            f"offset {offset} of the log holds no message",
+            evidence=why,
+            next_step="use the version of this library that wrote it, or a new folder",
+        )
+
+
+def message_of(entry: Entry) -> Message:
+    """Return an entry's message. Raises UnreadableEntry where it is none."""
+    offset, timestamp, byte, key, value = entry
+    parts = PARTS.get(byte)
+    if parts is None:
+        mode, op = parts_of(byte)
+        raise UnreadableEntry(offset, f"its mode byte {byte} is none that is known: mode {mode}, op {op}")
+    try:
+        data = Encoded(extended_json.loads(value), value)
+        return Message(parts[1], timestamp, key.decode(), data, parts[0], offset)
+    except (ValueError, HarvestError) as error:
+        raise UnreadableEntry(offset, one_line(error)) from error

@@ -15,7 +15,7 @@ from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.files import make_folder
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
-from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.offset_log import OffsetLog, flushed_position
 from harvest_lib.pipeline.parked_messages import ParkedMessages
 from harvest_lib.pipeline.routing import Routing
@@ -90,9 +90,7 @@ def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
             closing.callback(log.close)
             offsets = {}
             for each in declaration.writers:
-                offsets[each.name] = OffsetLog(
-                    offsets_folder(folder, each.name), flush_seconds=settings.flush_seconds, sync_log=log.sync
-                )
+                offsets[each.name] = OffsetLog(offsets_folder(folder, each.name), sync_log=log.sync)
                 closing.callback(offsets[each.name].close)
             logs = OpenLogs(declaration, log, offsets)
         except OSError as error:

@@ -1,5 +1,9 @@
-"""Messages of the log as writers get them: bytes, and a `Message` for each that is read."""
+"""Messages of the log as writers get them: bytes, and a `Message` for each that is read.
 
+The last ones stay in memory, so writers that keep up need not read them from the log.
+"""
+
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -7,10 +11,10 @@ from itertools import accumulate, chain
 from typing import Any, cast, overload
 
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.encoded_messages import EncodedMessages
-from harvest_lib.pipeline.heads import Head, distinct, newest
-from harvest_lib.pipeline.joined_messages import JoinedMessages
+from harvest_lib.pipeline.encoded_messages import EncodedMessages, Head, JoinedMessages
 from harvest_lib.pipeline.message import Message, Op
+
+_MOST_BYTES = 32 << 20
 
 
 class Run:
@@ -46,7 +50,7 @@ class Run:
         found: dict[bytes, int] = {}
         first = self.first
         for batch, begin, end in self.parts:
-            found |= newest(batch.heads[begin:end], first)
+            found |= batch.newest(begin, end, first)
             first += end - begin
         return found
 
@@ -71,7 +75,7 @@ class Run:
 
     def selected(self, wanted: Callable[[Head], bool]) -> "LoggedMessages":
         """Return those whose heads are wanted."""
-        kinds = {head for batch, begin, end in self.parts for head in distinct(batch.heads[begin:end])}
+        kinds = {head for batch, begin, end in self.parts for head in batch.kinds(begin, end)}
         kept = {head for head in kinds if wanted(head)}
         return LoggedMessages(self, kept, is_all=kept == kinds)
 
@@ -117,7 +121,7 @@ class LoggedMessages(Sequence[Message]):
     def __len__(self) -> int:
         if self.joined is None:
             return len(self._numbers)
-        return sum(batch.heads[begin:end].count_of(self.kinds) for batch, begin, end in self.joined)
+        return sum(batch.count_of(self.kinds, begin, end) for batch, begin, end in self.joined)
 
     def __iter__(self) -> Iterator[Message]:
         return map(self._run.message, self._numbers)
@@ -147,3 +151,49 @@ def namespaces_and_times(messages: Sequence[Message]) -> list[tuple[str, int]]:
 
 def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
     return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+
+
+class MessageCache:
+    """Batches by the offsets that they got in the log. Added to by one thread, read by any number.
+
+    It forgets the oldest when their encodings take more than `most_bytes`.
+    """
+
+    def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
+        """`end` is that of the log, before anything is added."""
+        self.end = end
+        """Messages behind it in the log are of a batch that is still being appended."""
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._firsts: list[int] = []
+        self._batches: list[tuple[EncodedMessages, int]] = []
+
+    def add(self, first: int, batch: EncodedMessages) -> None:
+        """Take a batch under the offsets that it got in the log, from `first` on; one that is too large is not kept."""
+        size = batch.size
+        with self._lock:
+            self.end = first + len(batch)
+            if size > self._most_bytes:
+                return
+            self._firsts.append(first)
+            self._batches.append((batch, size))
+            self._bytes += size
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._batches[0][1]
+                del self._firsts[0], self._batches[0]
+
+    def run(self, begin: int, end: int, most: int) -> Run | None:
+        """Return the messages from one offset on, before another, `most` of them at most; None where the first is
+        forgotten, or never was here."""
+        end = min(end, begin + most)
+        parts, at = [], begin
+        with self._lock:
+            number = bisect_right(self._firsts, begin) - 1
+            while 0 <= number < len(self._firsts) and at < end:
+                first, (batch, _) = self._firsts[number], self._batches[number]
+                if not first <= at < first + len(batch):
+                    break
+                parts.append((batch, at - first, min(end - first, len(batch))))
+                at, number = first + len(batch), number + 1
+        return Run(begin, parts) if parts else None

@@ -6,7 +6,7 @@ it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last l
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import re2
@@ -23,10 +23,9 @@ _ONE_BYTE = r"\C"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceFilter:
-    """A compiled one. Remembers its verdicts: there are few namespaces and many messages."""
+    """A compiled one."""
 
     pattern: Pattern
-    _verdicts: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def parse(cls, expression: str = EVERYTHING) -> "NamespaceFilter":
@@ -37,10 +36,7 @@ class NamespaceFilter:
         return str(self.pattern.pattern)
 
     def matches(self, namespace: str) -> bool:
-        verdict = self._verdicts.get(namespace)
-        if verdict is None:
-            verdict = self._verdicts[namespace] = self.pattern.search(namespace) is not None
-        return verdict
+        return self.pattern.search(namespace) is not None
 
 
 def compiled(expression: str) -> Pattern:

@@ -4,7 +4,7 @@ Each entry's data is the offset of the last message of its namespace that the wr
 A writer handles messages in the order of the log, so it is done with all before the highest of them.
 
 Promises
-- Offsets that were flushed are found again, whatever happens; those of the last `flush_seconds` may not be.
+- Offsets that were flushed are found again, whatever happens; those that were only acknowledged may not be.
 - No offset is kept whose message could still be lost: the commit log is synced first.
 - The newest offset of each namespace outlives compaction.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from struct import Struct
 
-from harvest_lib.clock import boot_seconds, unix_ms
+from harvest_lib.clock import unix_ms
 from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log.log import CommitLog
 from harvest_lib.pipeline.commit_log.opening import Cut
@@ -33,9 +33,7 @@ class OffsetLog:
         self,
         folder: Path,
         *,
-        flush_seconds: float = 1.0,
         sync_log: Callable[[], object] | None = None,
-        clock: Callable[[], float] = boot_seconds,
         segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
         """Open it, or begin it. `sync_log` is `CommitLog.sync` of the log that the offsets are of; each flush calls it.
@@ -43,13 +41,10 @@ class OffsetLog:
         Raises LogInUse, LogTooNew, LogDamaged, LogUnwritable.
         """
         self.folder = folder
-        self._flush_seconds = flush_seconds
         self._sync_log = sync_log
-        self._clock = clock
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._waiting: dict[bytes, int] = {}
-        self._since: float | None = None
         self._log = CommitLog(folder, segment_bytes=segment_bytes, sync_seconds=0.0)
         try:
             self._offsets = _read(self._log)
@@ -92,15 +87,12 @@ class OffsetLog:
                 return
             self._offsets[namespace] = self._waiting[namespace] = offset
             self._position = max(self._position, offset + 1)
-            if self._since is None:
-                self._since = self._clock()
 
     def flush(self) -> None:
         """Sync all acknowledged offsets to the disk. Raises LogUnwritable, and then they are still to be flushed."""
         with self._flushing:
             with self._lock:
-                waiting, since = self._waiting, self._since
-                self._waiting, self._since = {}, None
+                waiting, self._waiting = self._waiting, {}
             if not waiting:
                 return
             try:
@@ -110,16 +102,10 @@ class OffsetLog:
                 self._log.append([(now, _MODE, key, _OFFSET.pack(offset)) for key, offset in waiting.items()])
             except BaseException:
                 with self._lock:
-                    self._waiting, self._since = waiting | self._waiting, since
+                    self._waiting = waiting | self._waiting
                 raise
             if self._log.segments > self._segments:
                 self._compact()
-
-    def flush_if_due(self) -> None:
-        """Flush if something has waited for `flush_seconds`. Raises LogUnwritable."""
-        since = self._since
-        if since is not None and self._clock() - since >= self._flush_seconds:
-            self.flush()
 
     def compact(self) -> None:
         """Leave nothing but the newest offset of each namespace. Happens by itself too. Raises LogUnwritable."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog, Compacted, Skipped
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
+from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import (
     commit_folder,
     offsets_folder,
@@ -18,7 +19,6 @@ from harvest_lib.pipeline.folder import (
     parked_messages,
     undeclared_positions,
 )
-from harvest_lib.pipeline.log_entries import message_of
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.offset_log import flushed_position
 from harvest_lib.pipeline.writer_progress import WriterProgress

@@ -15,7 +15,6 @@ stops alone: the log then keeps messages that it has not acknowledged, and the n
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,8 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.folder import OpenLogs, open_folder
-from harvest_lib.pipeline.periodic import Compactor, Flusher
-from harvest_lib.pipeline.reader_progress import ReaderProgress
 from harvest_lib.pipeline.reader_thread import ReaderThread
+from harvest_lib.pipeline.threads import Compactor, Flusher
 from harvest_lib.pipeline.writer_thread import WriterThread
 
 if TYPE_CHECKING:
@@ -49,16 +47,6 @@ class PipelineState(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterSeen:
-    """State of one writer: `position` is the first offset that it has not acknowledged."""
-
-    name: str
-    position: int
-    at_work: bool
-    has_failed: bool
-
-
 class Pipeline:
     """One pipeline, run once."""
 
@@ -74,7 +62,8 @@ class Pipeline:
         self._changed = threading.Condition()
         self._told = False
         self._stopping = threading.Event()
-        self._writers: Sequence[WriterThread] = ()
+        self.writers: Sequence[WriterThread] = ()
+        """Their state may be read from any thread."""
         self._reader: ReaderThread | None = None
         self._flusher: Flusher | None = None
         self._compactor: Compactor | None = None
@@ -87,18 +76,6 @@ class Pipeline:
     def log_end(self) -> int | None:
         """Return the offset that the next message of the log gets; None before it is open."""
         return self._log.end if self._log is not None else None
-
-    def writers(self) -> Sequence[WriterSeen]:
-        """Return the state of each writer. From any thread."""
-        return [
-            WriterSeen(
-                name=each.progress.name,
-                position=each.progress.position,
-                at_work=each.at_work,
-                has_failed=each.failure is not None,
-            )
-            for each in self._writers
-        ]
 
     def retained(self) -> "Sequence[Retained]":
         """Return the retention of the logs that the reader reads. From any thread; does not wait."""
@@ -133,47 +110,46 @@ class Pipeline:
 
     def _start(self, logs: OpenLogs) -> None:
         self._log = logs.log
-        self._writers = [
+        self.writers = [
             WriterThread(
                 logs.writer_progress(each), each.open, log=logs.log, changed=self._changed, stopping=self._stopping
             )
             for each in self._declaration.writers
         ]
-        progress = [each.progress for each in self._writers]
+        progress = [each.progress for each in self.writers]
         flush_seconds = self._settings.flush_seconds
         self._flusher = Flusher(logs.log, progress, flush_seconds=flush_seconds, changed=self._changed)
         self._enter(PipelineState.RESUMING)
         self._flusher.start()
-        for writer in self._writers:
+        for writer in self.writers:
             writer.start()
 
     def _resumed(self) -> bool:
         """Wait until all writers have reached the log's end; False if one fails, or if asked to stop."""
-        self._await(lambda: all(each.resumed for each in self._writers) or self._some_failed())
-        return all(each.resumed for each in self._writers) and not self._some_failed() and not self._told
+        self._await(lambda: all(each.resumed for each in self.writers) or self._some_failed())
+        return all(each.resumed for each in self.writers) and not self._some_failed() and not self._told
 
     def _flow(self, logs: OpenLogs) -> None:
         """Let the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
         self._enter(PipelineState.RUNNING)
-        reading = ReaderProgress(
-            logs.log,
+        reader = self._reader = ReaderThread(
+            self._declaration.reader.open,
+            log=logs.log,
+            message_cache=logs.message_cache,
             changed=self._changed,
+            stopping=self._stopping,
             slowest=self._slowest,
             flushed=self._flushed,
             most_ahead=self._settings.most_ahead,
-            message_cache=logs.message_cache,
-        )
-        reader = self._reader = ReaderThread(
-            reading, self._declaration.reader.open, changed=self._changed, stopping=self._stopping
         )
         reader.start()
-        self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed)
+        self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed, changed=self._changed)
         self._compactor.start()
         self._await(lambda: not reader.at_work or self._must_stop())
         if reader.failure is None and not self._must_stop():
-            for writer in self._writers:
+            for writer in self.writers:
                 writer.finish(None)
-            self._await(lambda: not any(each.at_work for each in self._writers) or self._must_stop())
+            self._await(lambda: not any(each.at_work for each in self.writers) or self._must_stop())
 
     def _shut_down(self) -> Sequence[str]:
         """End the reader, then the writers; return the names of those that did not end in time."""
@@ -185,9 +161,9 @@ class Pipeline:
             self._compactor.stop()
         if self._reader is not None and not self._reader.join(for_bulks.remaining_seconds):
             left.append("the reader")
-        for writer in self._writers:
+        for writer in self.writers:
             writer.finish(for_bulks)
-        left += [f"writer `{each.progress.name}`" for each in self._writers if not each.join(whole.remaining_seconds)]
+        left += [f"writer `{each.progress.name}`" for each in self.writers if not each.join(whole.remaining_seconds)]
         if self._flusher is not None:
             self._flusher.stop()
         if self._reader is not None and "the reader" not in left:
@@ -198,7 +174,7 @@ class Pipeline:
 
     def _report(self, left: Sequence[str]) -> None:
         """Raise the error that stopped the pipeline, if there is one."""
-        for each in (self._reader, *self._writers, self._flusher):
+        for each in (self._reader, *self.writers, self._flusher):
             if each is not None and each.failure is not None:
                 raise each.failure
         if left:
@@ -214,17 +190,17 @@ class Pipeline:
         return self._flusher is not None and self._flusher.failure is not None
 
     def _some_failed(self) -> bool:
-        return self._folder_failed() or any(each.failure is not None for each in self._writers)
+        return self._folder_failed() or any(each.failure is not None for each in self.writers)
 
     def _must_stop(self) -> bool:
-        failed = {each.progress.name for each in self._writers if each.failure is not None}
-        return self._folder_failed() or bool(failed & self._stops_all) or len(failed) == len(self._writers)
+        failed = {each.progress.name for each in self.writers if each.failure is not None}
+        return self._folder_failed() or bool(failed & self._stops_all) or len(failed) == len(self.writers)
 
     def _slowest(self) -> int | None:
-        return min((each.progress.position for each in self._writers if each.at_work), default=None)
+        return min((each.progress.position for each in self.writers if each.at_work), default=None)
 
     def _flushed(self) -> int:
-        return min(each.progress.flushed for each in self._writers)
+        return min(each.progress.flushed for each in self.writers)
 
     def _await(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds, or until asked to stop. Short waits let Python run signal handlers."""

@@ -1,49 +1,65 @@
-"""The thread of the reader."""
+"""The thread of the reader: its messages go to the commit log, and it hears which of them all writers have kept.
+
+Promises
+- A batch is in the commit log before the reader is asked for the next one.
+- The reader is notified of kept messages only once every writer's offsets are on the disk past them, and the log too.
+- The reader is never more than `most_ahead` messages, and one batch, ahead of the slowest writer that is at work.
+"""
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline.adaptors import Reader, RetainedReader
-from harvest_lib.pipeline.reader_progress import ReaderProgress
-from harvest_lib.pipeline.stop_reason import one_line, stop_error
+from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.encoded_messages import encoded, message_of
+from harvest_lib.pipeline.logged_messages import MessageCache
+from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.stop_reason import one_line
+from harvest_lib.pipeline.threads import PipelineThread
 
 if TYPE_CHECKING:
     from harvest_lib.consume.retention import Retained
 
 _log = logging.getLogger(__name__)
 
+_TICK_SECONDS = 0.2
 
-class ReaderThread:
-    """Reads until the reader ends, or `stopping` is set; notifies `changed` of its end."""
+
+class ReaderThread(PipelineThread):
+    """Reads until the reader ends, or `stopping` is set."""
 
     def __init__(
         self,
-        reading: ReaderProgress,
         open_reader: Callable[[], Reader],
         *,
+        log: CommitLog,
+        message_cache: MessageCache,
         changed: threading.Condition,
         stopping: threading.Event,
+        slowest: Callable[[], int | None],
+        flushed: Callable[[], int],
+        most_ahead: int,
     ) -> None:
-        self.at_work = False
-        self.failure: HarvestError | None = None
-        self._reading = reading
+        """Prepare.
+
+        `changed` is notified of appended messages too, and of writers that go on. `slowest` returns the position of the
+        slowest at work, None if there is none; `flushed` the offset up to which those of all are on the disk.
+        `message_cache` gets appended messages, for them.
+        """
+        super().__init__("reader", changed=changed, otherwise="the reader failed")
         self._open = open_reader
         self._reader: Reader | None = None
-        self._changed = changed
+        self._log = log
+        self._message_cache = message_cache
         self._stopping = stopping
-        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
-
-    def start(self) -> None:
-        self.at_work = True
-        self._thread.start()
-
-    def join(self, seconds: float) -> bool:
-        """Wait for its end; return True if it came in time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self._slowest = slowest
+        self._flushed = flushed
+        self._most_ahead = most_ahead
+        self._last: dict[str, Message] = {}
+        self._told = -1
+        self._mark: tuple[int, Mapping[str, Message]] | None = None
 
     def retained(self) -> "Sequence[Retained]":
         """Return the retention of the logs that are read. From any thread; does not wait."""
@@ -56,7 +72,7 @@ class ReaderThread:
             return
         try:
             if self.failure is None:
-                self._reading.tell(self._reader)
+                self._tell(self._reader)
         except Exception as error:  # noqa: BLE001 - it will be notified again; kept messages are kept
             _log.warning("reader_not_told", extra={"reason": one_line(error)})
         try:
@@ -64,14 +80,54 @@ class ReaderThread:
         except Exception as error:  # noqa: BLE001 - it does not hide the error that stopped the pipeline
             _log.warning("reader_not_closed", extra={"reason": one_line(error)})
 
-    def _run(self) -> None:
+    def _work(self) -> None:
+        reader = self._reader = self._open()
+        self._last = {key.decode(): message_of(entry) for key, entry in self._log.newest().items()}
+        self._tell(reader)
+        batches = reader.read(dict(self._last))
         try:
-            self._reader = self._open()
-            self._reading.run(self._reader, self._stopping)
-        except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
-            _log.error("reader_failed", extra={"reason": one_line(error)})
-            self.failure = stop_error(error, "the reader failed")
+            for batch in batches:
+                if batch:
+                    self._append(batch)
+                self._tell(reader)
+                self._wait(reader)
+                if self._stopping.is_set():
+                    break
         finally:
+            close = getattr(batches, "close", None)  # a generator releases its resources
+            if close is not None:
+                close()
+
+    def _log_failure(self, error: BaseException) -> None:
+        _log.error("reader_failed", extra={"reason": one_line(error)})
+
+    def _append(self, batch: Sequence[Message]) -> None:
+        whole = encoded(batch)
+        offsets = self._log.append(whole)
+        self._message_cache.add(offsets.start, whole)
+        for key, place in whole.newest(0, len(whole), 0).items():
+            self._last[key.decode()] = whole[place]
+        with self._changed:
+            self._changed.notify_all()
+
+    def _tell(self, reader: Reader) -> None:
+        """Notify the reader of kept messages, if there are new ones."""
+        # One mark at a time: however far behind a writer is, only one message of each namespace is remembered.
+        flushed = self._flushed()
+        while True:
+            if self._mark is None and self._log.end > self._told:
+                self._mark = (self._log.end, dict(self._last))
+            if self._mark is None or flushed < self._mark[0]:
+                return
+            if self._mark[1]:
+                reader.kept(self._mark[1])
+            self._told, self._mark = self._mark[0], None
+
+    def _wait(self, reader: Reader) -> None:
+        while not self._stopping.is_set():
+            slowest = self._slowest()
+            if slowest is None or self._log.end - slowest <= self._most_ahead:
+                return
             with self._changed:
-                self.at_work = False
-                self._changed.notify_all()
+                self._changed.wait(_TICK_SECONDS)
+            self._tell(reader)

@@ -8,9 +8,7 @@ Promises
 from collections.abc import Callable, Sequence
 
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.encoded_messages import NOOPS
-from harvest_lib.pipeline.heads import Head
-from harvest_lib.pipeline.log_entries import message_of
+from harvest_lib.pipeline.encoded_messages import NOOPS, Head, message_of
 from harvest_lib.pipeline.logged_messages import LoggedMessages, Run
 from harvest_lib.pipeline.message import Message
 from harvest_lib.pipeline.namespace import NamespaceFilter
@@ -22,7 +20,7 @@ Park = Callable[[Message, str], None]
 
 
 class Routing:
-    """A writer's filter and transforms. Used by one thread."""
+    """A writer's filter and transforms. Used by one thread. Remembers whether it wants a namespace: there are few."""
 
     def __init__(
         self,

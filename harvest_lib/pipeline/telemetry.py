@@ -1,7 +1,7 @@
 """The numbers and the health of a pipeline, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.retention import retention_readings
@@ -24,19 +24,22 @@ class PipelineTelemetry:
 
     def readings(self) -> Iterator[Reading]:
         """Yield the present values of the metrics."""
-        pipeline, end, writers = self._pipeline, self._pipeline.log_end, self._pipeline.writers()
-        name = pipeline.name
+        pipeline, end, name = self._pipeline, self._pipeline.log_end, self._pipeline.name
+        positions = self._positions()
         yield catalogue.PIPELINE_RUNNING, {(name,): float(pipeline.state is PipelineState.RUNNING)}
         if end is None:
             return
         yield from retention_readings(pipeline.retained())
         yield catalogue.PIPELINE_LOG_END, {(name,): float(end)}
-        yield catalogue.PIPELINE_WRITER_POSITION, {(name, each.name): float(each.position) for each in writers}
+        yield catalogue.PIPELINE_WRITER_POSITION, {(name, each): float(at) for each, at in positions.items()}
         yield (
             catalogue.PIPELINE_WRITER_BEHIND,
-            {(name, each.name): float(max(0, end - each.position)) for each in writers},
+            {(name, each): float(max(0, end - at)) for each, at in positions.items()},
         )
-        yield catalogue.PIPELINE_WRITER_AT_WORK, {(name, each.name): float(each.at_work) for each in writers}
+        yield (
+            catalogue.PIPELINE_WRITER_AT_WORK,
+            {(name, each.progress.name): float(each.at_work) for each in pipeline.writers},
+        )
 
     def live(self) -> Verdict:
         """Return a healthy verdict if it takes turns, whatever the servers do."""
@@ -50,23 +53,25 @@ class PipelineTelemetry:
     def ready(self) -> Verdict:
         """Return a healthy verdict if it runs or resumes, and no writer has failed."""
         verdict = self.live()
-        failed = [each.name for each in self._pipeline.writers() if each.has_failed]
-        if verdict.is_healthy and failed:
+        if not verdict.is_healthy:
+            return verdict
+        failed = [each.progress.name for each in self._pipeline.writers if each.failure is not None]
+        if failed:
             return Verdict(is_healthy=False, reason=f"the writer {failed[0]!r} has failed")
-        return (
-            verdict
-            if not verdict.is_healthy
-            else Verdict(is_healthy=True, reason=f"it is {self._pipeline.state.value}")
-        )
+        return Verdict(is_healthy=True, reason=f"it is {self._pipeline.state.value}")
 
     def progress(self, within_seconds: float) -> Verdict:
         """Return a healthy verdict if each writer that is behind has gone on within a time, since the first call."""
         end, now = self._pipeline.log_end, boot_seconds()
         with self._watching:
-            for each in self._pipeline.writers():
-                watch = self._watches.setdefault(each.name, ProgressWatch())
-                watch.observe(now, each.position, waits=end is not None and each.position < end, age_seconds=None)
+            for name, position in self._positions().items():
+                watch = self._watches.setdefault(name, ProgressWatch())
+                watch.observe(now, position, waits=end is not None and position < end, age_seconds=None)
                 if watch.stalled_seconds >= within_seconds:
-                    reason = f"the writer {each.name!r} has stood at {each.position} for {watch.stalled_seconds:.0f} s"
+                    reason = f"the writer {name!r} has stood at {position} for {watch.stalled_seconds:.0f} s"
                     return Verdict(is_healthy=False, reason=reason)
         return Verdict(is_healthy=True, reason="each writer goes on, or has everything")
+
+    def _positions(self) -> Mapping[str, int]:
+        """Return the first offset that each writer has not acknowledged."""
+        return {each.progress.name: each.progress.position for each in self._pipeline.writers}

@@ -16,10 +16,9 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.entry import Entry
-from harvest_lib.pipeline.log_entries import UnreadableEntry
-from harvest_lib.pipeline.logged_messages import Run
+from harvest_lib.pipeline.encoded_messages import UnreadableEntry
+from harvest_lib.pipeline.logged_messages import MessageCache, Run
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.stop_reason import one_line

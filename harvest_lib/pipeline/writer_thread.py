@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import closing
 
 from harvest_lib.clock import Deadline
-from harvest_lib.errors import DatabaseUnavailable, HarvestError, PipelineError
+from harvest_lib.errors import DatabaseUnavailable, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.stop_reason import one_line, stop_error
+from harvest_lib.pipeline.stop_reason import one_line
+from harvest_lib.pipeline.threads import PipelineThread
 from harvest_lib.pipeline.writer_progress import WriterProgress
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ _TICK_SECONDS = 0.2
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 
 
-class WriterThread:
+class WriterThread(PipelineThread):
     """Its state is read under `changed`, which it notifies of all changes."""
 
     def __init__(
@@ -37,22 +38,19 @@ class WriterThread:
         stopping: threading.Event,
     ) -> None:
         """`stopping` ends a resume between two messages."""
+        super().__init__(
+            f"writer {writing.name}",
+            changed=changed,
+            otherwise=f"the offsets of writer `{writing.name}` cannot be flushed",
+        )
         self.progress = writing
         self.resumed = False
         """It stood at the end that the log had when the pipeline started."""
-        self.at_work = False
-        self.failure: HarvestError | None = None
         self._open = open_writer
         self._log = log
-        self._changed = changed
         self._stopping = stopping
         self._until: Deadline | None = None
         self._nothing_comes = False
-        self._thread = threading.Thread(target=self._run, name=f"writer {writing.name}", daemon=True)
-
-    def start(self) -> None:
-        self.at_work = True
-        self._thread.start()
 
     def finish(self, deadline: Deadline | None) -> None:
         """Let it end at the log's end, or when the deadline has passed; returns at once. None: no limit."""
@@ -60,30 +58,13 @@ class WriterThread:
             self._until, self._nothing_comes = deadline, True
             self._changed.notify_all()
 
-    def join(self, seconds: float) -> bool:
-        """Wait for its end; return True if it came in time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def _work(self) -> None:
+        self._attempt(self._write, f"writer `{self.progress.name}` failed")
+        self.progress.flush()
 
-    def _run(self) -> None:
-        try:
-            self._try(self._write, f"writer `{self.progress.name}` failed")
-            # A second failure does not hide the first.
-            self._try(self.progress.flush, f"the offsets of writer `{self.progress.name}` cannot be flushed")
-        finally:
-            with self._changed:
-                self.at_work = False
-                self._changed.notify_all()
-
-    def _try(self, step: Callable[[], None], otherwise: str) -> None:
-        try:
-            step()
-        except BaseException as error:  # noqa: BLE001 - reported by the pipeline, an exit too: else it had just ended
-            writing = self.progress
-            _log.error(
-                "writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": one_line(error)}
-            )
-            self.failure = self.failure or stop_error(error, otherwise)
+    def _log_failure(self, error: BaseException) -> None:
+        writing = self.progress
+        _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": one_line(error)})
 
     def _write(self) -> None:
         pause, position = _FIRST_PAUSE_SECONDS, -1

@@ -24,8 +24,8 @@ from harvest_lib.database import connect
 from harvest_lib.local_stack.state import write_private
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import load
+from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import commit_folder
-from harvest_lib.pipeline.log_entries import message_of
 from harvest_lib.pipeline.message import Message, Mode, Op
 from infra.demo.place import Place
 from infra.demo.progress import Progress

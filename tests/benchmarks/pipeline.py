@@ -24,9 +24,8 @@ from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration, load
 from harvest_lib.pipeline.encoded_messages import EncodedMessages, encoded
-from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.routing import Routing
@@ -189,7 +188,7 @@ def _appending(plan: _Plan, batches: Sequence[EncodedMessages]) -> float:
 
         def append() -> None:
             for batch in batches:
-                log.append(packed(batch))
+                log.append(batch)
             log.sync()
 
         return _rate(plan.records, append)

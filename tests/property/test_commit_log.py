@@ -73,9 +73,6 @@ class Logs(RuleBasedStateMachine):
         self.now += 3.0
         self.log.sync_if_due()
         assert self.log.synced == len(self.entries)
-        self.offsets.flush_if_due()
-        assert not self.offsets._waiting
-        self.flushed = dict(self.acknowledged)
 
     @rule(part=st.floats(0, 1))
     def compact(self, part):
@@ -98,6 +95,7 @@ class Logs(RuleBasedStateMachine):
     @rule()
     def flush(self):
         self.offsets.flush()
+        assert not self.offsets._waiting
         self.flushed = dict(self.acknowledged)
 
     @rule()
@@ -216,9 +214,7 @@ class Logs(RuleBasedStateMachine):
 
     def reopen(self):
         self.log = CommitLog(self.folder, clock=lambda: self.now, **self.settings)
-        self.offsets = OffsetLog(
-            self.offsets_folder, flush_seconds=2.0, sync_log=self.log.sync, clock=lambda: self.now, segment_bytes=120
-        )
+        self.offsets = OffsetLog(self.offsets_folder, sync_log=self.log.sync, segment_bytes=120)
 
 
 def test_nothing_synced_is_lost_and_nothing_torn_is_read():

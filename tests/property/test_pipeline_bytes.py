@@ -17,9 +17,8 @@ from harvest_lib.pipeline.adaptors.outbox import OutboxMessages
 from harvest_lib.pipeline.commit_log import Entry
 from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.extended_json import dumps, loads
-from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
@@ -61,8 +60,8 @@ def in_memory(batches, first=0):
 
 def entries(batches, first=0):
     """Return the entries of the log with these batches."""
-    flat = [entry for batch in batches for entry in packed(batch)]
-    return [Entry(offset, *entry) for offset, entry in enumerate(flat, first)]
+    pairs = [pair for each in map(encoded, batches) for pair in zip(each.heads, each.values, strict=True)]
+    return [Entry(offset, *head, value) for offset, (head, value) in enumerate(pairs, first)]
 
 
 @given(BATCHES, FILTERS, st.integers(0, 9), st.integers(1, 25), st.integers(0, 25))

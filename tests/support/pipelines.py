@@ -5,8 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.pipeline.pipeline import Pipeline
+from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
 
 
@@ -111,6 +113,20 @@ def declared(folder, reader, writers, *, flush=0.02, settings: Mapping[str, Mapp
             )
             for name, writer in writers.items()
         ],
+    )
+
+
+def reader_thread(reader, log, *, flushed=lambda: 0, message_cache=None):
+    """Return a reader's thread that waits for no writer."""
+    return ReaderThread(
+        lambda: reader,
+        log=log,
+        message_cache=message_cache or MessageCache(),
+        changed=threading.Condition(),
+        stopping=threading.Event(),
+        slowest=lambda: None,
+        flushed=flushed,
+        most_ahead=1_000,
     )
 
 

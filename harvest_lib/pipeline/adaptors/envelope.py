@@ -15,10 +15,8 @@ from typing import Literal, TypeAlias
 
 from harvest_lib.errors import MessageRefused
 from harvest_lib.native import Pieces, Wrapping
-from harvest_lib.pipeline.encoded_messages import PARTS
+from harvest_lib.pipeline.encoded_messages import PARTS, Head, JoinedMessages
 from harvest_lib.pipeline.extended_json import dumps, loads
-from harvest_lib.pipeline.heads import Head
-from harvest_lib.pipeline.joined_messages import JoinedMessages
 from harvest_lib.pipeline.logged_messages import LoggedMessages
 from harvest_lib.pipeline.message import Message, Op
 

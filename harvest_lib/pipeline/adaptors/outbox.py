@@ -33,9 +33,8 @@ from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTable
 from harvest_lib.native import NativeRows, encode
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
-from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages
+from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
-from harvest_lib.pipeline.joined_messages import JoinedMessages
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.source.filters import Subscription, subscription_filter

@@ -12,7 +12,7 @@
 There is nothing between entries. Pure: bytes in, bytes out.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import chain
 from struct import Struct
@@ -76,12 +76,14 @@ def parts_of(mode: int) -> tuple[int, int]:
     return mode & _HIGHEST_MODE, mode >> _MODE_BITS & _HIGHEST_OP
 
 
-class Packable(Iterable[Unnumbered]):
-    """Entries that can be packed in a way of their own."""
+class Packable(ABC):
+    """Entries that are packed in a way of their own."""
+
+    __slots__ = ()
 
     @abstractmethod
     def packing(self, offset: int) -> "Packing":
-        """Return an equivalent of `Packing` for them."""
+        """Return what numbers and packs them; `offset` is that of the first."""
 
 
 class _Packers(dict[int, Callable[..., bytes]]):

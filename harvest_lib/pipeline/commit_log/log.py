@@ -82,7 +82,7 @@ class CommitLog(LogView):
         """Return the offset up to which all is on the disk, and stays when the machine loses power."""
         return self._synced
 
-    def append(self, entries: Iterable[Unnumbered]) -> range:
+    def append(self, entries: Iterable[Unnumbered] | Packable) -> range:
         """Add entries of timestamp, mode byte, key and value, and return the offsets they got.
 
         They can be read at once, and outlive this process; they outlive the machine once they are synced. Raises

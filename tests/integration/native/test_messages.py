@@ -14,10 +14,8 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.envelope import encode_all, encode_joined
 from harvest_lib.pipeline.adaptors.kafka.records import handed_over, records_of
 from harvest_lib.pipeline.adaptors.outbox import OutboxMessages, messages_of
-from harvest_lib.pipeline.commit_log.entry import Packing
-from harvest_lib.pipeline.joined_messages import JoinedMessages
-from harvest_lib.pipeline.log_entries import packed
-from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.encoded_messages import JoinedMessages
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
@@ -121,9 +119,7 @@ def test_batches_are_the_same(found, rows, data):
     assert list(natively.heads) == by_python.heads
     assert natively.size == by_python.size
     assert list(natively) == list(by_python)
-    entries = list(packed(by_python))
-    assert list(packed(natively)) == entries
-    one, other = packed(natively).packing(5), Packing(entries, 5)
+    one, other = natively.packing(5), by_python.packing(5)
     while not other.done:
         for room in (data.draw(st.integers(-1, 700)) if data is not None else 200, None):
             if not other.done:

@@ -19,7 +19,7 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.kafka import writer as writer_module
 from harvest_lib.pipeline.adaptors.outbox import messages_of
 from harvest_lib.pipeline.encoded_messages import encoded
-from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 from infra.chaos.link import Links
@@ -309,8 +309,8 @@ _ENDS = """
 import os, sys, threading, time
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.encoded_messages import encoded
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Op
-from harvest_lib.pipeline.message_cache import MessageCache
 
 side, cache = writing("kafka"), MessageCache()
 cache.add(0, encoded([Message(Op.INSERT, 1, "t", {"id": number}) for number in range(2_000)]))

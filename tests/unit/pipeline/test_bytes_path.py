@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.pipelines import Script, Taking, declared, message, messages
+from support.pipelines import Script, Taking, declared, message, messages, reader_thread
 from support.produced import Produced
 from support.waiting import eventually
 
@@ -18,13 +18,11 @@ from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
 from harvest_lib.pipeline.adaptors.outbox import OutboxMessages
 from harvest_lib.pipeline.commit_log import CommitLog, segment
 from harvest_lib.pipeline.commit_log import log as log_module
-from harvest_lib.pipeline.logged_messages import LoggedMessages
+from harvest_lib.pipeline.logged_messages import LoggedMessages, MessageCache
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.message_cache import MessageCache
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.reader_progress import ReaderProgress
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.transforms.ready import Omit
 from harvest_lib.pipeline.writer_progress import WriterProgress
@@ -61,17 +59,9 @@ def counting():
 
 @contextmanager
 def two_writers(folder):
-    """Yield a reader's progress and what writes for a file and for a topic, over one log."""
+    """Yield what is in memory and what writes for a file and for a topic, over one log."""
     with CommitLog(folder / "log", sync_seconds=1e9) as log:
         cache = MessageCache()
-        reading = ReaderProgress(
-            log,
-            changed=threading.Condition(),
-            slowest=lambda: None,
-            flushed=lambda: 0,
-            most_ahead=1,
-            message_cache=cache,
-        )
         file, kafka = writing("file"), writing("kafka")
         options = kafka.options(kafka={"bootstrap.servers": "none"}, topic="out", key={"t": ["key"]})
         topic = KafkaWriter(options, provider=lambda _settings: Produced())
@@ -90,7 +80,7 @@ def two_writers(folder):
                         batch_messages=5_000,
                     )
                 )
-            yield reading, list(zip(progress, (lines, topic), strict=True)), log
+            yield cache, list(zip(progress, (lines, topic), strict=True)), log
             for each in progress:
                 each._offsets.close()
 
@@ -101,9 +91,11 @@ def rows(count):
 
 def passed(folder, batch):
     """Put a batch through, and return the counts."""
-    with two_writers(folder) as (reading, writers, log):
+    with two_writers(folder) as (cache, writers, log):
+        reading = reader_thread(OneBatch(batch), log, message_cache=cache)
         with counting() as found:
-            reading.run(OneBatch(batch), threading.Event())
+            reading.run()
+            assert reading.failure is None
             for progress, writer in writers:
                 progress.bulk(writer, log.end)
         assert {progress.position for progress, _ in writers} == {log.end}

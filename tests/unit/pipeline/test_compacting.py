@@ -12,9 +12,9 @@ from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import Compacted
 from harvest_lib.pipeline.folder import offsets_folder, undeclared_positions
-from harvest_lib.pipeline.periodic import Compactor
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
+from harvest_lib.pipeline.threads import Compactor
 
 pytestmark = pytest.mark.quick
 
@@ -89,7 +89,8 @@ class Endless:
 
 def test_a_pipeline_that_stops_waits_for_no_compaction(tmp_path):
     log = CommitLogSettings(compact_seconds=0.001)
-    compactor = Compactor(declared(tmp_path, Script(), {}, log=log), Endless(), flushed=lambda: 0)
+    declaration = declared(tmp_path, Script(), {}, log=log)
+    compactor = Compactor(declaration, Endless(), flushed=lambda: 0, changed=threading.Condition())
     compactor.start()
     assert Endless.begun.wait(60)
     stopping = threading.Thread(target=compactor.stop, daemon=True)

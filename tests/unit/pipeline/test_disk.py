@@ -14,8 +14,8 @@ from support.waiting import eventually
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew, LogUnwritable, OffsetBeyondLog, PipelineError
 from harvest_lib.pipeline import operations
 from harvest_lib.pipeline.commit_log import CommitLog
+from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.folder import commit_folder, offsets_folder
-from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 from infra.chaos.disk import Disk
@@ -165,7 +165,8 @@ def test_what_is_cut_off_torn_files_is_told(tmp_path, caplog):
 )
 def test_an_entry_that_holds_no_message_is_told_and_may_be_acknowledged_unsent(tmp_path, mode, data, why):
     with CommitLog(commit_folder(tmp_path)) as log:
-        log.append([(1, mode, b"A", data), *packed([message("A", 1)])])
+        log.append([(1, mode, b"A", data)])
+        log.append(encoded([message("A", 1)]))
     reader, c0 = Script(messages("AAA")), Taking()
     declaration = declared(tmp_path, reader, {"c0": c0})
     with pytest.raises(PipelineError, match=rf"(?s)offset 0: it holds no message.*{why}.*ack 0 --without-sending"):

@@ -8,7 +8,7 @@ from support.pipelines import Script, Taking, declared, message
 
 from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.extended_json import Encoded, dumps
-from harvest_lib.pipeline.message_cache import MessageCache
+from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.pipeline import Pipeline
 
 pytestmark = pytest.mark.quick

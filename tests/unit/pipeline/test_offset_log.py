@@ -58,21 +58,14 @@ def test_normal_operations(folder):
         offsets.close()
 
 
-def test_offsets_are_flushed_when_it_is_due(folder):
-    now = [10.0]
-    offsets = OffsetLog(folder, flush_seconds=1.0, clock=lambda: now[0])
+def test_of_what_was_acknowledged_the_newest_is_flushed_and_once(folder):
+    offsets = OffsetLog(folder)
     path = next(folder.glob("*.log"))
-    now[0] += 100
     offsets.acknowledge(b"A", 1)
-    now[0] += 0.9
     offsets.acknowledge(b"A", 2)
-    offsets.flush_if_due()
     assert path.read_bytes() == b""
-    now[0] += 0.1
-    offsets.flush_if_due()
+    offsets.flush()
     assert [entry["data"][-1] for entry in decode(path.read_bytes())] == [2], "the newest, once"
-    now[0] += 100
-    offsets.flush_if_due()
     offsets.acknowledge(b"A", 2)
     offsets.close()
     assert len(decode(path.read_bytes())) == 1

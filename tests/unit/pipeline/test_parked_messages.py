@@ -9,8 +9,8 @@ import pytest
 from support.pipelines import Script, Taking, declared, message, messages
 from support.power import MEMORY, Power
 
+from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.folder import open_folder, parked_messages
-from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.parked_messages import ParkedMessages
 
 pytestmark = pytest.mark.quick
@@ -61,7 +61,7 @@ def test_what_was_parked_and_acknowledged_outlives_the_machine():
             power.fsync(os.open(root, os.O_RDONLY))
             declaration = declared(folder, Script(), {"c0": Taking()}, settings=SETTINGS)
             with open_folder(declaration) as logs:
-                logs.log.append(packed(messages("AAAA")))
+                logs.log.append(encoded(messages("AAAA")))
                 writing, c0 = logs.writer_progress(declaration.writers[0]), Taking()
                 assert [each and each.offset for each in writing.resume(c0, 4)] == [None, 1, None, 3]
                 writing.flush()

@@ -1,14 +1,11 @@
 """Progress reported to a reader, and when; and that the reader is let go."""
 
-import threading
-
 import pytest
-from support.pipelines import Script, Taking, declared, message, messages
+from support.pipelines import Script, Taking, declared, message, messages, reader_thread
 
 from harvest_lib.errors import MessageRefused
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.reader_progress import ReaderProgress
 
 pytestmark = pytest.mark.quick
 
@@ -28,13 +25,9 @@ def test_a_reader_hears_of_what_stood_in_the_log_where_all_offsets_are_flushed_a
             reported.append((flushed[0], {name: each.data["n"] for name, each in last.items()}))
 
     with CommitLog(tmp_path / "log") as log:
-        ReaderProgress(
-            log,
-            changed=threading.Condition(),
-            slowest=lambda: None,
-            flushed=lambda: flushed[0],
-            most_ahead=1_000,
-        ).run(Going(), threading.Event())
+        reading = reader_thread(Going(), log, flushed=lambda: flushed[0])
+        reading.run()
+    assert reading.failure is None
     assert reported == [(2, {"A": 0, "B": 1}), (4, {"A": 3, "B": 1})]
 
 

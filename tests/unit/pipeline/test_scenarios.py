@@ -7,8 +7,8 @@ from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline import operations
+from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.folder import offsets_folder, open_folder
-from harvest_lib.pipeline.log_entries import packed
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 
@@ -46,7 +46,7 @@ def test_normal_operation_terminated_and_restarted(tmp_path):
     reader, c0, c1 = Script(messages(KEYS + "AB"), batch=2), Taking(), Taking()
     declaration = declared(tmp_path, reader, {"c0": c0, "c1": c1})
     with open_folder(declaration) as logs:
-        logs.log.append(packed(messages(KEYS)))
+        logs.log.append(encoded(messages(KEYS)))
         for name, steps in {"c0": [1, 4, 6, 4, 7, 10, 12], "c1": [4, 5, 7, 13]}.items():
             for step in steps:
                 logs.offsets[name].acknowledge(KEYS[step].encode(), step)

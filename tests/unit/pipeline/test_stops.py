@@ -16,8 +16,8 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.folder import open_folder
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.pipeline.periodic import Flusher
 from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
+from harvest_lib.pipeline.threads import Flusher
 
 pytestmark = pytest.mark.gate
 
@@ -180,7 +180,7 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
 
     def too_late(batch):
         if batch[0].offset >= 3 and not time_is_over.is_set():
-            eventually(lambda: running.pipeline._writers[0]._until, "it has to end")
+            eventually(lambda: running.pipeline.writers[0]._until, "it has to end")
             time_is_over.set()
         return False
 

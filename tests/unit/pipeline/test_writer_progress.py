@@ -4,7 +4,7 @@ import pytest
 from support.pipelines import Taking, messages
 
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.log_entries import packed
+from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
@@ -26,7 +26,7 @@ class Overtaken(OffsetLog):
 @pytest.fixture
 def log(tmp_path):
     with CommitLog(tmp_path / "log", sync_seconds=1e9) as log:
-        log.append(packed(messages("A" * 20)))
+        log.append(encoded(messages("A" * 20)))
         yield log
 
 

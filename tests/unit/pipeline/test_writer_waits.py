@@ -74,7 +74,7 @@ def test_once_its_time_is_over_it_ends_and_the_next_start_sends_the_rest(tmp_pat
     eventually(lambda: away.offsets == [0], "the first is taken")
     script.given += messages("A" * 19, first=1)
     eventually(lambda: away.attempts < 10**6, "it is away")
-    (thread,) = running.pipeline._writers
+    (thread,) = running.pipeline.writers
     thread.finish(Deadline(0.0))
     eventually(lambda: not thread.at_work, "it has ended")
     running.stop()

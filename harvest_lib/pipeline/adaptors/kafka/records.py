@@ -11,9 +11,8 @@ from harvest_lib.errors import MessageRefused
 from harvest_lib.native import Field, Pieces, Records, Wrapping, kinds_of, targets_of
 from harvest_lib.pipeline.adaptors.envelope import encode, encode_all, encode_joined, wrapped
 from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
-from harvest_lib.pipeline.encoded_messages import PARTS
+from harvest_lib.pipeline.encoded_messages import PARTS, Head
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted, scalar
-from harvest_lib.pipeline.heads import Head
 from harvest_lib.pipeline.logged_messages import LoggedMessages, namespaces_and_times
 from harvest_lib.pipeline.message import Message, Op
 
