@@ -44,7 +44,7 @@ class EncodedMessages(Sequence[Message], Packable):
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> Message:
-        """Return a message as it is in the log: under its offset, its data not to be changed."""
+        """Return a message as it is in the log at an offset; its data is not to be changed."""
         timestamp, byte, key = self.heads[place]
         mode, op = PARTS[byte]
         return Message(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
@@ -76,10 +76,7 @@ class EncodedMessages(Sequence[Message], Packable):
     def __getitem__(self, place: int | slice) -> Message | Sequence[Message]:
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
-        at = range(len(self))[place]
-        timestamp, byte, key = self.heads[at]
-        mode, op = PARTS[byte]
-        return Message(op, timestamp, key.decode(), self.data(at), mode)
+        return self.logged(range(len(self))[place], -1)
 
 
 class _Listed(EncodedMessages):

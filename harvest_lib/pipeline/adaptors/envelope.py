@@ -48,11 +48,11 @@ def encode(message: Message, content: Content) -> bytes:
 
 def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
     """Return each message as `encode` does. Raises MessageRefused."""
-    if not isinstance(messages, LoggedMessages) or (content == "data" and any(map(_needs_its_op, set(messages.heads)))):
+    if not isinstance(messages, LoggedMessages) or (content == "data" and any(map(_needs_its_op, messages.kinds))):
         return [encode(message, content) for message in messages]
     if content == "data":
         return list(messages.values)
-    before = {head: _before_data(PARTS[head[1]][1], head[0], head[2].decode()) for head in set(messages.heads)}
+    before = {head: _before_data(PARTS[head[1]][1], head[0], head[2].decode()) for head in messages.kinds}
     return [b"%b%b}" % (before[head], value) for head, value in zip(messages.heads, messages.values, strict=True)]
 
 

@@ -122,7 +122,7 @@ class OutboxReader:
             return  # of before the subscription was rewound, or saved already
         seen, holds = self._source.retention_bounds(place.data["position"])
         try:
-            is_saved = self._checkpoints.save(_checkpoint(place.data, seen=seen, holds=holds))
+            is_saved = self._checkpoints.save(Checkpoint(**place.data, seen=seen, holds=holds))
         except DatabaseUnavailable:
             return  # the next one says more
         if not is_saved:
@@ -189,17 +189,7 @@ class OutboxReader:
                 next_step="give each pipeline a `subscription` of its own; if this one's was removed and recreated, "
                 "move the pipeline's folder away",
             )
-        return _checkpoint(logged)
-
-
-def _checkpoint(place: Mapping[str, Any], **seen: Any) -> Checkpoint:
-    return Checkpoint(
-        generation=place["generation"],
-        number=place["number"],
-        delivered=place["delivered"],
-        position=place["position"],
-        **seen,
-    )
+        return Checkpoint(**logged)
 
 
 def messages_of(

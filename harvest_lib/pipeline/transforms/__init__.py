@@ -1,7 +1,7 @@
 """Transforms of a message on its way to a writer: functions that change it, or drop it.
 
     transforms:
-      - pick: [flight, origin, dest]            a ready one, see `ready` and `cloud_events`
+      - pick: [flight, origin, dest]            a ready one, see `ready`
       - call: shop.cleaning:without_tests       one's own, by its import path
         with: {country: NZ}                     its arguments beside the message
 

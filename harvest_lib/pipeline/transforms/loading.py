@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.pipeline.transforms import Transform
-from harvest_lib.pipeline.transforms.cloud_events import CloudEvents
-from harvest_lib.pipeline.transforms.ready import REDACTED, Omit, Pick, Redact, Rename, Route
+from harvest_lib.pipeline.transforms.ready import REDACTED, CloudEvents, Omit, Pick, Redact, Rename, Route
 
 
 class NotATransform(ValueError):

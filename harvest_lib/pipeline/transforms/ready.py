@@ -1,4 +1,4 @@
-"""Transforms that need no code: pick, omit, rename, redact, route.
+"""Transforms that need no code: pick, omit, rename, redact, route, cloud_events.
 
 Fields are those at the top of a message's data. One that a message lacks is no error: a delete has its key alone.
 """
@@ -6,6 +6,7 @@ Fields are those at the top of a message's data. One that a message lacks is no 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from harvest_lib.pipeline.message import Message
@@ -13,6 +14,7 @@ from harvest_lib.pipeline.namespace import Pattern, compiled
 
 REDACTED = "[redacted]"
 
+_OPS = ("insert", "update", "delete", "command", "noop")
 _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([1-9][0-9]?)|(.?))", re.DOTALL)
 
 
@@ -113,3 +115,34 @@ def _template(to: str, groups: Mapping[str, int]) -> str:
         return f"{{{groups[name or number]}}}"
 
     return _REFERENCE.sub(part, to.replace("{", "{{").replace("}", "}}"))
+
+
+@dataclass(frozen=True, slots=True)
+class CloudEvents:
+    """The envelope of CloudEvents 1.0, in its JSON form, around a message's data.
+
+    A message that is sent again has the same `id`, made of its offset and time, so readers can recognize it.
+
+    `source` is the origin of events, a URI reference; `type` is their type, with `{namespace}` and `{op}` in it.
+
+    `subject` names a field whose content is the event's subject.
+    """
+
+    source: str
+    type: str = "{namespace}.{op}"
+    subject: str | None = None
+
+    def __call__(self, message: Message) -> Message:
+        kind = self.type.replace("{namespace}", message.namespace).replace("{op}", _OPS[message.op])
+        at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
+        envelope = {
+            "specversion": "1.0",
+            "id": f"{message.timestamp}-{message.offset}",
+            "source": self.source,
+            "type": kind,
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "datacontenttype": "application/json",
+        }
+        if self.subject is not None and message.data.get(self.subject) is not None:
+            envelope["subject"] = str(message.data[self.subject])
+        return message._replace(data={**envelope, "data": message.data})

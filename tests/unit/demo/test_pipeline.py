@@ -1,6 +1,7 @@
 """The comparison that the pipeline's demo ends with notices what it is for."""
 
 import pytest
+from support.pipeline_files import writer
 
 from harvest_lib.pipeline.message import Message, Op
 from infra.demo_pipeline import run
@@ -45,9 +46,7 @@ def test_a_repeat_is_explained_by_kills_that_left_it_unflushed_once_each():
 
 
 def test_the_newest_row_of_each_key_counts_until_it_is_deleted(tmp_path):
-    from harvest_lib.pipeline.adaptors.file.parquet import ParquetWriter  # noqa: PLC0415 - half a second, for one test
-
-    made = ParquetWriter(tmp_path)
+    made = writer(tmp_path, format="parquet")
     for offset, (op, key, note) in enumerate(
         [(Op.INSERT, 1, "a"), (Op.INSERT, 2, "b"), (Op.UPDATE, 1, "c"), (Op.DELETE, 2, None)]
     ):

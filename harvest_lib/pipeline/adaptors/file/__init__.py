@@ -1,80 +1,17 @@
 """`file`: JSON lines or Parquet, written and read."""
 
-from pathlib import Path
-from typing import Literal
-
-from pydantic import Field, model_validator
-
-from harvest_lib.pipeline.adaptors import Adaptor, Options, Reader, Side, Writer
-from harvest_lib.pipeline.adaptors.envelope import Content
+from harvest_lib.pipeline.adaptors import Adaptor, Reader, Side, Writer
 from harvest_lib.pipeline.adaptors.file.json_lines import JsonLinesReader, JsonLinesWriter
+from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.parquet import ParquetReader, ParquetWriter
-
-Format = Literal["json_lines", "parquet"]
-
-
-class FileReading(Options):
-    """Files that are read from their beginning, and on from where it stopped."""
-
-    path: Path
-    """JSON lines: the file. Parquet: the folder, one below it per namespace, or files right in it."""
-
-    format: Format = "json_lines"
-    """Default: json_lines."""
-
-    content: Content = "envelope"
-    """JSON lines: each is a message (`envelope`) or a row (`data`). Default: envelope."""
-
-    namespace: str | None = Field(default=None, min_length=1)
-    """The namespace of rows. Default: the file's name without its ending; Parquet: the folder's, if there is one."""
-
-    follow: bool = False
-    """True to wait for more at the end. Default: false."""
-
-    batch_rows: int = Field(default=1_000, ge=1, le=100_000)
-    """Messages in a batch, at most. Default: 1,000."""
-
-
-class FileWriting(Options):
-    """Files that are appended to, or added."""
-
-    path: str = Field(min_length=1)
-    """JSON lines: the file; with `{namespace}` in it, one per namespace. Parquet: the folder, one below it per
-    namespace, in which each batch is a file. Missing folders are made."""
-
-    format: Format = "json_lines"
-    """Default: json_lines."""
-
-    content: Content = "envelope"
-    """JSON lines: whole messages, or data alone (inserts and updates only). Default: envelope."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "FileWriting":
-        if self.format == "parquet" and self.content != "envelope":
-            raise ValueError("`content` is for JSON lines: Parquet always has the op of a row in a column")
-        return self
 
 
 def _reader(options: FileReading) -> Reader:
-    if options.format == "parquet":
-        return ParquetReader(
-            options.path, namespace=options.namespace, follow=options.follow, batch_rows=options.batch_rows
-        )
-    return JsonLinesReader(
-        options.path,
-        content=options.content,
-        namespace=options.namespace or options.path.stem,
-        follow=options.follow,
-        batch_rows=options.batch_rows,
-    )
+    return ParquetReader(options) if options.format == "parquet" else JsonLinesReader(options)
 
 
 def _writer(options: FileWriting) -> Writer:
-    return (
-        ParquetWriter(Path(options.path))
-        if options.format == "parquet"
-        else JsonLinesWriter(options.path, content=options.content)
-    )
+    return ParquetWriter(options) if options.format == "parquet" else JsonLinesWriter(options)
 
 
 ADAPTOR = Adaptor(

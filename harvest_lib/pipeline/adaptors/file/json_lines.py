@@ -28,7 +28,8 @@ from zlib import crc32
 from harvest_lib.clock import unix_ms
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors import Reader
-from harvest_lib.pipeline.adaptors.envelope import Content, decode, encode_all, encode_joined
+from harvest_lib.pipeline.adaptors.envelope import decode, encode_all, encode_joined
+from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
@@ -45,9 +46,9 @@ _REMEDY = "bring it back, or name a file of another name: that is read from its 
 class JsonLinesWriter:
     """`Writer` that appends to a file, or to one per namespace where the path has `{namespace}`."""
 
-    def __init__(self, path: str, *, content: Content) -> None:
-        self._path = path
-        self._content = content
+    def __init__(self, options: FileWriting) -> None:
+        self._path = options.path
+        self._content = options.content
         self._files: dict[Path, BinaryIO] = {}
         self._ends: dict[Path, int] = {}
         self._names: dict[str, str] = {}
@@ -127,13 +128,10 @@ class JsonLinesWriter:
 class JsonLinesReader(Reader):
     """`Reader` of one file."""
 
-    def __init__(self, path: Path, *, content: Content, namespace: str, follow: bool, batch_rows: int) -> None:
-        self._path = path
-        self._content = content
-        self._namespace = namespace
-        self._follow = follow
-        self._batch_rows = batch_rows
-        self._place = f"file/{path}"
+    def __init__(self, options: FileReading) -> None:
+        self._options = options
+        self._path = options.path
+        self._place = f"file/{options.path}"
         self._line = b""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
@@ -149,7 +147,7 @@ class JsonLinesReader(Reader):
                 if batch:
                     place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
                     yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
-                elif not self._follow:
+                elif not self._options.follow:
                     return
                 else:
                     self._require_length(file, position)
@@ -176,9 +174,9 @@ class JsonLinesReader(Reader):
 
     def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
         batch: list[Message] = []
-        while len(batch) < self._batch_rows:
+        while len(batch) < self._options.batch_rows:
             line = file.readline()
-            if not line or (self._follow and not line.endswith(b"\n")):
+            if not line or (self._options.follow and not line.endswith(b"\n")):
                 file.seek(position)
                 break
             if line.strip():
@@ -189,7 +187,8 @@ class JsonLinesReader(Reader):
 
     def _message(self, line: bytes, position: int) -> Message:
         try:
-            return decode(line, self._content, timestamp=unix_ms(), namespace=self._namespace)
+            namespace = self._options.namespace or self._path.stem
+            return decode(line, self._options.content, timestamp=unix_ms(), namespace=namespace)
         except MessageRefused as error:
             raise MessageRefused(
                 f"{self._path} has a line that is no message: {error.cause}",

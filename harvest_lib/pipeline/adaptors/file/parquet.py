@@ -27,6 +27,7 @@ from typing import Any
 from harvest_lib.clock import unix_ms
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors import Reader, Writer
+from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.extended_json import dumps, loads
@@ -46,8 +47,8 @@ _OPS = {each.name.lower(): each for each in Op}
 class ParquetWriter(Writer):
     """`Writer` that adds files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, options: FileWriting) -> None:
+        self._folder = Path(options.path)
         self._next: dict[Path, int] = {}
         self._pyarrow = _pyarrow()
 
@@ -123,11 +124,9 @@ class ParquetWriter(Writer):
 class ParquetReader(Reader):
     """`Reader` of a folder: of the files in it, and in the folders right below it."""
 
-    def __init__(self, folder: Path, *, namespace: str | None, follow: bool, batch_rows: int) -> None:
-        self._folder = folder
-        self._namespace = namespace
-        self._follow = follow
-        self._batch_rows = batch_rows
+    def __init__(self, options: FileReading) -> None:
+        self._folder = options.path
+        self._options = options
         self._pyarrow = _pyarrow()
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
@@ -141,7 +140,7 @@ class ParquetReader(Reader):
                     yield [place]
                     done[path.parent] = path.name
                 if not files:
-                    if not self._follow:
+                    if not self._options.follow:
                         return
                     yield []
                     time.sleep(_WAIT_SECONDS)
@@ -167,8 +166,8 @@ class ParquetReader(Reader):
         try:
             with pa.parquet.ParquetFile(path) as file:
                 encoded = {field.name for field in file.schema_arrow if (field.metadata or {}) == _JSON}
-                for batch in file.iter_batches(self._batch_rows):
-                    yield [self._message(row, encoded, self._namespace or own) for row in batch.to_pylist()]
+                for batch in file.iter_batches(self._options.batch_rows):
+                    yield [self._message(row, encoded, self._options.namespace or own) for row in batch.to_pylist()]
         except (pa.ArrowException, ValueError) as error:  # also a value that Python has no type for
             raise AdaptorError(
                 f"{path} is no Parquet file that can be read",

@@ -141,7 +141,7 @@ def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAnd
     """Return the same as `_record` for each, from columns of bytes; None where it has to look at each of them: one is
     refused, or something else than text and whole numbers is in its key."""
     kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
-    for head in set(messages.heads):
+    for head in messages.kinds:
         op, namespace = PARTS[head[1]][1], head[2].decode()
         fields = options.key.get(namespace)
         if options.content == "data" and (fields is None or op in {Op.COMMAND, Op.DELETE}):

@@ -175,9 +175,6 @@ class KafkaWriter:
         failures: list[_Failure] = []
         self._deliver(producer, messages, _produce(producer, ready, failures), failures)
 
-    def close(self) -> None:
-        self._discard()
-
     def _deliver(
         self,
         producer: KafkaProducer,
@@ -189,7 +186,7 @@ class KafkaWriter:
         try:
             self._await_delivery(producer, messages, handing_over, failures)
         except BaseException:
-            self._discard()
+            self.close()
             raise
 
     def _await_delivery(
@@ -310,7 +307,8 @@ class KafkaWriter:
         self._producer = made
         return made
 
-    def _discard(self) -> None:
+    def close(self) -> None:
+        """Discard the producer with its queue."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()

@@ -108,9 +108,6 @@ class PostgresReader:
         self._kept = place.data["lsn"] if place is not None else self._kept
         self._confirm()
 
-    def close(self) -> None:
-        self._leave()
-
     # -- the slot
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
@@ -165,7 +162,7 @@ class PostgresReader:
                 if not waits:
                     _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": error.evidence})
                 waits = True
-            self._leave()  # all connections: another server may answer now
+            self.close()  # all connections: another server may answer now
             deadline, pause = Deadline(pause), min(pause * 2, _LONGEST_PAUSE_SECONDS)
             while not deadline.passed:
                 time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds))
@@ -252,7 +249,8 @@ class PostgresReader:
             self._connection = connect(self._conninfo, {**SETTINGS, **_ALL_ROWS})
         return self._connection
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """See `Reader`; it may read again, over new connections."""
         stream, self._stream, self._following = self._stream, None, False
         if stream is not None:
             stream.close()
