@@ -17,7 +17,6 @@
 All problems of a file are reported together, each with its line, and none with a value.
 """
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from harvest_lib.config.problems import Origins, Problem, problems_of
 from harvest_lib.config.report import config_error
+from harvest_lib.config.spelling import unknown
 from harvest_lib.config.yaml_reader import Place, read, spelled
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline import adaptors
@@ -61,12 +61,11 @@ class DeclaredWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """A pipeline. `source` is the file it is declared in, for messages."""
+    """A pipeline."""
 
     settings: PipelineSettings
     reader: DeclaredReader
     writers: Sequence[DeclaredWriter]
-    source: str = ""
 
     @property
     def name(self) -> str:
@@ -100,7 +99,7 @@ class _Reading:
         writers = self._writers(values.get("writers"))
         if self._problems or settings is None or reader is None:
             raise config_error(self._problems, self._origins)
-        return Declaration(settings=settings, reader=reader, writers=writers, source=str(self._file))
+        return Declaration(settings=settings, reader=reader, writers=writers)
 
     def _settings(self, values: dict[str, Any]) -> PipelineSettings | None:
         known = by_their_names_in_files(PipelineSettings)
@@ -190,9 +189,8 @@ class _Reading:
     ) -> dict[str, Any]:
         """Take out unknown settings, and note each with the nearest known one."""
         for key in values.keys() - set(known):
-            near = difflib.get_close_matches(key, all_known, n=1)
-            remedy = f"did you mean `{near[0]}`?" if near else f"remove it; known here: {', '.join(sorted(all_known))}"
-            self._note((*path, key), "is not a setting", remedy)
+            problem = unknown(key, all_known)
+            self._note((*path, key), problem.message, problem.remedy)
         return {key: each for key, each in values.items() if key in known}
 
     def _mapping(self, values: object, path: Place) -> dict[str, Any] | None:

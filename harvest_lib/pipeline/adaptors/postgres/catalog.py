@@ -6,7 +6,7 @@ A missing one is an error which has the statement that fixes it.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import errors as pg
@@ -110,13 +110,18 @@ def refusals(what: str, next_step: str) -> Iterator[None]:
         raise AdaptorError(f"Postgres refused: {what}", evidence=evidence_of(error), next_step=next_step) from error
 
 
+def rows_of(
+    connection: psycopg.Connection[Any], what: str, statement: LiteralString, values: Sequence[object] = ()
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement that reads `what`. Raises as `refusals` does."""
+    with refusals(f"to read {what}", "check the user's grants"):
+        return connection.execute(statement, values).fetchall()
+
+
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
     """Raise unless changes can be decoded here, by us."""
     require_primary(connection)
-    with refusals("to read its settings", "check the user's grants"):
-        row = connection.execute(_ROLE).fetchone()
-    assert row is not None  # noqa: S101 - we are somebody
-    wal_level, may_replicate, role, _ = row
+    ((wal_level, may_replicate, role, _),) = rows_of(connection, "its settings", _ROLE)
     if wal_level != "logical":
         raise AdaptorError(
             "the server does not write what logical decoding needs",
@@ -135,16 +140,15 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
     """Ensure that a publication is there and has these tables (none named: those that it has)."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
-    with refusals("to read publications", "check the user's grants"):
-        absent = [each for each in namespaces if connection.execute(_TABLE, split(each)).fetchone() is None]
-        row = connection.execute(_PUBLICATION, (publication,)).fetchone()
+    absent = [each for each in namespaces if not rows_of(connection, "publications", _TABLE, split(each))]
+    found = rows_of(connection, "publications", _PUBLICATION, (publication,))
     if absent:
         raise AdaptorError(
             f"there is no table {', '.join('.'.join(split(each)) for each in absent)}",
             evidence="named in `tables`; a view cannot be followed",
             next_step="correct `tables`, or the database in `data_source`",
         )
-    if row is not None and not row[0]:
+    if found == [(False,)]:
         raise AdaptorError(
             f"the publication {publication!r} leaves some changes out",
             evidence="its `publish` lacks insert, update, delete or truncate",
@@ -152,7 +156,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
                 sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')").format(name)
             ),
         )
-    if row is None:
+    if not found:
         if not namespaces:
             raise AdaptorError(
                 f"there is no publication {publication!r}",
@@ -176,15 +180,12 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
 
 def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
     """Return True if a table is in a publication as it was, or was dropped, as it has no changes then."""
-    with refusals("to read publications", "check the user's grants"):
-        row = connection.execute(_MEMBERSHIP, (publication, table.oid)).fetchone()
-    return row is None or row[0] == table.membership
+    return all(row[0] == table.membership for row in _membership(connection, publication, table.oid))
 
 
 def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
     """Return the columns that a table has by now."""
-    with refusals(f"to read {table.namespace}", "check the user's grants"):
-        return frozenset(row[0] for row in connection.execute(_COLUMNS, (table.oid,)).fetchall())
+    return frozenset(name for name, _, _ in rows_of(connection, table.namespace, _COLUMNS, (table.oid,)))
 
 
 def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
@@ -196,29 +197,29 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
         if wanted and f"{schema}.{name}" not in wanted:
             continue
         missing.discard(f"{schema}.{name}")
-        with refusals(f"to read {schema}.{name}", "check the user's grants"):
-            row = connection.execute(_TABLE, (schema, name)).fetchone()
-            columns = connection.execute(_COLUMNS, (row[0],)).fetchall() if row is not None else []
-            membership = connection.execute(_MEMBERSHIP, (publication, row[0])).fetchone() if row is not None else None
-        if row is None or row[1] == "n" or not row[3]:
+        oid, identity, is_partitioned, key = next(
+            iter(rows_of(connection, f"{schema}.{name}", _TABLE, (schema, name))), (0, "n", False, [])
+        )
+        if identity == "n" or not key:
             keyless.append(f"{schema}.{name}")
             continue
+        columns = rows_of(connection, f"{schema}.{name}", _COLUMNS, (oid,))
         sent = listed.get("attnames")
         kept = {
-            column: base_type(connection, oid)
-            for column, oid, generated in columns
+            column: base_type(connection, type_oid)
+            for column, type_oid, generated in columns
             if (column in sent if sent is not None else not generated)
         }
         found.append(
             Table(
-                oid=row[0],
-                membership=membership[0] if membership is not None else 0,
+                oid=oid,
+                membership=next((row[0] for row in _membership(connection, publication, oid)), 0),
                 schema=schema,
                 name=name,
                 columns=kept,
-                key=row[3],
+                key=key,
                 row_filter=listed.get("rowfilter"),
-                is_partitioned=row[2],
+                is_partitioned=is_partitioned,
             )
         )
     if missing:
@@ -246,14 +247,15 @@ def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
     """Return the number of a type, for a domain that of the type below it."""
     if oid < _FIRST_OF_USERS:
         return oid
-    with refusals("to read types", "check the user's grants"):
-        row = connection.execute(_BASE_TYPE, (oid,)).fetchone()
-    return int(row[0]) if row is not None else oid
+    return next((int(row[0]) for row in rows_of(connection, "types", _BASE_TYPE, (oid,))), oid)
 
 
 def _published(connection: psycopg.Connection[Any], publication: str) -> list[dict[str, Any]]:
-    with refusals("to read publications", "check the user's grants"):
-        return [row[0] for row in connection.execute(_PUBLISHED, (publication,)).fetchall()]
+    return [row[0] for row in rows_of(connection, "publications", _PUBLISHED, (publication,))]
+
+
+def _membership(connection: psycopg.Connection[Any], publication: str, oid: int) -> list[tuple[Any, ...]]:
+    return rows_of(connection, "publications", _MEMBERSHIP, (publication, oid))
 
 
 def _spelled(statement: sql.Composable) -> str:

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from harvest_lib.database import lift_timeouts
 from harvest_lib.errors import AdaptorError
-from harvest_lib.pipeline.adaptors.postgres.catalog import Table, present, refusals
+from harvest_lib.pipeline.adaptors.postgres.catalog import Table, present, refusals, rows_of
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.sql_ascii import ESCAPED
@@ -48,15 +48,8 @@ def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
     One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
     already, such have to be over, so that the snapshot sees their changes.
     """
-    with refusals("to read transactions", "check the user's grants"):
-        row = connection.execute(_XMAX).fetchone()
-
-    def have_ended() -> bool:
-        with refusals("to read transactions", "check the user's grants"):
-            found = connection.execute(_ENDED, row).fetchone()
-        return bool(found and found[0])
-
-    return have_ended
+    (latest,) = rows_of(connection, "transactions", _XMAX)
+    return lambda: rows_of(connection, "transactions", _ENDED, latest) == [(True,)]
 
 
 def row_of(

@@ -34,10 +34,9 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
     `before` is the position of the log: `lsn`, and `system`, the server's identifier.
     """
-    with catalog.refusals("to read slots", "check the user's grants"):
-        row = connection.execute(_SLOT, (slot,)).fetchone()
+    found = catalog.rows_of(connection, "slots", _SLOT, (slot,))
     copy_again = f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
-    if row is None:
+    if not found:
         if before is None:
             return None
         raise PositionLost(
@@ -45,7 +44,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
             next_step=copy_again,
         )
-    plugin, database, confirmed, is_lost = row
+    ((plugin, database, confirmed, is_lost),) = found
     if plugin != "pgoutput" or database != connection.info.dbname:
         raise AdaptorError(
             f"the slot {slot!r} is another's",
@@ -111,9 +110,8 @@ def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, An
 
 
 def _server(connection: psycopg.Connection[Any]) -> tuple[str, str]:
-    with catalog.refusals("to read the server", "check the user's grants"):
-        row = connection.execute(_SERVER).fetchone()
-    return (row[0], row[1]) if row is not None else ("", "0/0")
+    ((system, end),) = catalog.rows_of(connection, "the server", _SERVER)
+    return system, end
 
 
 def _gap(namespace: str, slot: str, evidence: str) -> PositionLost:
