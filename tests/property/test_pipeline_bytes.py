@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.pipeline_files import writer as file_writer
 from support.produced import Produced
 
 from harvest_lib.errors import MessageRefused
@@ -95,8 +96,7 @@ def test_files_are_the_same(batches, name):
     contents = []
     for messages in (found, [*found]):
         with tempfile.TemporaryDirectory() as folder:
-            side = writing("file")
-            with closing(side.make(side.options(path=f"{folder}/{name}"))) as writer:
+            with closing(file_writer(f"{folder}/{name}")) as writer:
                 writer.write(messages)
             contents.append({path.name: path.read_bytes() for path in Path(folder).iterdir()})
     assert contents[0] == contents[1]

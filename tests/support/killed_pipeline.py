@@ -17,10 +17,12 @@ import sys
 import threading
 from pathlib import Path
 
-from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
+from support.pipelines import declared
+
+from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
+from harvest_lib.pipeline.settings import CommitLogSettings
 from harvest_lib.pipeline.writer_progress import WriterProgress
 
 TOTAL = 500
@@ -105,28 +107,16 @@ class Noting:
 
 
 def declaration(folder: Path, events: Events) -> Declaration:
-    settings = {"all": {}, "some": {"namespace": SOME}, "odd": {"batch_messages": 7}}
     for name in WRITERS:
         _note(folder / name, "R\n")
-    return Declaration(
-        settings=PipelineSettings(
-            name="killed",
-            folder=folder / "pipeline",
-            flush_seconds=0.003,
-            most_ahead=60,
-            commit_log=CommitLogSettings(segment_bytes=4096, sync_seconds=0.01, compact_seconds=0.005),
-        ),
-        reader=DeclaredReader(adaptor="counting", open=lambda: Counting(events, folder / "reader")),
-        writers=[
-            DeclaredWriter(
-                name=name,
-                adaptor="noting",
-                open=lambda name=name: Noting(events, folder / name),
-                settings=WriterSettings(**settings[name]),
-                transforms=[("odd", _odd)] if name == "odd" else [],
-            )
-            for name in WRITERS
-        ],
+    return declared(
+        folder / "pipeline",
+        Counting(events, folder / "reader"),
+        {name: Noting(events, folder / name) for name in WRITERS},
+        flush=0.003,
+        settings={"some": {"namespace": SOME}, "odd": {"batch_messages": 7, "transforms": [("odd", _odd)]}},
+        log=CommitLogSettings(segment_bytes=4096, sync_seconds=0.01, compact_seconds=0.005),
+        most_ahead=60,
     )
 
 

@@ -22,6 +22,11 @@ from harvest_lib.record import OutboxRecord
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
 
 
+def opened(side, **options):
+    """Return a side's reader or writer with these options."""
+    return side.make(side.options(**options))
+
+
 def collect(reader, last=None, *, until, seconds=60):
     """Read until `until(messages, last)` is true; return them without NOOPs, and the last of each namespace."""
     found, last = [], dict(last or {})
@@ -121,8 +126,7 @@ class OutboxSource:
         append(self.connection, [OutboxRecord(topic="topic", key="k", value=str(each)) for each in ids])
 
     def reader(self, **options):
-        side = reading("outbox")
-        return side.make(side.options(data_source=self.dsn, subscription="pipeline", **options))
+        return opened(reading("outbox"), data_source=self.dsn, subscription="pipeline", **options)
 
     def close(self):
         empty(self.connection)
@@ -142,9 +146,8 @@ class KafkaSource:
         assert self._producer.flush(60) == 0
 
     def reader(self, **options):
-        side = reading("kafka")
         kafka = {"bootstrap.servers": self.servers}
-        return side.make(side.options(kafka=kafka, topics=[self.namespace], **options))
+        return opened(reading("kafka"), kafka=kafka, topics=[self.namespace], **options)
 
     def close(self):
         """Nothing is left."""
@@ -157,8 +160,7 @@ class FileSource:
 
     def __init__(self, path, file_format):
         self._path, self._format = path, file_format
-        side = writing("file")
-        self._writer = side.make(side.options(path=str(path), format=file_format))
+        self._writer = opened(writing("file"), path=str(path), format=file_format)
         if file_format == "parquet":
             path.mkdir()
         else:
@@ -168,8 +170,7 @@ class FileSource:
         self._writer.write([Message(Op.INSERT, 1, "t", {"id": each, "note": f"note {each}"}) for each in ids])
 
     def reader(self, **options):
-        side = reading("file")
-        return side.make(side.options(path=self._path, format=self._format, follow=True, **options))
+        return opened(reading("file"), path=self._path, format=self._format, follow=True, **options)
 
     def close(self):
         self._writer.close()
@@ -184,8 +185,7 @@ class PostgresTarget:
         self.connection.execute(TABLE)
 
     def writer(self, **options):
-        side = writing("postgres")
-        return side.make(side.options(data_source=self.dsn, **options))
+        return opened(writing("postgres"), data_source=self.dsn, **options)
 
     def rows(self):
         return dict(self.connection.execute("SELECT id, note FROM t").fetchall())
@@ -201,9 +201,8 @@ class KafkaTarget:
         self.servers, self.topic, self._content = servers, topic, content
 
     def writer(self, **options):
-        side = writing("kafka")
         settings = {"key": {self.topic: ["id"]}, "content": self._content, **options}
-        return side.make(side.options(kafka={"bootstrap.servers": self.servers}, **settings))
+        return opened(writing("kafka"), kafka={"bootstrap.servers": self.servers}, **settings)
 
     def rows(self):
         newest = {}
@@ -225,8 +224,7 @@ class FileTarget:
         self._path, self._format = path, file_format
 
     def writer(self, **options):
-        side = writing("file")
-        return side.make(side.options(path=str(self._path), format=self._format, **options))
+        return opened(writing("file"), path=str(self._path), format=self._format, **options)
 
     def rows(self):
         newest = {}

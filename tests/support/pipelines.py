@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.reader_thread import ReaderThread
+from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.settings import CommitLogSettings, PipelineSettings, WriterSettings
+from harvest_lib.pipeline.writer_progress import WriterProgress
 
 
 def message(namespace, number, **more):
@@ -62,10 +65,10 @@ class Script:
 class Taking:
     """A writer that keeps what it was given, write by write, except for the writes that `refuses` picks."""
 
-    def __init__(self):
+    def __init__(self, refuses=lambda messages: False, failing: BaseException | None = None):
         self.writes: list[list[Message]] = []
-        self.refuses = lambda messages: False
-        self.failing: Exception = ConnectionError("the other side hung up")
+        self.refuses = refuses
+        self.failing = failing or ConnectionError("the other side hung up")
         self.gate = threading.Event()
         self.gate.set()
         self.closed = 0
@@ -114,6 +117,27 @@ def declared(folder, reader, writers, *, flush=0.02, settings: Mapping[str, Mapp
             for name, writer in writers.items()
         ],
     )
+
+
+def run(folder, reader, writers, **how):
+    """Run a pipeline to its end; return its declaration, whose writers refuse nothing from then on."""
+    declaration = declared(folder, reader, writers, **how)
+    try:
+        Pipeline(declaration).run()
+    finally:
+        for each in writers.values():
+            each.refuses = Taking().refuses
+    return declaration
+
+
+def anything(_messages):
+    """What a writer refuses that takes nothing."""
+    return True
+
+
+def writer_progress(name, log, offsets, **how):
+    """Return the progress of a writer that gets all messages as they are."""
+    return WriterProgress(name, log=log, offsets=offsets, routing=Routing(NamespaceFilter.parse()), **how)
 
 
 def reader_thread(reader, log, *, flushed=lambda: 0, message_cache=None):

@@ -1,5 +1,7 @@
 """Refusals of the Postgres reader: gaps, where a slot, a table or a server is not what it was, and bad input."""
 
+from contextlib import closing
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -12,6 +14,8 @@ from harvest_lib.pipeline.message import Mode, Op
 
 pytestmark = pytest.mark.gate
 
+ADD, DROP = "ALTER PUBLICATION {} ADD TABLE t", "ALTER PUBLICATION {} DROP TABLE t"
+
 
 @pytest.fixture
 def source(followed):
@@ -22,27 +26,36 @@ def place(source):
     return f"postgres/{source.slot}"
 
 
-def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
-    first = reader()
-    _, last = collect(first, until=lambda _, last: "public.t" in last)
-    first.close()
-    source.put(1)
+def lost(reader, last):
+    error = refused(reader, last)
+    assert isinstance(error, PositionLost)
+    return error
+
+
+def move_slot(source, *, end_sessions=False):
+    """Move the slot on as soon as nobody has it."""
 
     def moved():
+        if end_sessions:
+            source.connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
         try:
             source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
         except psycopg.errors.ObjectInUse:
             return False
         return True
 
-    eventually(moved, "the slot is free")
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "moved the slot" in error.cause
+    eventually(moved, "the slot is moved")
+
+
+def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
+    first = reader()
+    _, last = collect(first, until=lambda _, last: "public.t" in last)
+    first.close()
+    source.put(1)
+    move_slot(source)
+    assert "moved the slot" in lost(reader(), last).cause
     drop_slots(source.connection)
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "not there any more" in error.cause
+    assert "not there any more" in lost(reader(), last).cause
 
 
 def logged(reader):
@@ -58,55 +71,40 @@ def test_a_table_that_was_left_out_for_a_while_is_no_more_followed_as_if_nothing
     _, last = collect(
         reader(tables=["t"]), last, until=lambda _, last: None in last[f"{place(source)}/tables"].data.values()
     )
-    error = refused(reader(tables=["t", "u"]), last)
-    assert isinstance(error, PositionLost)
+    error = lost(reader(tables=["t", "u"]), last)
     assert (error.cause.split()[0], error.evidence) == ("public.u", "the pipeline ran without it")
 
 
-def test_a_table_that_somebody_took_out_of_the_publication_is_not_put_back_as_if_nothing_had_been(source, reader):
-    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    last = logged(reader(tables=["t", "u"]))
-    source.connection.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE u").format(sql.Identifier(source.slot)))
-    error = refused(reader(tables=["t", "u"]), last)
-    assert isinstance(error, PositionLost)
-    assert error.cause.startswith("public.u was not followed for a while")
-
-
-def test_a_table_that_was_made_anew_is_another(source, reader):
+@pytest.mark.parametrize(
+    ("statements", "evidence"),
+    [
+        (["DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, note text)", ADD], "recreated"),
+        ([DROP, ADD], "it is back by now"),
+        ([DROP], "it is back by now"),  # put there by us
+        (["DROP PUBLICATION {}"], "it is back by now"),
+    ],
+)
+def test_a_table_that_was_made_anew_or_out_of_the_publication_is_known(source, reader, statements, evidence):
     last = logged(reader())
-    source.connection.execute("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, note text)")
-    source.connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE t").format(sql.Identifier(source.slot)))
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "recreated" in error.evidence
+    for each in statements:
+        source.connection.execute(sql.SQL(each).format(sql.Identifier(source.slot)))
+    error = lost(reader(), last)
+    assert error.cause.startswith("public.t was not followed for a while")
+    assert evidence in error.evidence
 
 
-def test_a_table_that_was_out_of_the_publication_and_is_back_is_known(source, reader):
-    last = logged(reader())
-    name = sql.Identifier(source.slot)
-    for action in ("DROP", "ADD"):
-        source.connection.execute(sql.SQL("ALTER PUBLICATION {} {} TABLE t").format(name, sql.SQL(action)))
-    assert "it is back by now" in refused(reader(), last).evidence
-    source.connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
-    assert "it is back by now" in refused(reader(), last).evidence  # put there by us
-
-
-@pytest.mark.parametrize("statement", ["ALTER PUBLICATION {} DROP TABLE t", "DROP PUBLICATION {}"])
+@pytest.mark.parametrize("statement", [DROP, "DROP PUBLICATION {}"])
 def test_a_table_that_is_taken_out_of_the_publication_while_it_is_followed_stops_the_reader(source, statement):
-    made = quick(source)
-    try:
+    with closing(quick(source)) as made:
         batches = following(made)
         source.connection.execute(sql.SQL(statement).format(sql.Identifier(source.slot)))
         with pytest.raises(PositionLost, match=r"public\.t was not followed"):
             for _, _batch in zip(range(200), batches, strict=False):
                 pass
-    finally:
-        made.close()
 
 
 def test_a_table_that_is_renamed_or_dropped_stops_nobody(source):
-    made = quick(source)
-    try:
+    with closing(quick(source)) as made:
         batches = following(made)
         source.connection.execute("ALTER TABLE t RENAME TO other")
         source.connection.execute("INSERT INTO other VALUES (1, 'a')")
@@ -115,34 +113,21 @@ def test_a_table_that_is_renamed_or_dropped_stops_nobody(source):
         source.connection.execute("CREATE TABLE elsewhere AS SELECT 1")
         places = [each for _, batch in zip(range(10), batches, strict=False) for each in batch]
         assert {each.op for each in places} == {Op.NOOP}
-    finally:
-        made.close()
 
 
 def test_a_server_that_lacks_what_was_read_from_it_is_refused(source, reader):
     last = logged(reader())
     ahead = last[place(source)]
     last[place(source)] = ahead._replace(data={**ahead.data, "lsn": "FFFF/0"})
-    error = refused(reader(), last)
-    assert isinstance(error, PositionLost)
-    assert "lacks what was read" in error.cause
+    assert "lacks what was read" in lost(reader(), last).cause
 
 
 def test_a_slot_that_is_moved_while_the_connection_is_lost_is_noticed(source, reader):
     batches = following(reader())
     source.put(1)
     taken(batches, 1)
-
-    def moved():
-        source.connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
-        try:
-            source.connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.slot,))
-        except psycopg.errors.ObjectInUse:
-            return False
-        return True
-
     source.put(2)
-    eventually(moved, "the slot is moved")
+    move_slot(source, end_sessions=True)
     with pytest.raises(PositionLost, match="moved the slot"):
         for _, _batch in zip(range(100), batches, strict=False):
             pass

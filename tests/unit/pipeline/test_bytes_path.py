@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.pipelines import Script, Taking, declared, message, messages, reader_thread
+from support.pipelines import Script, Taking, declared, message, messages, reader_thread, writer_progress
 from support.produced import Produced
 from support.waiting import eventually
 
@@ -20,12 +20,9 @@ from harvest_lib.pipeline.commit_log import CommitLog, segment
 from harvest_lib.pipeline.commit_log import log as log_module
 from harvest_lib.pipeline.logged_messages import LoggedMessages, MessageCache
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.pipeline import Pipeline
-from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.transforms.ready import Omit
-from harvest_lib.pipeline.writer_progress import WriterProgress
 
 pytestmark = pytest.mark.quick
 
@@ -67,19 +64,8 @@ def two_writers(folder):
         topic = KafkaWriter(options, provider=lambda _settings: Produced())
         topic._topics = {"t": "out"}
         with closing(file.make(file.options(path=str(folder / "out.jsonl")))) as lines:
-            progress = []
-            for name in ("file", "topic"):
-                offsets = OffsetLog(folder / name)
-                progress.append(
-                    WriterProgress(
-                        name,
-                        log=log,
-                        offsets=offsets,
-                        routing=Routing(NamespaceFilter.parse()),
-                        message_cache=cache,
-                        batch_messages=5_000,
-                    )
-                )
+            how = {"message_cache": cache, "batch_messages": 5_000}
+            progress = [writer_progress(name, log, OffsetLog(folder / name), **how) for name in ("file", "topic")]
             yield cache, list(zip(progress, (lines, topic), strict=True)), log
             for each in progress:
                 each._offsets.close()

@@ -67,18 +67,6 @@ def test_a_segment_has_its_size_at_most_or_one_entry(folder):
     assert sizes == [100, 30, 529, 71 + 29, 29 * 3]
 
 
-def test_the_newest_of_each_key(folder):
-    with CommitLog(folder, segment_bytes=200) as log:
-        assert log.newest() == {}
-        log.append(entries(20, keys="AABCD"))
-        log.append([(99, 0, b"A", b"newest")])
-        expected = {entry.key: entry for entry in log.read(0)}
-        assert log.newest() == expected
-    with CommitLog(folder) as log:
-        assert log.newest() == expected
-    assert CommitLog.look(folder).newest() == expected
-
-
 def test_what_was_appended_is_synced_when_it_is_due(folder):
     now = [100.0]
     with CommitLog(folder, sync_seconds=1.0, clock=lambda: now[0]) as log:

@@ -92,13 +92,6 @@ def test_a_tail_with_any_byte_changed_is_cut(root, power):
                 assert log.repaired
 
 
-def test_a_killed_process_loses_nothing_it_appended(root, power):
-    written(root / "log", power)
-    with CommitLog(root / "log") as log:
-        assert log.repaired == ()
-        assert list(log.read(0)) == ENTRIES
-
-
 def test_what_was_found_after_a_kill_is_on_the_disk_from_then_on(root, power):
     """Others act on it: a writer sends it, and its offsets are kept."""
     written(root / "log", power)

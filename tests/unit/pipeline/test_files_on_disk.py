@@ -125,14 +125,6 @@ def test_without_room_it_is_said_nothing_is_left_in_parts_and_with_room_it_goes_
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    for file_format in ("json_lines", "parquet"):
-        with pytest.raises(AdaptorError, match="cannot be written") as error:
-            writer(tmp_path / "file" / "t", format=file_format).write([message(id=1)])
-        assert "NotADirectoryError" in error.value.evidence or "FileExistsError" in error.value.evidence
-
-
 @pytest.mark.parametrize("file_format", ["json_lines", "parquet"])
 def test_two_writers_of_one_place_take_nothing_from_each_other(tmp_path, file_format):
     def many(first):

@@ -1,5 +1,7 @@
 """The Kafka reader where the client says what no broker of a test can be brought to say."""
 
+from types import SimpleNamespace
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -12,41 +14,12 @@ from harvest_lib.pipeline.adaptors.kafka.reader import KafkaReader
 pytestmark = pytest.mark.quick
 
 
-class Metadata:
-    def __init__(self, **named):
-        vars(self).update(named)
-
-
-class Record:
+def record(code=None, timestamp=5):
     """A message from the client: a record, or an error in place of one."""
-
-    def __init__(self, code=None, timestamp=5):
-        self._error = KafkaError(code, "bad batch") if code is not None else None
-        self._timestamp = timestamp
-
-    def error(self):
-        return self._error
-
-    def topic(self):
-        return "t"
-
-    def partition(self):
-        return 0
-
-    def offset(self):
-        return 7
-
-    def value(self):
-        return b"v"
-
-    def key(self):
-        return None
-
-    def headers(self):
-        return None
-
-    def timestamp(self):
-        return (0, self._timestamp)
+    error = KafkaError(code, "bad batch") if code is not None else None
+    parts = {"error": error, "topic": "t", "partition": 0, "offset": 7, "value": b"v", "key": None, "headers": None}
+    parts["timestamp"] = (0, timestamp)
+    return SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()})
 
 
 class Scripted:
@@ -63,7 +36,7 @@ class Scripted:
         self._assigned = partitions
 
     def list_topics(self, topic, **_):
-        return Metadata(topics={topic: Metadata(error=None, partitions=self.partitions)})
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=self.partitions)})
 
     def get_watermark_offsets(self, partition, **_):
         if self.away and partition.partition == max(self.partitions):
@@ -82,7 +55,7 @@ def read(monkeypatch):
     def unknown(*_args, **_named):
         raise TimeoutError
 
-    asked = Metadata(result=unknown)
+    asked = SimpleNamespace(result=unknown)
     monkeypatch.setattr(AdminClient, "describe_topics", lambda *_, **__: {"t": asked})
     made = []
 
@@ -103,7 +76,7 @@ def read(monkeypatch):
 @pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION])
 def test_a_record_that_is_damaged_is_an_error_and_not_asked_for_again_and_again(read, code):
     with pytest.raises(AdaptorError, match="cannot be read") as error:
-        next(read(Record(code)))
+        next(read(record(code)))
     assert "partition 0, offset 7" in error.value.evidence
 
 
@@ -113,13 +86,13 @@ def test_checksums_are_looked_at(read):
 
 
 def test_what_passes_by_itself_is_waited_for(read):
-    batches = read(Record(KafkaError._TRANSPORT), Record())
+    batches = read(record(KafkaError._TRANSPORT), record())
     assert next(batches) == []
     assert next(batches)[0].data["value"] == "v"
 
 
 def test_a_record_without_a_time_has_that_of_the_beginning(read):
-    assert {each.timestamp for each in next(read(Record(timestamp=-1)))} == {0}
+    assert {each.timestamp for each in next(read(record(timestamp=-1)))} == {0}
 
 
 def test_partitions_that_are_added_while_a_broker_is_away_are_all_found_later(read, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 from support.log_format import decode
 
-from harvest_lib.errors import LogDamaged, LogInUse, OffsetBeyondLog
+from harvest_lib.errors import LogDamaged, OffsetBeyondLog
 from harvest_lib.pipeline.offset_log import OffsetLog
 
 pytestmark = pytest.mark.quick
@@ -121,14 +121,6 @@ def test_an_offset_beyond_the_log_is_refused(folder):
     with pytest.raises(OffsetBeyondLog, match="acknowledged up to offset 9, and the log ends at 9"):
         offsets.check(9)
     offsets.close()
-
-
-def test_one_writer_has_it(folder):
-    offsets = OffsetLog(folder)
-    with pytest.raises(LogInUse):
-        OffsetLog(folder)
-    offsets.close()
-    OffsetLog(folder).close()
 
 
 def test_damage_is_named_and_the_folder_is_let_go(folder):

@@ -28,6 +28,14 @@ RELATION = Relation(
     7, "public", "flights", "d", [Column("id", 23, -1, is_key=True), Column("note", 25, -1, is_key=False)]
 )
 OTHER = Relation(8, "public", "other", "d", [Column("id", 23, -1, is_key=True)])
+LONG = "x" * 3_000
+COMPOSITE = RELATION._replace(
+    columns=[*RELATION.columns[:1], Column("uid", 25, -1, is_key=True), Column("note", 25, -1, is_key=False)]
+)
+WIDER = RELATION._replace(columns=[*RELATION.columns, Column("late", 16, -1, is_key=False)])
+REKEYED = RELATION._replace(columns=[Column("uid", 23, -1, is_key=True), Column("note", 25, -1, is_key=False)])
+FULL = RELATION._replace(columns=[each._replace(is_key=True) for each in RELATION.columns], identity="f")
+"""A table whose identity is the full row: Postgres marks all columns then."""
 
 
 class Source:
@@ -56,7 +64,9 @@ def taken(changes, change):
     return [(message.op, message.data) for message in changes.take(change)]
 
 
-def test_rows_come_with_their_transactions_time(changes):
+@pytest.mark.parametrize("relation", [RELATION, RELATION._replace(schema="attic", name="old_flights")])
+def test_rows_come_with_their_transactions_time_and_a_namespace_that_stays(changes, relation):
+    changes.take(relation)
     (message,) = changes.take(Insert(7, ["1", "a"]))
     assert message == (Op.INSERT, 1_000, "public.flights", {"id": 1, "note": "a"}, Mode.SYNC, -1)
 
@@ -69,74 +79,102 @@ def test_where_to_go_on_is_said_once_a_transaction_has_ended(changes):
     assert changes.end == 100
 
 
-def test_updates_and_deletes(changes):
-    assert taken(changes, Update(7, None, False, ["1", None])) == [(Op.UPDATE, {"id": 1, "note": None})]  # noqa: FBT003 - as decoded
-    assert taken(changes, Delete(7, ["1", None], old_is_key=True)) == [(Op.DELETE, {"id": 1})]
-    assert taken(changes, Delete(7, ["1", "a"], old_is_key=False)) == [(Op.DELETE, {"id": 1, "note": "a"})]
+def updated(old, new, *, is_key):
+    return Update(7, old, old_is_key=is_key, new=new)
 
 
-@pytest.mark.parametrize("is_key", [True, False], ids=["key", "full row"])
-def test_a_key_that_changes_is_a_delete_and_an_insert(changes, is_key):
-    gone, new = taken(changes, Update(7, ["1", None if is_key else "a"], is_key, ["2", "a"]))
-    assert gone == (Op.DELETE, {"id": 1} if is_key else {"id": 1, "note": "a"})
-    assert new == (Op.INSERT, {"id": 2, "note": "a"})
-
-
-def test_a_full_row_whose_key_stays_is_an_update(changes):
-    assert taken(changes, Update(7, ["1", "a"], old_is_key=False, new=["1", "b"])) == [
-        (Op.UPDATE, {"id": 1, "note": "b"})
-    ]
-
-
-def test_a_large_value_that_was_left_alone_is_asked_for(changes, source):
-    source.found = {"note": "long"}
-    assert taken(changes, Update(7, None, old_is_key=False, new=["1", UNCHANGED])) == [
-        (Op.UPDATE, {"id": 1, "note": "long"})
-    ]
-    assert source.asked == [("public.flights", {"id": "1"}, ["note"])]
-
-
-def test_a_large_value_that_the_old_row_has_is_not_asked_for(changes, source):
-    assert taken(changes, Update(7, ["1", "long"], old_is_key=False, new=["1", UNCHANGED])) == [
-        (Op.UPDATE, {"id": 1, "note": "long"})
-    ]
+@pytest.mark.parametrize(
+    ("relation", "change", "expected"),
+    [
+        (RELATION, updated(None, ["1", None], is_key=False), [(Op.UPDATE, {"id": 1, "note": None})]),
+        (RELATION, Delete(7, ["1", None], old_is_key=True), [(Op.DELETE, {"id": 1})]),
+        (RELATION, Delete(7, ["1", "a"], old_is_key=False), [(Op.DELETE, {"id": 1, "note": "a"})]),
+        # a key that changes
+        (
+            RELATION,
+            updated(["1", None], ["2", "a"], is_key=True),
+            [(Op.DELETE, {"id": 1}), (Op.INSERT, {"id": 2, "note": "a"})],
+        ),
+        (
+            RELATION,
+            updated(["1", "a"], ["2", "a"], is_key=False),
+            [(Op.DELETE, {"id": 1, "note": "a"}), (Op.INSERT, {"id": 2, "note": "a"})],
+        ),
+        (RELATION, updated(["1", "a"], ["1", "b"], is_key=False), [(Op.UPDATE, {"id": 1, "note": "b"})]),
+        # a large value that the old row has, and a large part of a key that the old key has
+        (RELATION, updated(["1", LONG], ["1", UNCHANGED], is_key=False), [(Op.UPDATE, {"id": 1, "note": LONG})]),
+        (
+            COMPOSITE,
+            updated(["1", LONG, None], ["1", UNCHANGED, "b"], is_key=True),
+            [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "b"})],
+        ),
+        (
+            COMPOSITE,
+            updated(["1", LONG, None], ["2", UNCHANGED, "b"], is_key=True),
+            [(Op.DELETE, {"id": 1, "uid": LONG}), (Op.INSERT, {"id": 2, "uid": LONG, "note": "b"})],
+        ),
+        # emptied tables, tables that are not wanted, what changes no row
+        (RELATION, Truncate([7, 8], cascades=False, restarts_sequences=False), [(Op.COMMAND, {"command": "truncate"})]),
+        (RELATION, Insert(8, ["1"]), []),
+        (RELATION, Other("O"), []),
+        # a table as it was when the change was made
+        (WIDER, Insert(7, ["1", "a", "t"]), [(Op.INSERT, {"id": 1, "note": "a", "late": True})]),
+        (REKEYED, Delete(7, ["1", None], old_is_key=True), [(Op.DELETE, {"uid": 1})]),
+        (
+            REKEYED,
+            updated(["1", None], ["2", "a"], is_key=True),
+            [(Op.DELETE, {"uid": 1}), (Op.INSERT, {"uid": 2, "note": "a"})],
+        ),
+        (REKEYED._replace(identity="i"), Delete(7, ["1", None], old_is_key=True), [(Op.DELETE, {"uid": 1})]),
+        (FULL, updated(["1", "a"], ["1", "b"], is_key=False), [(Op.UPDATE, {"id": 1, "note": "b"})]),
+    ],
+)
+def test_a_change_is_a_message_of_each_row_and_asks_for_nothing(changes, source, relation, change, expected):
+    changes.take(relation)
+    assert taken(changes, change) == expected
     assert not source.asked
 
 
-def test_an_update_of_a_row_that_is_gone_by_now_is_left_out(changes):
-    assert taken(changes, Update(7, None, old_is_key=False, new=["1", UNCHANGED])) == []
-    moved = Update(7, ["1", None], old_is_key=True, new=["2", UNCHANGED])
-    assert taken(changes, moved) == [(Op.DELETE, {"id": 1})]
-
-
-LONG = "x" * 3_000
-COMPOSITE = RELATION._replace(
-    columns=[*RELATION.columns[:1], Column("uid", 25, -1, is_key=True), Column("note", 25, -1, is_key=False)]
+@pytest.mark.parametrize(
+    ("relation", "change", "found", "expected"),
+    [
+        (RELATION, updated(None, ["1", UNCHANGED], is_key=False), {"note": "l"}, [(Op.UPDATE, {"id": 1, "note": "l"})]),
+        (
+            COMPOSITE,
+            updated(["1", LONG, None], ["1", UNCHANGED, UNCHANGED], is_key=True),
+            {"note": "c"},
+            [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "c"})],
+        ),
+        (
+            REKEYED._replace(identity="i"),
+            updated(None, ["1", UNCHANGED], is_key=False),
+            {"note": "l"},
+            [(Op.UPDATE, {"uid": 1, "note": "l"})],
+        ),
+        # a row that is gone by now is left out, a column that is gone alone
+        (RELATION, updated(None, ["1", UNCHANGED], is_key=False), None, []),
+        (RELATION, updated(["1", None], ["1", UNCHANGED], is_key=True), None, []),
+        (RELATION, updated(["2", None], ["1", UNCHANGED], is_key=True), None, [(Op.DELETE, {"id": 2})]),
+        (RELATION, updated(None, ["1", UNCHANGED], is_key=False), {}, [(Op.UPDATE, {"id": 1})]),
+    ],
 )
-
-
-def test_a_large_part_of_a_key_that_was_left_alone_comes_with_the_old_key(changes, source):
-    changes.take(COMPOSITE)
-    kept = Update(7, ["1", LONG, None], old_is_key=True, new=["1", UNCHANGED, "b"])
-    assert taken(changes, kept) == [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "b"})]
-    moved = Update(7, ["1", LONG, None], old_is_key=True, new=["2", UNCHANGED, "b"])
-    assert taken(changes, moved) == [
-        (Op.DELETE, {"id": 1, "uid": LONG}),
-        (Op.INSERT, {"id": 2, "uid": LONG, "note": "b"}),
-    ]
-    source.found = {"note": "c"}
-    kept = Update(7, ["1", LONG, None], old_is_key=True, new=["1", UNCHANGED, UNCHANGED])
-    assert taken(changes, kept) == [(Op.UPDATE, {"id": 1, "uid": LONG, "note": "c"})]
-    assert source.asked == [("public.flights", {"id": "1", "uid": LONG}, ["note"])]
+def test_a_large_value_that_was_not_sent_is_asked_for_by_the_key(changes, source, relation, change, found, expected):
+    source.found = found
+    changes.take(relation)
+    assert taken(changes, change) == expected
+    key = {"uid": "1"} if relation.columns[0].name == "uid" else {"id": "1"}
+    if relation is COMPOSITE:
+        key["uid"] = LONG
+    assert source.asked == [("public.flights", key, ["note"])]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        Update(7, None, old_is_key=False, new=["1", UNCHANGED, "b"]),
-        Update(7, ["1", UNCHANGED, None], old_is_key=True, new=["1", UNCHANGED, "b"]),
-        Update(7, ["1", UNCHANGED, None], old_is_key=True, new=["2", LONG, "b"]),
-        Update(7, ["1", UNCHANGED, "a"], old_is_key=False, new=["1", LONG, "b"]),
+        updated(None, ["1", UNCHANGED, "b"], is_key=False),
+        updated(["1", UNCHANGED, None], ["1", UNCHANGED, "b"], is_key=True),
+        updated(["1", UNCHANGED, None], ["2", LONG, "b"], is_key=True),
+        updated(["1", UNCHANGED, "a"], ["1", LONG, "b"], is_key=False),
         Delete(7, ["1", UNCHANGED, None], old_is_key=True),
         Delete(7, ["1", UNCHANGED, "a"], old_is_key=False),
     ],
@@ -152,60 +190,13 @@ def test_a_change_without_all_of_its_key_is_refused_and_asks_for_no_row(changes,
 def test_a_column_of_the_key_that_is_called_otherwise_is_an_error(changes):
     changes.take(RELATION._replace(columns=[Column("number", 23, -1, is_key=True)], identity="f"))
     with pytest.raises(AdaptorError, match="without all that names its row"):
-        changes.take(Update(7, ["1"], old_is_key=False, new=["1"]))
-
-
-def test_emptied_tables_are_commands_and_other_tables_are_left_alone(changes):
-    emptied = Truncate([7, 8], cascades=False, restarts_sequences=False)
-    assert taken(changes, emptied) == [(Op.COMMAND, {"command": "truncate"})]
-    assert taken(changes, Insert(8, ["1"])) == []
-    assert taken(changes, Other("O")) == []
-
-
-def test_a_column_that_is_added_comes_from_the_next_change_on(changes):
-    wider = RELATION._replace(columns=[*RELATION.columns, Column("late", 16, -1, is_key=False)])
-    changes.take(wider)
-    assert taken(changes, Insert(7, ["1", "a", "t"])) == [(Op.INSERT, {"id": 1, "note": "a", "late": True})]
-
-
-def test_a_table_that_is_renamed_keeps_its_namespace(changes):
-    changes.take(RELATION._replace(schema="attic", name="old_flights"))
-    (message,) = changes.take(Insert(7, ["1", "a"]))
-    assert message.namespace == "public.flights"
+        changes.take(updated(["1"], ["1"], is_key=False))
 
 
 def test_another_table_of_the_same_name_is_an_error(changes):
     with pytest.raises(PositionLost, match=r"public\.flights is not the table") as error:
         changes.take(OTHER._replace(name="flights"))
     assert "relation 8" in error.value.evidence
-
-
-def test_what_names_a_row_is_what_did_when_it_was_changed(changes, source):
-    columns = [Column("uid", 23, -1, is_key=True), Column("note", 25, -1, is_key=False)]
-    changes.take(RELATION._replace(columns=columns))
-    assert taken(changes, Delete(7, ["1", None], old_is_key=True)) == [(Op.DELETE, {"uid": 1})]
-    assert taken(changes, Update(7, ["1", None], True, ["2", "a"])) == [  # noqa: FBT003 - as decoded
-        (Op.DELETE, {"uid": 1}),
-        (Op.INSERT, {"uid": 2, "note": "a"}),
-    ]
-    changes.take(RELATION._replace(columns=columns, identity="i"))
-    assert taken(changes, Delete(7, ["1", None], old_is_key=True)) == [(Op.DELETE, {"uid": 1})]
-    source.found = {"note": "long"}
-    changes.take(Update(7, None, old_is_key=False, new=["1", UNCHANGED]))
-    assert source.asked == [("public.flights", {"uid": "1"}, ["note"])]
-
-
-def test_a_full_row_is_told_by_the_tables_key(changes):
-    columns = [each._replace(is_key=True) for each in RELATION.columns]  # as Postgres marks them then
-    changes.take(RELATION._replace(columns=columns, identity="f"))
-    assert taken(changes, Update(7, ["1", "a"], old_is_key=False, new=["1", "b"])) == [
-        (Op.UPDATE, {"id": 1, "note": "b"})
-    ]
-
-
-def test_a_large_value_of_a_column_that_is_gone_is_left_out_and_the_others_come(changes, source):
-    source.found = {}
-    assert taken(changes, Update(7, None, old_is_key=False, new=["1", UNCHANGED])) == [(Op.UPDATE, {"id": 1})]
 
 
 def test_a_table_that_was_not_described_is_an_error(changes):

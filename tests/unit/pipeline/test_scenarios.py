@@ -2,7 +2,7 @@
 
 import pytest
 from support.log_format import decode
-from support.pipelines import Running, Script, Taking, declared, messages
+from support.pipelines import Running, Script, Taking, anything, declared, messages, run
 from support.waiting import eventually
 
 from harvest_lib.errors import PipelineError
@@ -20,7 +20,7 @@ KEYS = "AABBAABBCACBAACB"
 
 def test_normal_operation(tmp_path):
     reader, c0, c1 = Script(messages(KEYS)), Taking(), Taking()
-    Pipeline(declared(tmp_path, reader, {"c0": c0, "c1": c1})).run()
+    run(tmp_path, reader, {"c0": c0, "c1": c1})
     assert c0.offsets == c1.offsets == list(range(16))
     assert [each.namespace for write in c0.writes for each in write] == list(KEYS)
     assert max(map(len, c0.writes)) > 1 or len(c0.writes) < 16, "in bulk"
@@ -32,11 +32,11 @@ def test_normal_operation_with_an_offset_for_each_writer(tmp_path):
     """c0 gets A alone and c1 what is not A: each has an offset of its own, and both stand at the end."""
     reader, c0, c1 = Script(messages(KEYS)), Taking(), Taking()
     settings = {"c0": {"namespace": "^A$"}, "c1": {"namespace": "[^A]"}}
-    Pipeline(declared(tmp_path, reader, {"c0": c0, "c1": c1}, settings=settings)).run()
+    run(tmp_path, reader, {"c0": c0, "c1": c1}, settings=settings)
     assert c0.offsets == [0, 1, 4, 5, 9, 12, 13]
     assert c1.offsets == [2, 3, 6, 7, 8, 10, 11, 14, 15]
     again = Taking()
-    Pipeline(declared(tmp_path, Script(), {"c0": again, "c1": again}, settings=settings)).run()
+    run(tmp_path, Script(), {"c0": again, "c1": again}, settings=settings)
     assert not again.writes, "what was not for a writer counts as acknowledged"
 
 
@@ -65,38 +65,35 @@ def test_normal_operation_terminated_and_restarted(tmp_path):
     assert {name: each.offset for name, each in reader.last[0].items()} == {"A": 13, "B": 15, "C": 14}
 
 
-def failed_bulk(folder, *, upto=9, until=16, bad=lambda offset: offset >= 9):
-    """Have c0 acknowledge 0 to 8, and fail at a bulk of 9 to 15."""
+def failed_bulk(folder):
+    """Have c0 acknowledge 0 to 8, and fail at a bulk of 9 to 15: the design's scenario of this name."""
     c0 = Taking()
-    reader = Script(messages("A" * upto), batch=upto)
-    Pipeline(declared(folder, reader, {"c0": c0})).run()
-    c0.refuses = lambda batch: any(bad(each.offset) for each in batch)
-    reader = Script(messages("A" * until), batch=until)
+    run(folder, Script(messages("A" * 9), batch=9), {"c0": c0})
+    c0.refuses = anything
     with pytest.raises(PipelineError, match="offsets 9 to 15"):
-        Pipeline(declared(folder, reader, {"c0": c0})).run()
+        run(folder, Script(messages("A" * 16), batch=16), {"c0": c0})
     assert c0.offsets == list(range(9))
-
-
-def test_failed_bulk(tmp_path):
-    failed_bulk(tmp_path)
 
 
 def test_restart_with_resume(tmp_path):
     failed_bulk(tmp_path)
     c0, reader = Taking(), Script(messages("A" * 20), batch=4)
-    Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+    run(tmp_path, reader, {"c0": c0})
     assert [[each.offset for each in write] for write in c0.writes] == [*([n] for n in range(9, 16)), [16, 17, 18, 19]]
     assert reader.last[0]["A"].data["n"] == 15, "the reader is given the last message it had sent down"
     assert reader.last[0]["A"].offset == 15
 
 
+def at_14(batch):
+    return any(each.offset >= 14 for each in batch)
+
+
 def test_restart_with_resume_that_fails_stops_at_the_last_success(tmp_path):
     failed_bulk(tmp_path)
     for _ in range(2):
-        c0, reader = Taking(), Script(messages("A" * 20))
-        c0.refuses = lambda batch: any(each.offset >= 14 for each in batch)
+        c0, reader = Taking(at_14), Script(messages("A" * 20))
         with pytest.raises(PipelineError, match="offset 14"):
-            Pipeline(declared(tmp_path, reader, {"c0": c0})).run()
+            run(tmp_path, reader, {"c0": c0})
         assert not reader.last, "the reader is not started"
     assert not c0.writes, "the second start begins at 14: 9 to 13 were acknowledged by the first"
 
@@ -104,8 +101,7 @@ def test_restart_with_resume_that_fails_stops_at_the_last_success(tmp_path):
 def stuck_at_14(folder):
     """Have c0 stand at 14, which it does not take, and return its pipeline's declaration."""
     failed_bulk(folder)
-    c0, reader = Taking(), Script(messages("A" * 20))
-    c0.refuses = lambda batch: any(each.offset >= 14 for each in batch)
+    c0, reader = Taking(at_14), Script(messages("A" * 20))
     declaration = declared(folder, reader, {"c0": c0})
     with pytest.raises(PipelineError, match="offset 14"):
         Pipeline(declaration).run()
@@ -174,6 +170,6 @@ def test_compaction_leaves_the_newest_of_each_namespace_and_a_pipeline_goes_on(t
     offsets = b"".join(file.read_bytes() for file in sorted(offsets_folder(tmp_path, "c0").glob("*.log")))
     assert sorted(entry["key"] for entry in decode(offsets)) == [b"A", b"B", b"C"], "an offset for each namespace"
     again, c0.writes = Script([*given, *messages("AB", first=401)]), []
-    Pipeline(declared(tmp_path, again, {"c0": c0}, log=log)).run()
+    run(tmp_path, again, {"c0": c0}, log=log)
     assert {name: each.offset for name, each in again.last[0].items()} == {"A": 399, "B": 400, "C": 0}
     assert c0.offsets == [401, 402]

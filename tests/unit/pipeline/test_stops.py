@@ -2,11 +2,12 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.pipelines import Running, Script, Taking, declared, message, messages
+from support.pipelines import Running, Script, Taking, anything, declared, message, messages, run
 from support.waiting import eventually
 
 from harvest_lib.clock import Deadline
@@ -20,6 +21,10 @@ from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
 from harvest_lib.pipeline.threads import Flusher
 
 pytestmark = pytest.mark.gate
+
+
+def full(_log):
+    raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
 
 
 def test_a_clean_shutdown_lets_writers_commit_what_is_in_the_log(tmp_path):
@@ -75,10 +80,6 @@ def test_offsets_that_cannot_be_flushed_stop_the_pipeline_while_a_bulk_takes_lon
     settings = {"slow": {"batch_messages": 10, "on_error": "stop_writer"}}
     running = Running(declared(tmp_path, reader, {"slow": slow}, settings=settings, flush=0.5))
     eventually(lambda: len(slow.offsets) == 10)
-
-    def full(self):
-        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
-
     monkeypatch.setattr(OffsetLog, "flush", full)
     eventually(lambda: running.pipeline.state is PipelineState.STOPPING)
     slow.gate.set()
@@ -96,41 +97,26 @@ def test_what_was_appended_is_synced_in_time_while_a_source_says_nothing(tmp_pat
         flusher.stop()
 
 
-def test_a_reader_that_cannot_be_closed_hides_no_failure(tmp_path):
-    class Unclosable(Script):
-        def close(self):
-            raise ConnectionError("the source is gone")
+@pytest.mark.parametrize(
+    ("what", "method", "alone"),
+    [(Script, "close", None), (OffsetLog, "close", LogUnwritable), (OffsetLog, "flush", LogUnwritable)],
+    ids=["reader", "logs", "offsets"],
+)
+def test_what_cannot_be_closed_or_flushed_hides_no_failure(tmp_path, monkeypatch, what, method, alone):
+    real = getattr(what, method)
 
-    c0 = Taking()
-    Pipeline(declared(tmp_path, Unclosable(messages("AA")), {"c0": c0})).run()
-    c0.refuses = lambda batch: True
-    with pytest.raises(PipelineError, match="writer `c0` did not take"):
-        Pipeline(declared(tmp_path, Unclosable(messages("AAAA")), {"c0": c0})).run()
-
-
-def test_logs_that_cannot_be_closed_hide_no_failure(tmp_path, monkeypatch):
     def fails(self):
-        close(self)
-        raise LogUnwritable("cannot have the log on the disk", evidence="EIO", next_step="look after the disk")
+        real(self)
+        full(self)
 
-    close = OffsetLog.close
-    monkeypatch.setattr(OffsetLog, "close", fails)
-    c0 = Taking()
-    with pytest.raises(LogUnwritable):
-        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
-    c0.refuses = lambda batch: True
+    def refuses(_batch):
+        monkeypatch.setattr(what, method, fails)
+        return True
+
     with pytest.raises(PipelineError, match="writer `c0` did not take"):
-        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
-
-
-def test_offsets_that_cannot_be_flushed_hide_no_failure(tmp_path, monkeypatch):
-    def full(self):
-        raise LogUnwritable("cannot append to the log", evidence="No space left on device", next_step="make room")
-
-    c0 = Taking()
-    c0.refuses = lambda batch: monkeypatch.setattr(OffsetLog, "flush", full) or True
-    with pytest.raises(PipelineError, match="writer `c0` did not take"):
-        Pipeline(declared(tmp_path, Script(messages("AA")), {"c0": c0})).run()
+        run(tmp_path / "both", Script(messages("AA")), {"c0": Taking(refuses)})
+    with pytest.raises(alone) if alone else nullcontext():
+        run(tmp_path / "alone", Script(messages("AA")), {"c0": Taking()})
 
 
 def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(tmp_path):
@@ -139,11 +125,9 @@ def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(
             self.found = operations.pipeline_status(declaration).writers[0].position
             return super().read(last)
 
-    c0, reader = Taking(), Looking()
-    c0.refuses = lambda batch: True
+    c0, reader = Taking(anything), Looking()
     with pytest.raises(PipelineError):
-        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"c0": c0})).run()
-    c0.refuses = lambda batch: False
+        run(tmp_path, Script(messages("AAAA")), {"c0": c0})
     declaration = declared(tmp_path, reader, {"c0": c0}, flush=30.0)
     Pipeline(declaration).run()
     assert reader.found == 4
@@ -151,8 +135,7 @@ def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(
 
 def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
     """So it can stop between any two of the log's messages."""
-    declaration = declared(tmp_path, Script(messages("AABA")), {"c0": Taking()})
-    Pipeline(declaration).run()
+    run(tmp_path, Script(messages("AABA")), {"c0": Taking()})
     new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})
     with open_folder(new) as logs:
         steps = list(logs.writer_progress(new.writers[0]).resume(Taking(), logs.log.end))
@@ -194,18 +177,15 @@ def test_a_writer_that_is_too_slow_stops_in_time_and_goes_on_where_it_was(tmp_pa
     assert running.failure is None
     assert slow.offsets == [0, 1, 2, 3]
     again = Taking()
-    Pipeline(declared(tmp_path, Script(), {"slow": again})).run()
+    run(tmp_path, Script(), {"slow": again})
     assert slow.offsets + again.offsets == list(range(200))
     assert all(len(write) == 1 for write in again.writes), "resumed one at a time"
 
 
 def test_a_resume_ends_between_two_messages(tmp_path):
-    c0 = Taking()
-    c0.refuses = lambda batch: True
+    c0, slow, reader = Taking(anything), Taking(), Script()
     with pytest.raises(PipelineError):
-        Pipeline(declared(tmp_path, Script(messages("A" * 300), batch=300), {"c0": c0})).run()
-
-    slow, reader = Taking(), Script()
+        run(tmp_path, Script(messages("A" * 300), batch=300), {"c0": c0})
     slow.refuses = lambda batch: len(slow.writes) == 4 and not eventually(running.pipeline._stopping.is_set)
     running = Running(declared(tmp_path, reader, {"c0": slow}))
     eventually(lambda: len(slow.writes) == 4)
@@ -213,8 +193,7 @@ def test_a_resume_ends_between_two_messages(tmp_path):
     assert running.failure is None
     assert len(slow.offsets) < 300
     assert not reader.last
-    c0.refuses = lambda batch: False
-    Pipeline(declared(tmp_path, Script(), {"c0": c0})).run()
+    run(tmp_path, Script(), {"c0": c0})
     assert slow.offsets + c0.offsets == list(range(300)), "all it sent is acknowledged"
 
 
@@ -226,26 +205,26 @@ def test_where_a_reader_ends_by_itself_nobody_is_in_a_hurry(tmp_path):
 
     slow, settings = Slow(), {"slow": {"batch_messages": 1}}
     reader = Script(messages("A" * 30), batch=30)
-    Pipeline(declared(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.2, settings=settings)).run()
+    run(tmp_path, reader, {"slow": slow}, shutdown_seconds=0.2, settings=settings)
     assert slow.offsets == list(range(30))
 
 
+def at(number):
+    """A bulk with the message of this number."""
+    return lambda batch: any(each.data["n"] == number for each in batch)
+
+
 def test_a_failed_bulk_stops_the_pipeline_but_others_write_what_is_in_the_log(tmp_path):
-    bad, good = Taking(), Taking()
-    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
-    reader = Script(messages("A" * 100), ends=False)
-    running = Running(declared(tmp_path, reader, {"bad": bad, "good": good}))
-    running.wait()
-    assert "writer `bad` did not take" in str(running.failure)
-    assert "hung up" in str(running.failure)
-    end = operations.pipeline_status(declared(tmp_path, reader, {"bad": bad, "good": good})).end
-    assert good.offsets == list(range(end))
+    bad, good, reader = Taking(at(50)), Taking(), Script(messages("A" * 100), ends=False)
+    declaration = declared(tmp_path, reader, {"bad": bad, "good": good})
+    with pytest.raises(PipelineError, match=r"(?s)writer `bad` did not take.*hung up"):
+        Pipeline(declaration).run()
+    assert good.offsets == list(range(operations.pipeline_status(declaration).end))
     assert reader.closed == bad.closed == good.closed == 1
 
 
 def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_at_any_stop(tmp_path, caplog):
-    bad, hanging = Taking(), Taking()
-    bad.refuses = lambda batch: True
+    bad, hanging = Taking(anything), Taking()
     hanging.gate.clear()
     declaration = declared(tmp_path, Script(messages("AA")), {"bad": bad, "hanging": hanging}, shutdown_seconds=0.5)
     running = Running(declaration)
@@ -258,8 +237,7 @@ def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_
 
 
 def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
-    bad, good, reader = Taking(), Taking(), Script(messages("A" * 100), ends=False)
-    bad.refuses = lambda batch: any(each.data["n"] == 50 for each in batch)
+    bad, good, reader = Taking(at(50)), Taking(), Script(messages("A" * 100), ends=False)
     settings = {"bad": {"on_error": "stop_writer"}}
     declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings, most_ahead=20)
     running = Running(declaration)
@@ -270,18 +248,15 @@ def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     assert "writer `bad`" in str(running.failure), "its failure is reported in the end"
     assert max((each["A"].data["n"] for each in reader.kept_at if each), default=-1) < 50, "the source keeps the rest"
     bad.refuses = lambda batch: False
-    Pipeline(declared(tmp_path, Script(), {"bad": bad, "good": good})).run()
+    run(tmp_path, Script(), {"bad": bad, "good": good})
     assert bad.offsets == list(range(100))
 
 
 def test_where_each_writer_was_to_stop_alone_and_all_have_the_pipeline_ends(tmp_path):
-    one, other = Taking(), Taking()
-    one.refuses = other.refuses = lambda batch: any(each.data["n"] == 7 for each in batch)
     settings = {"one": {"on_error": "stop_writer"}, "other": {"on_error": "stop_writer"}}
-    reader = Script(messages("A" * 10), ends=False)
-    running = Running(declared(tmp_path, reader, {"one": one, "other": other}, settings=settings))
-    running.wait()
-    assert "writer `one` did not take" in str(running.failure)
+    reader, writers = Script(messages("A" * 10), ends=False), {"one": Taking(at(7)), "other": Taking(at(7))}
+    with pytest.raises(PipelineError, match="writer `one` did not take"):
+        run(tmp_path, reader, writers, settings=settings)
 
 
 def test_the_reader_hears_of_nothing_that_a_kill_would_have_sent_again(tmp_path):
@@ -297,26 +272,29 @@ def test_the_reader_hears_of_nothing_that_a_kill_would_have_sent_again(tmp_path)
 
 
 def test_no_reader_starts_while_one_writer_cannot_resume_whatever_the_policy(tmp_path):
-    bad, good = Taking(), Taking()
-    bad.refuses = lambda batch: True
-    settings = {"bad": {"on_error": "stop_writer"}}
+    settings, reader = {"bad": {"on_error": "stop_writer"}}, Script(messages("AAAAAA"))
     with pytest.raises(PipelineError):
-        Pipeline(declared(tmp_path, Script(messages("AAAA")), {"bad": bad, "good": good}, settings=settings)).run()
-    reader = Script(messages("AAAAAA"))
+        run(tmp_path, Script(messages("AAAA")), {"bad": Taking(anything), "good": Taking()}, settings=settings)
     with pytest.raises(PipelineError, match="offset 0"):
-        Pipeline(declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings)).run()
+        run(tmp_path, reader, {"bad": Taking(anything), "good": Taking()}, settings=settings)
     assert not reader.last
 
 
-def test_a_reader_that_fails_stops_the_pipeline_and_what_it_sent_is_written(tmp_path):
+ERRORS = pytest.mark.parametrize(
+    ("error", "says"), [(ConnectionError("gone"), "ConnectionError: gone"), (SystemExit(0), "SystemExit: 0")]
+)
+
+
+@ERRORS
+def test_a_reader_that_fails_stops_the_pipeline_and_what_it_sent_is_written(tmp_path, error, says):
     class Failing(Script):
         def read(self, _last):
             yield messages("AAA")
-            raise ConnectionError("the source is gone")
+            raise error
 
     writer = Taking()
-    with pytest.raises(PipelineError, match="ConnectionError: the source is gone"):
-        Pipeline(declared(tmp_path, Failing(), {"c0": writer})).run()
+    with pytest.raises(PipelineError, match=f"(?s)the reader failed.*{says}"):
+        run(tmp_path, Failing(), {"c0": writer})
     assert writer.offsets == [0, 1, 2]
 
 
@@ -337,22 +315,22 @@ def test_the_reader_is_never_far_ahead_of_the_slowest_writer(tmp_path):
 
 def test_messages_that_say_where_a_reader_stands_go_to_no_writer_and_come_back_to_it(tmp_path):
     noop = Message(Op.NOOP, 1, "where", {"n": 2, "lsn": "0/16B3748"}, Mode.COMPLETE)
-    writer, reader = Taking(), Script([*messages("AA"), noop])
-    Pipeline(declared(tmp_path, reader, {"c0": writer})).run()
+    writer, again = Taking(), Script()
+    run(tmp_path, Script([*messages("AA"), noop]), {"c0": writer})
     assert writer.offsets == [0, 1]
-    again = Script()
-    Pipeline(declared(tmp_path, again, {"c0": writer})).run()
+    run(tmp_path, again, {"c0": writer})
     assert again.last[0]["where"] == noop._replace(offset=2)
     assert again.kept_at[0]["where"] == noop._replace(offset=2), "all writers are past it"
 
 
-def test_an_error_while_a_writer_connects_stops_the_pipeline_before_anything_is_read(tmp_path):
+@ERRORS
+def test_an_error_while_a_writer_connects_stops_the_pipeline_before_anything_is_read(tmp_path, error, says):
     def refuse():
-        raise ConnectionError("refused")
+        raise error
 
     reader = Script(messages("AA"))
     declaration = declared(tmp_path, reader, {"c0": Taking()})
     broken = replace(declaration, writers=[replace(declaration.writers[0], open=refuse)])
-    with pytest.raises(PipelineError, match="ConnectionError: refused"):
+    with pytest.raises(PipelineError, match=f"(?s)writer `c0` failed.*{says}"):
         Pipeline(broken).run()
     assert not reader.last

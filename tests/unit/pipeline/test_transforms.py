@@ -6,7 +6,6 @@ from decimal import Decimal
 import pytest
 
 from harvest_lib.pipeline.message import Message, Op
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.transforms import TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import NotATransform, load
 
@@ -158,17 +157,3 @@ def test_junk_that_a_transform_returns_is_told(returned, complaint):
 
 def test_a_transform_cannot_move_a_message_in_the_log():
     assert applied([("new", lambda message: Message(Op.INSERT, 1, "a", {}))], FLIGHT).offset == 7
-
-
-@pytest.mark.parametrize(
-    ("expression", "passes"), [(".*", "abc"), ("^public\\.", "ac"), ("orders$", "b"), ("[xy]", "c"), ("^$", "")]
-)
-def test_a_namespace_passes_if_the_expression_finds_something_in_it(expression, passes):
-    namespaces = {"a": "public.flights", "b": "shop.orders", "c": "public.x"}
-    wanted = NamespaceFilter.parse(expression)
-    assert {name for name, each in namespaces.items() if wanted.matches(each)} == set(passes)
-
-
-def test_a_bad_expression_says_what_is_wrong_with_it():
-    with pytest.raises(ValueError, match=r"missing \): ab\("):
-        NamespaceFilter.parse("ab(")

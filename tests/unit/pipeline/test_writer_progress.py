@@ -1,14 +1,11 @@
 """One writer's way along the log: what counts as flushed, and when."""
 
 import pytest
-from support.pipelines import Taking, messages
+from support.pipelines import Taking, messages, writer_progress
 
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import encoded
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.offset_log import OffsetLog
-from harvest_lib.pipeline.routing import Routing
-from harvest_lib.pipeline.writer_progress import WriterProgress
 
 pytestmark = pytest.mark.quick
 
@@ -32,9 +29,7 @@ def log(tmp_path):
 
 def test_what_is_acknowledged_while_offsets_are_flushed_does_not_count_as_flushed(log, tmp_path):
     offsets = Overtaken(tmp_path / "offsets", sync_log=log.sync)
-    writing = WriterProgress(
-        "c0", log=log, offsets=offsets, routing=Routing(NamespaceFilter.parse()), batch_messages=10
-    )
+    writing = writer_progress("c0", log, offsets, batch_messages=10)
     writing.bulk(Taking(), 20)
     offsets.then = lambda: writing.bulk(Taking(), 20)
     writing.flush()
@@ -50,15 +45,7 @@ def test_offsets_are_flushed_once_their_interval_is_over_and_if_there_are_any(lo
     now, flushes = [10.0], []
     offsets = Overtaken(tmp_path / "offsets", sync_log=log.sync)
     offsets.then = lambda: flushes.append(now[0])
-    writing = WriterProgress(
-        "c0",
-        log=log,
-        offsets=offsets,
-        routing=Routing(NamespaceFilter.parse()),
-        batch_messages=10,
-        flush_seconds=1.0,
-        clock=lambda: now[0],
-    )
+    writing = writer_progress("c0", log, offsets, batch_messages=10, flush_seconds=1.0, clock=lambda: now[0])
     now[0] += 5
     writing.flush_if_due()
     assert flushes == []
