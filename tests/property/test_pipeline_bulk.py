@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harvest_lib.pipeline.adaptors.bulk import outcomes
+from harvest_lib.pipeline.adaptors.postgres.writer import outcomes
 from harvest_lib.pipeline.message import Message, Op
 
 pytestmark = pytest.mark.quick

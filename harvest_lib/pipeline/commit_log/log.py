@@ -15,7 +15,7 @@ from harvest_lib.pipeline.commit_log.entry import Packable, Packing, Unnumbered
 from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder, writing
 from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
-from harvest_lib.pipeline.commit_log.reading import LogView, look, newest_of
+from harvest_lib.pipeline.commit_log.reading import LogView, newest_of
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
 from harvest_lib.pipeline.commit_log.skipping import Skipped
 
@@ -56,13 +56,6 @@ class CommitLog(LogView):
                 raise
         super().__init__(folder, segments)
         self._synced = self.end
-
-    @staticmethod
-    def is_there(folder: Path) -> bool:
-        """Return True if a folder has a log. Raises LogTooNew, LogDamaged."""
-        return manifest.read(folder) is not None
-
-    look = staticmethod(look)
 
     repaired: tuple[Cut, ...]
     """Parts that were cut off when it was opened, because they were not written whole."""

@@ -27,6 +27,16 @@ class LogView:
         self._segments = segments  # in order of offsets; replaced as a whole, never changed
         self._lock = threading.RLock()
 
+    @staticmethod
+    def look(folder: Path) -> "LogView":
+        """Return a log as it is now, without taking it from its writer. Raises LogError, also without a log."""
+        return LogView(folder, _look(folder))
+
+    @staticmethod
+    def is_there(folder: Path) -> bool:
+        """Return True if a folder has a log. Raises LogTooNew, LogDamaged."""
+        return manifest.read(folder) is not None
+
     @property
     def begin(self) -> int:
         """Return the first offset that is there, `end` without any."""
@@ -119,11 +129,6 @@ def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
                 raise segment.lost(block)
         offsets.update(segment.newest)
     return offsets
-
-
-def look(folder: Path) -> LogView:
-    """Return a log as it is now, without taking it from its writer. Raises LogError, also without a log."""
-    return LogView(folder, _look(folder))
 
 
 def _look(folder: Path) -> tuple[Segment, ...]:

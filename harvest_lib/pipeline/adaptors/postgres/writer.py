@@ -21,7 +21,6 @@ from psycopg import sql
 
 from harvest_lib.database import connect, translate
 from harvest_lib.errors import AdaptorError, DatabaseUnavailable, MessageRefused
-from harvest_lib.pipeline.adaptors.bulk import Key, Outcome, outcomes
 from harvest_lib.pipeline.adaptors.postgres.catalog import refusals, split
 from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
@@ -51,6 +50,34 @@ ON CONFLICT ({key}) DO {action}
 """
 _UPDATE = "UPDATE {table} AS t SET {changes} FROM unnest({arrays}) AS v ({columns}) WHERE {matches}"
 _DELETE = "DELETE FROM {table} AS t USING unnest({arrays}) AS v ({columns}) WHERE {matches}"
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome of a row. `clears`: its state before is of no account. `data`: its columns afterwards, None if it is
+    deleted. `is_new`: it is known to have been inserted; else columns that are not in `data` stay."""
+
+    clears: bool
+    data: Mapping[str, Any] | None
+    is_new: bool = False
+
+
+def outcomes(keyed: Iterable[tuple[Key, Message]]) -> dict[Key, Outcome]:
+    """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once leaves
+    the same rows as writing the messages one after the other."""
+    found: dict[Key, Outcome] = {}
+    for key, message in keyed:
+        if message.op is Op.DELETE:
+            found[key] = Outcome(clears=True, data=None)
+        else:
+            before = found.get(key, Outcome(clears=False, data=None))
+            data = {**(before.data or {}), **message.data}
+            is_new = before.is_new or message.op is Op.INSERT
+            found[key] = Outcome(clears=before.clears, data=data, is_new=is_new)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
