@@ -125,35 +125,34 @@ def _decode(cursor: "_Cursor") -> Decoded | None:
     kind = cursor.character()
     match kind:
         case "I":
-            oid = cursor.uint32()
+            (oid,) = cursor.numbers(">I")
             cursor.expect("N")
             return Insert(oid, cursor.row())
         case "U":
-            oid, old, mark = cursor.uint32(), None, cursor.character()
-            is_key = mark == "K"
+            (oid,), mark = cursor.numbers(">I"), cursor.character()
+            is_key, old = mark == "K", None
             if mark in "KO":
                 old = cursor.row()
                 mark = cursor.character()
             _require(mark == "N")
             return Update(oid, old, is_key, cursor.row())
         case "D":
-            oid, mark = cursor.uint32(), cursor.character()
+            (oid,), mark = cursor.numbers(">I"), cursor.character()
             _require(mark in "KO")
             return Delete(oid, cursor.row(), mark == "K")
         case "B":
-            lsn, committed, xid = cursor.uint64(), cursor.int64(), cursor.uint32()
+            lsn, committed, xid = cursor.numbers(">QqI")
             return Begin(lsn, _milliseconds(committed), xid)
         case "C":
-            cursor.byte()  # flags, none so far
-            lsn, end, committed = cursor.uint64(), cursor.uint64(), cursor.int64()
+            _, lsn, end, committed = cursor.numbers(">BQQq")  # flags first, none so far
             return Commit(lsn, end, _milliseconds(committed))
         case "R":
-            oid, schema, name, identity = cursor.uint32(), cursor.string(), cursor.string(), cursor.character()
-            columns = [cursor.column() for _ in range(cursor.int16())]
-            return Relation(oid, schema or "pg_catalog", name, identity, columns)
+            (oid,), schema, name = cursor.numbers(">I"), cursor.string(), cursor.string()
+            identity, (count,) = cursor.character(), cursor.numbers(">h")
+            return Relation(oid, schema or "pg_catalog", name, identity, [cursor.column() for _ in range(count)])
         case "T":
-            count, flags = cursor.uint32(), cursor.byte()
-            return Truncate([cursor.uint32() for _ in range(count)], bool(flags & 1), bool(flags & 2))
+            count, flags = cursor.numbers(">IB")
+            return Truncate(list(cursor.numbers(f">{count}I")), bool(flags & 1), bool(flags & 2))
         case _:
             return Other(kind) if kind.encode() in _OTHERS else None
 
@@ -163,30 +162,18 @@ class _Cursor:
         self._payload = payload
         self.position = 0
 
-    def byte(self) -> int:
-        self.position += 1
-        return self._payload[self.position - 1]
+    def numbers(self, form: str) -> tuple[int, ...]:
+        """Return the numbers of a format of `struct`."""
+        found = struct.unpack_from(form, self._payload, self.position)
+        self.position += struct.calcsize(form)
+        return found
 
     def character(self) -> str:
-        return chr(self.byte())
+        self.position += 1
+        return chr(self._payload[self.position - 1])
 
     def expect(self, character: str) -> None:
         _require(self.character() == character)
-
-    def int16(self) -> int:
-        return self._number(">h", 2)
-
-    def int32(self) -> int:
-        return self._number(">i", 4)
-
-    def uint32(self) -> int:
-        return self._number(">I", 4)
-
-    def int64(self) -> int:
-        return self._number(">q", 8)
-
-    def uint64(self) -> int:
-        return self._number(">Q", 8)
 
     def string(self) -> str:
         end = self._payload.index(b"\0", self.position)
@@ -195,11 +182,13 @@ class _Cursor:
         return text
 
     def column(self) -> Column:
-        flags, name = self.byte(), self.string()
-        return Column(name, self.uint32(), self.int32(), bool(flags & 1))
+        (flags,), name = self.numbers(">B"), self.string()
+        type_oid, modifier = self.numbers(">Ii")
+        return Column(name, type_oid, modifier, bool(flags & 1))
 
     def row(self) -> Sequence[Value]:
-        return [self._value() for _ in range(self.int16())]
+        (count,) = self.numbers(">h")
+        return [self._value() for _ in range(count)]
 
     def _value(self) -> Value:
         kind = self.character()
@@ -208,15 +197,10 @@ class _Cursor:
         if kind == "u":
             return UNCHANGED
         _require(kind == "t")
-        length = self.int32()
+        (length,) = self.numbers(">i")
         _require(0 <= length <= len(self._payload) - self.position)
         self.position += length
         return self._payload[self.position - length : self.position].decode("utf-8", ESCAPED)
-
-    def _number(self, form: str, size: int) -> int:
-        (number,) = struct.unpack_from(form, self._payload, self.position)
-        self.position += size
-        return int(number)
 
 
 def _require(condition: bool) -> None:  # noqa: FBT001 - like an assertion
