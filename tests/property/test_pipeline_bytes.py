@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import closing
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampl
     ['"$', "$date", "%s", "%", "\\", "\n", "é$"]
 )
 NAMES = st.sampled_from(["id", "key", "$id", "100%", "é"])
-SCALARS = TEXTS | st.integers(-(2**70), 2**70) | st.none() | st.booleans() | st.floats(allow_nan=False) | st.binary()
+SCALARS = (
+    TEXTS
+    | st.integers(-(2**70), 2**70)
+    | st.none()
+    | st.booleans()
+    | st.floats(allow_nan=False)
+    | st.binary()
+    | st.decimals(allow_nan=False)
+    | st.datetimes(timezones=st.just(UTC))
+    | st.lists(st.dictionaries(NAMES, TEXTS, max_size=1), max_size=2)
+)
 NAMESPACES = st.sampled_from(["a", "b", "a%s", "c\n", "ü$"])
 MESSAGES = st.builds(
     Message,

@@ -1,6 +1,5 @@
 """The formats, byte for byte: golden files that were written by the document's field tables, in `golden/`."""
 
-import json
 import shutil
 from binascii import crc32
 from pathlib import Path
@@ -96,11 +95,6 @@ def test_the_index_vouches_for_each_block(tmp_path):
         (second["position"], 2),
         (len(data), 6),
     ]
-
-
-def test_the_version_stands_in_log_json(tmp_path):
-    CommitLog(tmp_path / "log").close()
-    assert json.loads((tmp_path / "log" / "log.json").read_text())["version"] == 1
 
 
 ENTRIES = st.lists(

@@ -1,8 +1,5 @@
 """Messages that are still in memory: as they would be read from the log, nobody's to change, and not for ever there."""
 
-from datetime import UTC, datetime
-from decimal import Decimal
-
 import pytest
 from support.pipelines import Script, Taking, declared, message
 
@@ -12,21 +9,6 @@ from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.pipeline import Pipeline
 
 pytestmark = pytest.mark.quick
-
-DATA = {"at": datetime(2013, 1, 1, tzinfo=UTC), "price": Decimal("1.10"), "raw": b"\0", "$odd": {"$x": [1, None]}}
-
-
-def test_a_message_in_memory_is_the_one_that_is_in_the_log(tmp_path):
-    writers, given = {"kept": Taking(), "resumed": Taking()}, [message("A", number, **DATA) for number in range(9)]
-    writers["resumed"].refuses = lambda batch: True
-    declaration = declared(tmp_path, Script(given), writers, settings={"resumed": {"on_error": "stop_writer"}})
-    with pytest.raises(Exception, match="resumed"):
-        Pipeline(declaration).run()
-    writers["resumed"].refuses = lambda batch: False
-    Pipeline(declared(tmp_path, Script(), writers)).run()
-    kept, resumed = ([each for write in taking.writes for each in write] for taking in writers.values())
-    assert kept == resumed == [each._replace(offset=number) for number, each in enumerate(given)]
-    assert [dumps(each.data) for each in kept] == [dumps(each.data) for each in given]
 
 
 def test_data_is_not_changed_in_place(tmp_path):
