@@ -136,10 +136,6 @@ class JoinedMessages(EncodedMessages):
                 found[key] = max(first + place - begin, found.get(key, first))
         return found
 
-    def count_of(self, kept: Collection[Head], begin: int, end: int) -> int:
-        """Return the number of messages from `begin` to before `end` that have one of these heads."""
-        return sum(self.rows.kinds.count(kind, begin, end) for kind, head in enumerate(self.table) if head in kept)
-
     def packing(self, offset: int) -> Packing:
         """See `EncodedMessages`."""
         return _JoinedPacking(self, offset)

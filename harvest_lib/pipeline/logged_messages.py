@@ -119,9 +119,7 @@ class LoggedMessages(Sequence[Message]):
         return column if isinstance(self._numbers, range) else [column[number] for number in self._numbers]
 
     def __len__(self) -> int:
-        if self.joined is None:
-            return len(self._numbers)
-        return sum(batch.count_of(self.kinds, begin, end) for batch, begin, end in self.joined)
+        return len(self._numbers)
 
     def __iter__(self) -> Iterator[Message]:
         return map(self._run.message, self._numbers)
