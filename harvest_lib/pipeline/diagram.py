@@ -48,7 +48,7 @@ def explained(declaration: Declaration) -> Iterator[str]:
 
 
 def _stations(writer: DeclaredWriter) -> Iterator[str]:
-    expression = str(writer.settings.namespace)
+    expression = writer.settings.namespace
     yield "everything" if expression == EVERYTHING else f"/{expression}/"
     for name, _ in writer.transforms:
         yield name

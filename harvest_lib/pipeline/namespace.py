@@ -6,7 +6,6 @@ it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last l
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import re2
@@ -19,24 +18,6 @@ Pattern: TypeAlias = Any
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|$)|\\.", re.DOTALL)
 _ONE_BYTE = r"\C"
 """RE2 takes it, Go does not: it can match half a character."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceFilter:
-    """A compiled one."""
-
-    pattern: Pattern
-
-    @classmethod
-    def parse(cls, expression: str = EVERYTHING) -> "NamespaceFilter":
-        """Compile one. Raises ValueError, which names its fault."""
-        return cls(pattern=compiled(expression))
-
-    def __str__(self) -> str:
-        return str(self.pattern.pattern)
-
-    def matches(self, namespace: str) -> bool:
-        return self.pattern.search(namespace) is not None
 
 
 def compiled(expression: str) -> Pattern:

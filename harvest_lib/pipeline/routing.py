@@ -11,7 +11,7 @@ from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.encoded_messages import NOOPS, Head, message_of
 from harvest_lib.pipeline.logged_messages import LoggedMessages, Run
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.namespace import NamespaceFilter
+from harvest_lib.pipeline.namespace import EVERYTHING, compiled
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
 
@@ -24,13 +24,16 @@ class Routing:
 
     def __init__(
         self,
-        namespace: NamespaceFilter,
+        namespace: str = EVERYTHING,
         transforms: Sequence[tuple[str, Transform]] = (),
         *,
         park: Park | None = None,
     ) -> None:
-        """`park` takes messages that transforms fail at; without it they stop the writer."""
-        self._namespace = namespace
+        """`namespace` is a regular expression; raises ValueError for one that is none.
+
+        `park` takes messages that transforms fail at; without it they stop the writer.
+        """
+        self._namespace = compiled(namespace)
         self._transforms = transforms
         self._park = park
         # Transforms of others may change the inside of data: they get their own.
@@ -66,5 +69,5 @@ class Routing:
         _, byte, key = head
         wanted = self._wanted.get(key)
         if wanted is None:
-            wanted = self._wanted[key] = self._namespace.matches(key.decode(errors="replace"))
+            wanted = self._wanted[key] = self._namespace.search(key.decode(errors="replace")) is not None
         return wanted and byte not in NOOPS

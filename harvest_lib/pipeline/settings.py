@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from harvest_lib.config.durations import SPELLING, parse_duration
 from harvest_lib.config.problems import custom_error
-from harvest_lib.pipeline.namespace import NamespaceFilter
+from harvest_lib.pipeline.namespace import EVERYTHING, compiled
 
 _SIZE = re.compile(r"([0-9]+)\s*(B|[kKMG]B|[KMG]iB)")
 _BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -44,14 +44,13 @@ def _bytes(value: object) -> object:
 
 
 def _namespace(value: object) -> object:
-    if isinstance(value, NamespaceFilter):
-        return value
     if not isinstance(value, str):
         raise custom_error("must be text", "write a regular expression, in quotes")
     try:
-        return NamespaceFilter.parse(value)
+        compiled(value)
     except ValueError as error:
         raise custom_error(str(error), "write one of https://golang.org/s/re2syntax, in single quotes") from None
+    return value
 
 
 def name_complaint(name: str) -> str:
@@ -61,13 +60,11 @@ def name_complaint(name: str) -> str:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1 << 12)]
-Filter = Annotated[NamespaceFilter, BeforeValidator(_namespace)]
+Filter = Annotated[str, BeforeValidator(_namespace)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
 
 class CommitLogSettings(_Settings):
@@ -100,7 +97,7 @@ class PipelineSettings(_Settings):
 class WriterSettings(_Settings):
     """Settings of one writer, whatever it writes to."""
 
-    namespace: Filter = NamespaceFilter.parse()
+    namespace: Filter = EVERYTHING
     """Messages of namespaces in which this regular expression finds something. Default: all."""
     transforms: list[Any] = []
     """Transforms of each message before it is written."""

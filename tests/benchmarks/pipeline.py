@@ -26,7 +26,6 @@ from harvest_lib.pipeline.declaration import Declaration, load
 from harvest_lib.pipeline.encoded_messages import EncodedMessages, encoded
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.routing import Routing
 from tests.benchmarks.backlog import PARTITIONS, Servers
@@ -196,7 +195,7 @@ def _appending(plan: _Plan, batches: Sequence[EncodedMessages]) -> float:
 
 def _writing(writer: Writer, batches: Sequence[EncodedMessages]) -> float:
     """Write the bulks that a pipeline hands to a writer, but the first, with which it connects."""
-    bulks, routing, cache = [], Routing(NamespaceFilter.parse()), MessageCache(most_bytes=1 << 40)
+    bulks, routing, cache = [], Routing(), MessageCache(most_bytes=1 << 40)
     for batch in batches:
         cache.add(cache.end, batch)
     at = 0

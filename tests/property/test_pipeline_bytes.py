@@ -21,7 +21,6 @@ from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
 pytestmark = pytest.mark.gate
@@ -78,7 +77,7 @@ def entries(batches, first=0):
 
 @given(BATCHES, FILTERS, st.integers(0, 9), st.integers(1, 25), st.integers(0, 25))
 def test_a_writer_gets_the_messages_that_are_in_the_log(batches, expression, first, most, begin):
-    routing = Routing(NamespaceFilter.parse(expression))
+    routing = Routing(expression)
     logged, cache = entries(batches, first), in_memory(batches, first)
     run = cache.run(first + begin, cache.end, most)
     expected = logged[begin : begin + most]
@@ -97,13 +96,13 @@ def test_a_writer_gets_the_messages_that_are_in_the_log(batches, expression, fir
 
 @given(BATCHES, st.sampled_from(["envelope", "data"]))
 def test_each_line_is_the_one_of_its_message(batches, content):
-    found = Routing(NamespaceFilter.parse()).as_it_is(in_memory(batches).run(0, 99, 99))
+    found = Routing().as_it_is(in_memory(batches).run(0, 99, 99))
     assert answer(lambda: encode_all(found, content)) == answer(lambda: [encode(each, content) for each in found])
 
 
 @given(BATCHES, st.sampled_from(["{namespace}.jsonl", "all.jsonl"]))
 def test_files_are_the_same(batches, name):
-    found = Routing(NamespaceFilter.parse()).as_it_is(in_memory(batches).run(0, 99, 99))
+    found = Routing().as_it_is(in_memory(batches).run(0, 99, 99))
     contents = []
     for messages in (found, [*found]):
         with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +123,7 @@ def test_records_are_the_same(batches, key, how):
         return
     side = writing("kafka")
     options = side.options(kafka={"bootstrap.servers": "none"}, topic=topic, content=content, key=key)
-    found = Routing(NamespaceFilter.parse()).as_it_is(in_memory(batches).run(0, 99, 99))
+    found = Routing().as_it_is(in_memory(batches).run(0, 99, 99))
 
     def produced(messages):
         producer = Produced()

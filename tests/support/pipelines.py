@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Message, Op
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.routing import Routing
@@ -137,7 +136,7 @@ def anything(_messages):
 
 def writer_progress(name, log, offsets, **how):
     """Return the progress of a writer that gets all messages as they are."""
-    return WriterProgress(name, log=log, offsets=offsets, routing=Routing(NamespaceFilter.parse()), **how)
+    return WriterProgress(name, log=log, offsets=offsets, routing=Routing(), **how)
 
 
 def reader_thread(reader, log, *, flushed=lambda: 0, message_cache=None):

@@ -16,7 +16,6 @@ from harvest_lib.pipeline.adaptors.kafka.records import handed_over, records_of
 from harvest_lib.pipeline.adaptors.outbox import OutboxMessages, messages_of
 from harvest_lib.pipeline.encoded_messages import JoinedMessages
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 
 pytestmark = [
@@ -98,7 +97,7 @@ def written_of(batch, expression, first, most):
     cache.add(7, batch)
     cache.add(cache.end, batch)
     run = cache.run(7 + first, cache.end, most)
-    return run and Routing(NamespaceFilter.parse(expression)).as_it_is(run)
+    return run and Routing(expression).as_it_is(run)
 
 
 def answer(call):

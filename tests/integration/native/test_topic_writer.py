@@ -20,7 +20,6 @@ from harvest_lib.pipeline.adaptors.kafka import writer as writer_module
 from harvest_lib.pipeline.adaptors.outbox import messages_of
 from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.namespace import NamespaceFilter
 from harvest_lib.pipeline.routing import Routing
 from infra.chaos.link import Links
 
@@ -41,7 +40,7 @@ def logged(*batches):
     cache = MessageCache(FIRST)
     for batch in batches:
         cache.add(cache.end, batch)
-    return Routing(NamespaceFilter.parse()).as_it_is(cache.run(FIRST, cache.end, 1 << 20))
+    return Routing().as_it_is(cache.run(FIRST, cache.end, 1 << 20))
 
 
 def bulk(*texts, timestamp=TIMESTAMP):
