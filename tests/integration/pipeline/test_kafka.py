@@ -166,11 +166,16 @@ def source(bootstrap_servers, make_topic):
     return KafkaSource(bootstrap_servers, make_topic())
 
 
-def test_records_of_others_are_taken_as_they_are(source, reader):
+def produce(source, *records):
     producer = Producer({"bootstrap.servers": source.servers})
-    producer.produce(source.namespace, b"\xff", key="k", headers=[("h", b"v"), ("n", None)])
-    producer.produce(source.namespace, None, key=None)
-    producer.flush(60)
+    producer.list_topics(source.namespace, 60)
+    for each in records:
+        producer.produce(source.namespace, **each)
+    assert producer.flush(60) == 0
+
+
+def test_records_of_others_are_taken_as_they_are(source, reader):
+    produce(source, {"value": b"\xff", "key": "k", "headers": [("h", b"v"), ("n", None)]}, {})
     found, _ = collect(reader(content="record"), until=lambda found, _: len(found) == 2)
     assert found[0].data == {
         "key": "k",
@@ -183,19 +188,14 @@ def test_records_of_others_are_taken_as_they_are(source, reader):
 
 
 def test_rows_and_tombstones(source, reader):
-    producer = Producer({"bootstrap.servers": source.servers})
-    producer.produce(source.namespace, '{"id":1}', key='{"id":1}')
-    producer.produce(source.namespace, None, key='{"id":1}')
-    producer.flush(60)
+    produce(source, {"value": '{"id":1}', "key": '{"id":1}'}, {"key": '{"id":1}'})
     found, _ = collect(reader(content="data"), until=lambda found, _: len(found) == 2)
     assert [(each.op, each.data) for each in found] == [(Op.INSERT, {"id": 1}), (Op.DELETE, {"id": 1})]
 
 
 def test_a_record_that_is_no_message_is_named_by_its_offset(source, reader):
     source.put(1)
-    producer = Producer({"bootstrap.servers": source.servers})
-    producer.produce(source.namespace, "secret")
-    producer.flush(60)
+    produce(source, {"value": "secret"})
     with pytest.raises(MessageRefused, match="partition 0, offset 1") as refused:
         collect(reader(), until=lambda found, _: len(found) == 2)
     assert "secret" not in str(refused.value)
@@ -217,10 +217,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(source, reader,
     next(batches)
     admin.create_partitions([NewPartitions(source.namespace, 2)])[source.namespace].result(60)
     envelope = json.dumps({"op": "insert", "timestamp": 1, "namespace": "t", "data": {"id": 9}})
-    producer = Producer({"bootstrap.servers": source.servers})
-    producer.list_topics(source.namespace, 60)
-    producer.produce(source.namespace, envelope, partition=1)
-    producer.flush(60)
+    produce(source, {"value": envelope, "partition": 1})
     found = next(batch for batch in batches if any(each.op is Op.INSERT for each in batch))
     assert found[0].data == {"id": 9}
 

@@ -1,5 +1,7 @@
 """The offset of a writer: kept in time, and never too early."""
 
+from contextlib import closing
+
 import pytest
 from support.log_format import decode
 
@@ -12,6 +14,12 @@ pytestmark = pytest.mark.quick
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "offsets"
+
+
+def kept(folder):
+    """Return position and offsets that a folder has."""
+    with closing(OffsetLog(folder)) as offsets:
+        return offsets.position, offsets.by_namespace
 
 
 def test_a_new_writer_begins_at_the_beginning(folder):
@@ -32,9 +40,7 @@ def test_the_position_is_that_of_the_next_message(folder):
     offsets.acknowledge(b"B", 6)
     assert (offsets.position, offsets.by_namespace) == (8, {b"A": 3, b"B": 7}), "none steps back"
     offsets.close()
-    offsets = OffsetLog(folder)
-    assert (offsets.position, offsets.by_namespace) == (8, {b"A": 3, b"B": 7})
-    offsets.close()
+    assert kept(folder) == (8, {b"A": 3, b"B": 7})
 
 
 def test_normal_operations(folder):
@@ -53,9 +59,7 @@ def test_normal_operations(folder):
         assert offsets.position == steps[-1] + 1
         offsets.acknowledge(b"A", 15)
         offsets.close()
-        offsets = OffsetLog(folder / name)
-        assert offsets.position == 16
-        offsets.close()
+        assert kept(folder / name) == (16, {b"A": 15})
 
 
 def test_of_what_was_acknowledged_the_newest_is_flushed_and_once(folder):
@@ -97,9 +101,7 @@ def test_offsets_whose_messages_cannot_be_kept_are_not(folder):
     assert next(folder.glob("*.log")).read_bytes() == b""
     offsets._sync_log = None
     offsets.close()
-    offsets = OffsetLog(folder)
-    assert offsets.by_namespace == {b"A": 3, b"B": 2}, "what could not be flushed was not forgotten"
-    offsets.close()
+    assert kept(folder) == (4, {b"A": 3, b"B": 2}), "what could not be flushed was not forgotten"
 
 
 def test_it_stays_small_by_itself(folder):
@@ -109,9 +111,7 @@ def test_it_stays_small_by_itself(folder):
         offsets.flush()
         assert sum(path.stat().st_size for path in folder.glob("*.log")) < 600
     offsets.close()
-    offsets = OffsetLog(folder)
-    assert offsets.by_namespace == {b"A": 58, b"B": 59}
-    offsets.close()
+    assert kept(folder) == (60, {b"A": 58, b"B": 59})
 
 
 def test_an_offset_beyond_the_log_is_refused(folder):
@@ -135,6 +135,4 @@ def test_damage_is_named_and_the_folder_is_let_go(folder):
     assert raised.value.path == path
     assert "gets all again" in raised.value.next_step
     path.write_bytes(whole)
-    offsets = OffsetLog(folder)
-    assert offsets.position == 10
-    offsets.close()
+    assert kept(folder) == (10, {b"A": 9})
