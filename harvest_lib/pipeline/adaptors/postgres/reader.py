@@ -198,7 +198,11 @@ class PostgresReader:
             yield []
         self._following, self._confirmed = True, ""
         self._confirm()
-        changes = Changes(tables, base_type=self._base_type, fetch=self._fetch)
+        changes = Changes(
+            tables,
+            base_type=lambda oid: catalog.base_type(self._connect(), oid),
+            fetch=lambda table, key, columns: row_of(self._connect(), table, key, columns),
+        )
         yield from self._changes(stream, changes, lsn, tables)
 
     def _changes(
@@ -235,12 +239,6 @@ class PostgresReader:
         self._said_at = boot_seconds()
         data = {"lsn": lsn, "system": self._system}
         return Message(Op.NOOP, unix_ms(), self._namespace, data)
-
-    def _base_type(self, oid: int) -> int:
-        return catalog.base_type(self._connect(), oid)
-
-    def _fetch(self, table: Table, key: Mapping[str, str], columns: Sequence[str]) -> Mapping[str, str | None] | None:
-        return row_of(self._connect(), table, key, columns)
 
     # -- connections
 
