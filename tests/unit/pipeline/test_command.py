@@ -95,15 +95,6 @@ def test_an_operator_resolves_a_message_that_a_writer_cannot_be_sent(harvest, pl
     assert ids(place / "checked.jsonl") == [0, 1, 2, 4, 5, 6]
 
 
-def test_a_pipeline_goes_on_with_what_was_added(harvest, place):
-    (place / "checks_of_this_test.py").write_text("def whole(message):\n    return message\n")
-    harvest("run")
-    with (place / "in.jsonl").open("a") as file:
-        file.write('{"id": 6, "dest": "JFK"}\n')
-    harvest("run")
-    assert ids(place / "plain.jsonl") == list(range(7))
-
-
 def test_a_declaration_is_checked_and_drawn(harvest, place):
     drawn = harvest("check", str(place / "flights.yaml"))
     assert "file ─► commit log ─┬─► everything ─► file (plain)" in drawn

@@ -171,13 +171,6 @@ def test_looking_where_there_is_no_log_says_so(tmp_path):
         CommitLog.look(tmp_path / "nowhere")
 
 
-def test_two_objects_cannot_have_one_folder(folder):
-    with CommitLog(folder) as log, pytest.raises(LogInUse, match="another process"):
-        CommitLog(folder)
-    assert log.end == 0
-    CommitLog(folder).close()
-
-
 HOLD = """
 import sys
 from pathlib import Path

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from support.log_format import decode
 
-from harvest_lib.errors import LogDamaged, OffsetBeyondLog
+from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.offset_log import OffsetLog
 
 pytestmark = pytest.mark.quick
@@ -112,15 +112,6 @@ def test_it_stays_small_by_itself(folder):
         assert sum(path.stat().st_size for path in folder.glob("*.log")) < 600
     offsets.close()
     assert kept(folder) == (60, {b"A": 58, b"B": 59})
-
-
-def test_an_offset_beyond_the_log_is_refused(folder):
-    offsets = OffsetLog(folder)
-    offsets.acknowledge(b"A", 9)
-    offsets.check(10)
-    with pytest.raises(OffsetBeyondLog, match="acknowledged up to offset 9, and the log ends at 9"):
-        offsets.check(9)
-    offsets.close()
 
 
 def test_damage_is_named_and_the_folder_is_let_go(folder):

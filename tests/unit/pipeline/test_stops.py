@@ -14,7 +14,6 @@ from harvest_lib.clock import Deadline
 from harvest_lib.errors import LogUnwritable, PipelineError
 from harvest_lib.pipeline import operations, pipeline
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.folder import open_folder
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
@@ -131,15 +130,6 @@ def test_the_reader_starts_once_it_is_on_the_disk_that_all_writers_have_resumed(
     declaration = declared(tmp_path, reader, {"c0": c0}, flush=30.0)
     Pipeline(declaration).run()
     assert reader.found == 4
-
-
-def test_a_writer_resumes_by_steps_past_what_it_does_not_get(tmp_path):
-    """So it can stop between any two of the log's messages."""
-    run(tmp_path, Script(messages("AABA")), {"c0": Taking()})
-    new = declared(tmp_path, Script(), {"new": Taking()}, settings={"new": {"namespace": "B"}})
-    with open_folder(new) as logs:
-        steps = list(logs.writer_progress(new.writers[0]).resume(Taking(), logs.log.end))
-    assert [each and each.offset for each in steps] == [None, None, 2, None]
 
 
 def test_a_writer_that_does_not_end_in_time_is_named(tmp_path):
