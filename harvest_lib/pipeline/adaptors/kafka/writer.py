@@ -148,22 +148,22 @@ class KafkaWriter:
 
     def write(self, messages: Sequence[Message]) -> None:
         written = without_noops(messages)
-        if not (isinstance(written, LoggedMessages) and self._write_natively(written)):
-            self._write_one_by_one(written)
-
-    def _write_natively(self, messages: LoggedMessages) -> bool:
-        """Write messages of the log as bytes; False if Python has to write them."""
         producer = self._producer or self._make()
-        if self._sender is None:
-            return False
+        failures: list[_Failure] = []
+        handing_over = self._natively(written, failures) or self._by_python(producer, written, failures)
+        self._deliver(producer, written, handing_over, failures)
+
+    def _natively(self, messages: Sequence[Message], failures: list[_Failure]) -> Iterator[None] | None:
+        """Return the hand-over of messages of the log as bytes; None if Python has to hand them over."""
+        if self._sender is None or not isinstance(messages, LoggedMessages):
+            return None
         topics = {name: self._topic(name) for name in dict.fromkeys(key.decode() for _, _, key in messages.kinds)}
         records = handed_over(messages, self._options, topics)
-        if records is not None:
-            failures: list[_Failure] = []
-            self._deliver(producer, messages, _hand_over(self._sender, records, failures), failures)
-        return records is not None
+        return None if records is None else _hand_over(self._sender, records, failures)
 
-    def _write_one_by_one(self, messages: Sequence[Message]) -> None:
+    def _by_python(
+        self, producer: KafkaProducer, messages: Sequence[Message], failures: list[_Failure]
+    ) -> Iterator[None]:
         records = records_of(messages, self._options)
         places = namespaces_and_record_times(messages)
         topics = {namespace: self._topic(namespace) for namespace in dict.fromkeys([name for name, _ in places])}
@@ -171,9 +171,7 @@ class KafkaWriter:
             (topics[namespace], key, value, timestamp)
             for (namespace, timestamp), (key, value) in zip(places, records, strict=True)
         ]
-        producer = self._producer or self._make()
-        failures: list[_Failure] = []
-        self._deliver(producer, messages, _produce(producer, ready, failures), failures)
+        return _produce(producer, ready, failures)
 
     def _deliver(
         self,
