@@ -163,7 +163,7 @@ class CheckpointTable:
         self.close()  # so that the new connection carries the id
         connection = self.connected()
         if self._rivals is not None:
-            self._rivals.refuse(connection, self._table, subscription.name, subscription.shard)
+            self._rivals.refuse(connection, subscription.shard)
         with translated(), connection.transaction():
             while not lock_subscription(connection, self._table, subscription.name):
                 connection.execute(self._first, values)  # waits for any other that begins it, and then locks its row
@@ -179,7 +179,7 @@ class CheckpointTable:
             if self._outbox is not None:
                 self._list_leaders(connection)
             if self._rivals is not None:
-                self._rivals.announce(connection, self._table, self._row, leader_id)
+                self._rivals.announce(connection, subscription.shard, leader_id)
         self._tried = {leader_id}  # earlier attempts have ended: the row was locked for this
         return self._checkpoint(self._generation, saved)
 

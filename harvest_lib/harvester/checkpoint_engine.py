@@ -35,13 +35,13 @@ from harvest_lib.harvester.factory import (
     make_guarantee,
     make_kafka_store,
     make_parking,
-    make_rivals,
     make_selection,
     make_topics,
     subscription_of,
 )
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.harvester.other_readers import before_term, refuse_readers_now
+from harvest_lib.harvester.pools import make_rivals
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -148,8 +148,7 @@ class CheckpointEngine(Engine):
     def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
         if self._pool is not None:  # one for all terms, as above
             self._rivals = self._rivals or make_rivals(self._config, self._pool())
-            subscription = self._config.subscription
-            self._rivals.refuse(connection, self._table.subscriptions.identifier, subscription, tell=tell)
+            self._rivals.refuse(connection, tell=tell)
 
     def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
         """Find out whether records can be parked. A role with only the grants of earlier versions goes on as with

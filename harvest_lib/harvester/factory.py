@@ -1,11 +1,8 @@
 """The parts that a configuration chooses."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
-import psycopg
-from confluent_kafka import Consumer, Producer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.batching.guarantees import AtLeastOnceBatches, Guarantee, SequencedBatches, TransactionalBatches
@@ -16,7 +13,6 @@ from harvest_lib.certificates import Certificates
 from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore, PurgeStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect, translated
 from harvest_lib.delivery import (
     BatchDeliverySettings,
     CheckpointPlace,
@@ -28,14 +24,11 @@ from harvest_lib.delivery import (
     exactly_once,
 )
 from harvest_lib.harvester.choices import not_chosen
-from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
-from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo, Term
-from harvest_lib.leadership.kafka_probe import KafkaProbe
-from harvest_lib.leadership.last_leaders import MARKS, SubscriptionRows
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.harvester.pools import make_rivals
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
+from harvest_lib.leadership import Term
+from harvest_lib.leadership.last_leaders import MARKS
 from harvest_lib.leadership.pool import Pool
-from harvest_lib.leadership.postgres import PostgresLeadershipSettings
-from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import (
     BatchSource,
@@ -49,14 +42,6 @@ from harvest_lib.source import (
 from harvest_lib.source.filters import Subscription, shard_conditions, subscription_filter
 from harvest_lib.source.pg_snapshot import NOTHING
 from harvest_lib.source.selection import COLUMNS, columns_of
-
-_STALE_SECONDS = 15.0
-"""A leader whose connection was not used for so long does not count as alive."""
-
-_DATABASE = """
-SELECT (SELECT system_identifier FROM pg_control_system())
-       || '/' || (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 
 
 def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
@@ -223,57 +208,6 @@ def make_checkpoints(
     )
 
 
-def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
-    """Return the detection of other pools on the outbox."""
-    return Rivals(pool, stale_seconds=max(_STALE_SECONDS, 2 * config.session_timeout_seconds))
-
-
-def read_pool(config: HarvestConfig) -> Pool:
-    """Ask Postgres, and Kafka where it elects, which pool a configuration makes this process part of."""
-    with connect(config.data_source.conninfo()) as connection:
-        return pool_at(config, connection)
-
-
-def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
-    """Return the same, through a connection to the outbox's database."""
-    information, table = connection.info, OutboxTable.parse(config.outbox_table)
-    with translated():
-        row = connection.execute(_DATABASE).fetchone()
-    neli = config.leadership == "neli"
-    return Pool(
-        leadership=config.leadership,
-        group=config.leader_group_id if config.leadership != "solo" else "",
-        leader_topic=config.leader_topic if neli else "",
-        cluster=cluster_id(config.kafka_settings(for_producer=False)) if neli else "",
-        process=config.name,
-        server=f"{information.host}:{information.port}/{information.dbname}",
-        database=str(row[0]) if row is not None else "",
-        table=".".join(table.placed(connection).parts),
-        subscription=config.subscription,
-        delivery=config.delivery,
-        fence=_fence(config),
-    )
-
-
-def _fence(config: HarvestConfig) -> str:
-    """Return the fence of a leader of this configuration against the one before, see `leadership.last_leaders`. Marked
-    records are fenced by the leader's id alone, which a late leader may still take for its own."""
-    if config.source == "mark":
-        return ""
-    match config.delivery:
-        case "transactional":
-            kafka = config.kafka_settings(for_producer=False)
-            return f"transactional ids of {config.checkpoint_topic} in {cluster_id(kafka)}"
-        case "sequenced":
-            return "epoch"
-        case "barrier" | "pipelined":
-            return ""
-        case "auto":
-            raise not_chosen("delivery")
-        case other:
-            assert_never(other)
-
-
 def make_parking(
     config: HarvestConfig,
     table: OutboxTable,
@@ -298,67 +232,3 @@ def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscri
 
 def _checkpoint_place(config: HarvestConfig, shard: int) -> CheckpointPlace:
     return CheckpointPlace(topic=config.checkpoint_topic, partition=shard, key=f"{config.subscription}/{shard}")
-
-
-def _subscription_rows(config: HarvestConfig, pool: Pool) -> SubscriptionRows:
-    table = OutboxTable.parse(config.outbox_table)
-    return SubscriptionRows(
-        table=table.subscriptions.identifier,
-        subscription=config.subscription,
-        shards=config.shards,
-        fence=pool.fence,
-        outbox=table.identifier if config.columns is None else None,
-    )
-
-
-def make_leadership(
-    config: HarvestConfig,
-    consumer_provider: KafkaConsumerProvider = Consumer,
-    producer_provider: KafkaProducerProvider = Producer,
-    pool: Callable[[], Pool] | None = None,
-) -> Leadership:
-    """Return the way of electing a leader that `leadership` names."""
-    limits = config.limits
-    # By then the loop has let go, or all that was in the producer's queue has expired.
-    quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
-    match config.leadership:
-        case "solo":
-            return Solo(config.shards)
-        case "postgres":
-            return PostgresLeadership(
-                PostgresLeadershipSettings(
-                    group=config.leader_group_id,
-                    outbox=str(OutboxTable.parse(config.outbox_table)),
-                    shards=config.shards,
-                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
-                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
-                    session_timeout_seconds=config.session_timeout_seconds,
-                    quiesce_timeout_seconds=quiesce_timeout_seconds,
-                    io_error_backoff_seconds=limits.io_error_backoff_seconds,
-                ),
-                config.data_source.conninfo(),
-                rows=_subscription_rows(config, pool()) if pool is not None and config.keeps_checkpoints else None,
-                kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
-            )
-        case "neli":
-            return Neli(
-                NeliSettings(
-                    topic=config.leader_topic,
-                    group_id=config.leader_group_id,
-                    shards=config.shards,
-                    create_topic=config.create_leader_topic,
-                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
-                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
-                    poll_duration_seconds=limits.poll_duration_seconds,
-                    session_timeout_seconds=config.session_timeout_seconds,
-                    quiesce_timeout_seconds=quiesce_timeout_seconds,
-                ),
-                {"client.id": config.name, **config.kafka_settings(for_producer=False)},
-                consumer_provider=consumer_provider,
-                producer_provider=producer_provider,
-                pool=pool,
-            )
-        case "auto":
-            raise not_chosen("leadership")
-        case other:
-            assert_never(other)

@@ -40,10 +40,11 @@ from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Callbacks, Engine
-from harvest_lib.harvester.factory import certificates_of, make_leadership, read_pool, refuse_bad_settings
+from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
 from harvest_lib.harvester.former_election import refuse_group
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.harvester.measures import HarvestMeasures
+from harvest_lib.harvester.pools import make_leadership, read_pool
 from harvest_lib.harvester.progress import Progress
 from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_watch import TableWatch

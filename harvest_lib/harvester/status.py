@@ -17,14 +17,14 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError, TransactionOpen
 from harvest_lib.harvester.added_partitions import added_of
 from harvest_lib.harvester.choices import not_chosen, read_choices
-from harvest_lib.harvester.factory import make_selection, pool_at
+from harvest_lib.harvester.factory import make_selection
+from harvest_lib.harvester.pools import pool_at
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.group_members import members
-from harvest_lib.leadership.other_pools import is_other
-from harvest_lib.leadership.pool import Pool
-from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.leadership.leader_topic import topic_trouble
+from harvest_lib.leadership.pool import Pool, conflict_in_group
 from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
@@ -218,8 +218,9 @@ class StatusReader:
             notes.append(troubled)
         if any(each.pool is not None for each in found):
             ours = pool_at(config, self._connection)
-            others = {str(each.pool): None for each in found if each.pool and each.owned and is_other(ours, each.pool)}
-            notes += [f"another pool stands in this election: {each}" for each in others]
+            pools = [each.pool for each in found if each.pool is not None and each.owned]
+            conflicts = [conflict for each in pools if (conflict := conflict_in_group(ours, each)) is not None]
+            notes += dict.fromkeys(conflict.cause for conflict in conflicts)
         by_shard = [
             f"{owners[each].client_id}@{owners[each].host}" if each in owners else None for each in range(shards)
         ]

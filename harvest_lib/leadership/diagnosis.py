@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harvest_lib.errors import PoolConflict
-from harvest_lib.kafka_client import KafkaProducerProvider
-from harvest_lib.leadership.other_pools import other_pool, tell
-from harvest_lib.leadership.pool import Pool
-from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.leadership.leader_topic import topic_trouble
+from harvest_lib.leadership.other_pools import OtherPools
 
 _INTERVAL_SECONDS = 5.0
 """A member that has to wait asks this often whether it waits for another pool."""
@@ -23,24 +21,17 @@ class Diagnosis:
     `assigned` returns for each shard True if its partition is assigned to this member.
     """
 
-    def __init__(
-        self,
-        client: Mapping[str, object],
-        topic: str,
-        assigned: Callable[[], Sequence[bool]],
-        producer_provider: KafkaProducerProvider,
-    ) -> None:
+    def __init__(self, client: Mapping[str, object], topic: str, assigned: Callable[[], Sequence[bool]]) -> None:
         self._client = client
         self._topic = topic
         self._assigned = assigned
-        self._producer_provider = producer_provider
         self._findings: queue.SimpleQueue[PoolConflict | str] = queue.SimpleQueue()
         self._requested = threading.Event()
         self._stopped = False
 
-    def start(self, pool: Pool | None) -> None:
-        """Start the thread, for a member of `pool` if that is known."""
-        threading.Thread(target=self._run, args=(pool,), name="harvest-neli-diagnosis", daemon=True).start()
+    def start(self, others: OtherPools | None) -> None:
+        """Start the thread. `others` finds other pools, for a member that knows its own."""
+        threading.Thread(target=self._run, args=(others,), name="harvest-neli-diagnosis", daemon=True).start()
 
     def request(self) -> None:
         """Have the leader topic checked now."""
@@ -56,7 +47,7 @@ class Diagnosis:
         while not self._findings.empty():
             yield self._findings.get()
 
-    def _run(self, ours: Pool | None) -> None:
+    def _run(self, others: OtherPools | None) -> None:
         while True:
             requested = self._requested.wait(_INTERVAL_SECONDS)
             if self._stopped:
@@ -65,8 +56,8 @@ class Diagnosis:
             assigned = self._assigned()
             if requested and (trouble := topic_trouble(self._client, self._topic, len(assigned))):
                 self._findings.put(trouble)
-            if ours is None or all(assigned) or (theirs := other_pool(self._client, ours)) is None:
+            if others is None or all(assigned) or (conflict := others.find()) is None:
                 continue
-            if any(assigned) and str(ours) < str(theirs):
-                continue  # both hold a part: one of them leaves
-            self._findings.put(tell(self._client, ours, theirs, self._producer_provider))
+            if not (any(assigned) and others.is_first(conflict)):
+                others.tell(conflict)
+                self._findings.put(conflict)

@@ -26,9 +26,7 @@ about members of another pool (`other_pools`).
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from confluent_kafka import (
     OFFSET_END,
@@ -50,51 +48,21 @@ from harvest_lib.kafka_client import (
     KafkaProducerProvider,
     LastError,
     client_settings,
-    create_topic,
     is_refusal,
     refused_settings,
-    topic_missing,
-    topic_partitions,
-    topic_too_small,
 )
 from harvest_lib.leadership.candidacy import NEVER, Candidacy
 from harvest_lib.leadership.diagnosis import Diagnosis
-from harvest_lib.leadership.group_members import spoken
-from harvest_lib.leadership.other_pools import Notices, other_pool, tell
+from harvest_lib.leadership.leader_topic import ensure_leader_topic
+from harvest_lib.leadership.membership import Membership
+from harvest_lib.leadership.neli_settings import NeliSettings
+from harvest_lib.leadership.other_pools import OtherPools
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.protocol import Term, TermEnd
 from harvest_lib.leadership.term_registry import ElectedLeadership
 from harvest_lib.leadership.trouble import Trouble
 
 _log = logging.getLogger(__name__)
-
-_LEADER_TOPIC_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "3600000"}
-
-# Of two members with two shards one leaves: the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
-_SHARING = {
-    "partition.assignment.strategy": "roundrobin,range",  # by turns: even, however many partitions nobody needs
-    "fetch.wait.max.ms": 100,  # what is newly assigned is not asked for before the last fetch of the rest has come back
-    "statistics.interval.ms": 250,  # nobody reads them: they wake the thread that sends heartbeats, else only every 500
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeliSettings:
-    """Times in seconds. `session_timeout_seconds` exceeds `heartbeat_timeout_seconds`: a leader that lost touch fences
-    itself before another can be elected."""
-
-    topic: str
-    group_id: str
-    shards: int = 1
-    create_topic: bool = True
-    heartbeat_timeout_seconds: float = 5.0
-    min_poll_interval_seconds: float = 0.1
-    """The leader topic is polled no more often than this, and heartbeats come no more often."""
-    poll_duration_seconds: float = 0.001
-    """Wait of a poll for a message that is not there yet."""
-    session_timeout_seconds: float = 10.0
-    quiesce_timeout_seconds: float = 5.0
-    """Limit of a rebalance's wait for records in flight to land."""
 
 
 class Neli(ElectedLeadership):
@@ -116,12 +84,11 @@ class Neli(ElectedLeadership):
         super().__init__()
         self._settings = settings
         self._ask_pool = pool
-        self._pool: Pool | None = None
+        self._others: OtherPools | None = None
         self._client = client
         self._clock = clock
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
-        self._heartbeat_interval = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
         self._candidacies = [
             Candidacy(shard, timeout_seconds=settings.heartbeat_timeout_seconds, clock=clock)
             for shard in range(settings.shards)
@@ -129,26 +96,22 @@ class Neli(ElectedLeadership):
         self._fenced: list[tuple[float, Term]] = []  # until when records that such a term had on the wire may arrive
         self._trouble = Trouble()
         self._last_error = LastError()
-        self._notices = Notices()
         self._diagnosis = Diagnosis(
-            client,
-            settings.topic,
-            lambda: [candidacy.assigned for candidacy in self._candidacies],
-            producer_provider,
+            client, settings.topic, lambda: [candidacy.assigned for candidacy in self._candidacies]
         )
-        self._accepted_at = NEVER
-        self._commits: deque[float] = deque()  # when each commit that was not answered yet was sent
+        self._membership = Membership(settings.topic, self._trouble)
 
     def start(self) -> None:
-        self._ensure_topic()
-        self._pool = self._ask_pool() if self._ask_pool is not None else None
-        if self._pool is not None and (theirs := other_pool(self._client, self._pool)) is not None:
-            raise tell(self._client, self._pool, theirs, self._producer_provider)
+        settings = self._settings
+        ensure_leader_topic(self._client, settings.topic, settings.shards, may_create=settings.create_topic)
+        if self._ask_pool is not None:
+            self._others = OtherPools(self._ask_pool(), self._client, self._producer_provider)
+            self._others.refuse()
         with refused_settings():
             consumer, producer = self._clients()
         ended = KafkaUnavailable("the election ended by itself", next_step="see the log above; check `baseKafkaConfig`")
         self._elect(lambda: self._run(consumer, producer), "harvest-neli", ended)
-        self._diagnosis.start(self._pool)
+        self._diagnosis.start(self._others)
 
     @property
     def trouble(self) -> str:
@@ -160,58 +123,14 @@ class Neli(ElectedLeadership):
         self._diagnosis.stop()
         super().stop(timeout_seconds)
 
-    def _ensure_topic(self) -> None:
-        topic, shards = self._settings.topic, self._settings.shards
-        partitions = topic_partitions(self._client).get(topic)
-        if partitions is not None:
-            if partitions < shards:
-                raise topic_too_small(
-                    topic, partitions=partitions, needed=shards, why="each shard needs one of its own"
-                )
-            return
-        if not self._settings.create_topic:
-            raise topic_missing(topic, partitions=shards, evidence="`createLeaderTopic` is false")
-        create_topic(self._client, topic, partitions=shards, config=_LEADER_TOPIC_CONFIG)
-        _log.info("leader_topic_created", extra={"topic": topic})
-
     # All below runs on the thread of its own, rebalance callbacks included: they are served by poll() and close().
 
     def _clients(self) -> tuple[KafkaConsumer, KafkaProducer]:
-        settings = self._settings
-        consumer = self._consumer_provider(
-            client_settings(
-                {"socket.timeout.ms": 10_000, **self._client},
-                **{
-                    "group.id": settings.group_id,
-                    "group.protocol": "classic",
-                    "partition.assignment.strategy": "range,roundrobin",  # revoked as a whole, then assigned
-                    "max.poll.interval.ms": max(300_000, int(settings.session_timeout_seconds * 1000)),
-                    "session.timeout.ms": int(settings.session_timeout_seconds * 1000),
-                    "heartbeat.interval.ms": 250,
-                    "auto.offset.reset": "latest",
-                    "enable.auto.commit": False,
-                    "allow.auto.create.topics": False,
-                    "on_commit": self._on_commit,
-                    "error_cb": self._on_error,
-                    "throttle_cb": self._on_throttle,
-                    **(_SHARING if settings.shards > 1 else {}),
-                },
-            )
-        )
-        producer = self._producer_provider(
-            client_settings(
-                self._client,
-                **{
-                    "linger.ms": 0,
-                    "message.timeout.ms": int(settings.heartbeat_timeout_seconds * 1000),
-                    "allow.auto.create.topics": False,
-                    "error_cb": self._on_error,
-                    "throttle_cb": self._on_throttle,
-                    "on_delivery": self._on_heartbeat,
-                },
-            )
-        )
-        return consumer, producer
+        callbacks = {"error_cb": self._on_error, "throttle_cb": self._on_throttle}
+        own = {**self._settings.consumer(), "on_commit": self._membership.answered, **callbacks}
+        consumer = self._consumer_provider(client_settings({"socket.timeout.ms": 10_000, **self._client}, **own))
+        own = {**self._settings.producer(), "on_delivery": self._on_heartbeat, **callbacks}
+        return consumer, self._producer_provider(client_settings(self._client, **own))
 
     def _run(self, consumer: KafkaConsumer, producer: KafkaProducer) -> None:
         settings = self._settings
@@ -289,7 +208,7 @@ class Neli(ElectedLeadership):
             self._trouble.note("connection", error)
 
     def _on_throttle(self, event: ThrottleEvent) -> None:
-        if event.throttle_time >= self._heartbeat_interval:
+        if event.throttle_time >= self._settings.heartbeat_interval_seconds:
             reason = f"a quota: broker {event.broker_name} delays us by {event.throttle_time:.1f} s"
             self._trouble.say("throttled", reason)
 
@@ -299,18 +218,6 @@ class Neli(ElectedLeadership):
                 raise found
             self._trouble.say(found, found)
 
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        sent_at = self._commits.popleft() if self._commits else NEVER
-        if error is None and all(partition.error is None for partition in partitions):
-            self._on_commit_accepted(sent_at)
-            return
-        for each in (error, *(partition.error for partition in partitions)):
-            if each is not None:
-                self._trouble.note("commit", each)
-
-    def _on_commit_accepted(self, sent_at: float) -> None:
-        self._accepted_at = max(self._accepted_at, sent_at)
-
     def _prove(self, consumer: KafkaConsumer, producer: KafkaProducer) -> None:
         now = self._clock()
         assigned = [candidacy for candidacy in self._candidacies if candidacy.assigned]
@@ -318,13 +225,13 @@ class Neli(ElectedLeadership):
         for candidacy in due:
             leads = candidacy.shard in self._registry.terms
             candidacy.next_heartbeat = now + (
-                self._heartbeat_interval if leads else self._settings.min_poll_interval_seconds
+                self._settings.heartbeat_interval_seconds if leads else self._settings.min_poll_interval_seconds
             )
         try:
             for candidacy in due:
                 self._send_heartbeat(producer, candidacy, now)
-            if due and not self._commits:
-                self._commit(consumer, assigned, now)
+            if due and not self._membership.unanswered:
+                self._membership.commit(consumer, self._others.pool if self._others else None, assigned, now)
         except (BufferError, KafkaException) as error:
             if isinstance(error, KafkaException):
                 self._trouble.note("heartbeat", error.args[0], self._last_error.text)
@@ -335,25 +242,13 @@ class Neli(ElectedLeadership):
     def _send_heartbeat(self, producer: KafkaProducer, candidacy: Candidacy, now: float) -> None:
         producer.produce(self._settings.topic, candidacy.heartbeat(now), partition=candidacy.shard)
 
-    def _commit(self, consumer: KafkaConsumer, assigned: list[Candidacy], now: float) -> None:
-        # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
-        topic, trouble = self._settings.topic, self._trouble.text
-        said = spoken(self._pool, consumer.memberid() or "", trouble) if self._pool is not None else ""
-        positions = [(candidacy.shard, candidacy.position) for candidacy in assigned]
-        if said and trouble:  # it may never hear anything, and has to say why
-            positions = [(shard, _end(consumer, topic, shard) if at is None else at) for shard, at in positions]
-        offsets = [TopicPartition(topic, shard, at, said) for shard, at in positions if at is not None]
-        if offsets:
-            consumer.commit(offsets=offsets, asynchronous=True)
-            self._commits.append(now)
-
     def _receive(self, message: Message) -> None:
         error = message.error()
         if error is not None:
             self._trouble.note("leader topic", error)
             self._diagnosis.request()
             return
-        if self._pool is not None and (conflict := self._notices.hear(self._pool, message.value())) is not None:
+        if self._others is not None and (conflict := self._others.hear(message.value())) is not None:
             self._trouble.report(f"{conflict.cause}")
             return
         shard = message.partition() or 0
@@ -365,7 +260,7 @@ class Neli(ElectedLeadership):
         self._fenced = [(until, term) for until, term in self._fenced if until > now]
         before = dict(self._registry.terms)
         for candidacy in self._candidacies:
-            candidacy.judge(self._registry, self._accepted_at)
+            candidacy.judge(self._registry, self._membership.accepted_at)
             if candidacy.stalls(self._registry):
                 self._complain_of(candidacy, now)
         if self._registry.terms.keys() - before.keys():
@@ -376,20 +271,14 @@ class Neli(ElectedLeadership):
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:
         """Say which proof is missing."""
         self._diagnosis.request()
-        accepted_ago = None if self._accepted_at == NEVER else round(now - self._accepted_at, 1)
+        accepted_at = self._membership.accepted_at
         _log.warning(
             "election_stalled",
             extra={
                 "shard": candidacy.shard,
                 "heartbeat_heard": candidacy.heard_at != NEVER,
-                "commit_accepted_seconds_ago": accepted_ago,
-                "commits_unanswered": len(self._commits),
+                "commit_accepted_seconds_ago": None if accepted_at == NEVER else round(now - accepted_at, 1),
+                "commits_unanswered": self._membership.unanswered,
                 "reason": self._trouble.text or self._last_error.text,
             },
         )
-
-
-def _end(consumer: KafkaConsumer, topic: str, shard: int) -> int | None:
-    """Return where a partition ends, if the client knows."""
-    known = consumer.get_watermark_offsets(TopicPartition(topic, shard), cached=True)
-    return known[1] if known is not None and known[1] >= 0 else None

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 from harvest_lib.errors import PoolConflict
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings
 from harvest_lib.leadership.group_members import members
-from harvest_lib.leadership.pool import Pool, log_fields, one_group
+from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_in_group
 
 _log = logging.getLogger(__name__)
 
@@ -22,41 +22,48 @@ _SENT_SECONDS = 2.0
 _WORD = "another_pool"
 
 
-def other_pool(settings: Mapping[str, object], ours: Pool) -> Pool | None:
-    """Return the pool of a member that owns a partition and is not of ours; None if there is none, or nobody says."""
-    try:
-        found = members(settings, ours.group)
-    except KafkaException as error:
-        _log.debug("group_unknown", extra={"reason": error.args[0].str()})
-        return None
-    pools = [each.pool for each in found if each.pool is not None and each.owned]
-    return next((pool for pool in pools if is_other(ours, pool)), None)
+class OtherPools:
+    """Other pools in the consumer group of `pool`."""
 
+    def __init__(self, pool: Pool, client: Mapping[str, object], producer_provider: KafkaProducerProvider) -> None:
+        self.pool = pool
+        self._client = client
+        self._producer_provider = producer_provider
+        self._conflicts = ConflictLog()
 
-def is_other(ours: Pool, theirs: Pool) -> bool:
-    """Return True if two processes of one group are not of one pool."""
-    return not ours.is_one_outbox(theirs) or ours.leader_topic != theirs.leader_topic
+    def find(self) -> PoolConflict | None:
+        """Return the conflict with a member of another pool that owns a partition; None if there is none, or nobody
+        says."""
+        try:
+            found = members(self._client, self.pool.group)
+        except KafkaException as error:
+            _log.debug("group_unknown", extra={"reason": error.args[0].str()})
+            return None
+        pools = [each.pool for each in found if each.pool is not None and each.owned]
+        conflicts = (conflict_in_group(self.pool, pool) for pool in pools)
+        return next((conflict for conflict in conflicts if conflict is not None), None)
 
+    def refuse(self) -> None:
+        """Raise PoolConflict if another pool is there, and let it know of ours."""
+        if (conflict := self.find()) is not None:
+            self.tell(conflict)
+            raise conflict
 
-def tell(settings: Mapping[str, object], ours: Pool, theirs: Pool, provider: KafkaProducerProvider) -> PoolConflict:
-    """Let the other pool know of ours, as far as we may, and return the error."""
-    own = {"message.timeout.ms": int(_SENT_SECONDS * 1000), "allow.auto.create.topics": False, "linger.ms": 0}
-    with suppress(KafkaException, BufferError):
-        producer = provider(client_settings(settings, **own))
-        producer.produce(theirs.leader_topic, json.dumps({_WORD: ours.as_json()}), partition=0)
-        producer.flush(_SENT_SECONDS)
-        producer.close()
-    return one_group(ours, theirs)
+    def tell(self, conflict: PoolConflict) -> None:
+        """Let the other pool know of ours, as far as we may."""
+        own = {"message.timeout.ms": int(_SENT_SECONDS * 1000), "allow.auto.create.topics": False, "linger.ms": 0}
+        with suppress(KafkaException, BufferError):
+            producer = self._producer_provider(client_settings(self._client, **own))
+            producer.produce(conflict.theirs["leader_topic"], json.dumps({_WORD: self.pool.as_json()}), partition=0)
+            producer.flush(_SENT_SECONDS)
+            producer.close()
 
+    def is_first(self, conflict: PoolConflict) -> bool:
+        """Return True if this pool stays, where both own a partition: one of them leaves."""
+        return str(self.pool) < str(Pool.of_json(conflict.theirs))
 
-class Notices:
-    """Notices of other pools in the leader topic; each is logged once."""
-
-    def __init__(self) -> None:
-        self._heard: set[tuple[str, str, str]] = set()
-
-    def hear(self, ours: Pool, message: bytes | str | None) -> PoolConflict | None:
-        """Return the conflict, if a message is from another pool."""
+    def hear(self, message: bytes | str | None) -> PoolConflict | None:
+        """Return the conflict, if a message of the leader topic is from another pool; each is logged once."""
         word = _WORD.encode() if isinstance(message, bytes) else _WORD
         if not message or word not in message:  # type: ignore[operator]
             return None
@@ -64,11 +71,7 @@ class Notices:
             theirs = Pool.of_json(json.loads(message)[_WORD])
         except (ValueError, TypeError, KeyError):
             return None
-        if theirs is None or not is_other(ours, theirs):
-            return None
-        error = one_group(ours, theirs)
-        known = (theirs.database, theirs.table, theirs.leader_topic)
-        if known not in self._heard:
-            self._heard.add(known)
-            _log.error("pool_conflict", extra=log_fields(error))
+        error = conflict_in_group(self.pool, theirs) if theirs is not None else None
+        if error is not None:
+            self._conflicts.log(error)
         return error

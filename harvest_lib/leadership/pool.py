@@ -1,17 +1,37 @@
-"""Identity of a pool: its election and the outbox that it harvests, as its processes publish them.
+"""Identity of a pool: its election and the outbox that it harvests, as its processes publish them, and its comparison.
 
 Two processes belong to one pool if they stand in the same election for the same outbox. Neither the host a process runs
 on, nor the address by which it reaches Postgres, is part of that: both change in the life of a pool.
 """
 
+import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 from uuid import UUID
 
 from harvest_lib.errors import PoolConflict
 
-_LONGEST_TEXT = 300
+_log = logging.getLogger(__name__)
+
+ELECTION = frozenset({"leadership", "group", "leader_topic", "cluster"})
+"""The fields that identify an election."""
+OUTBOX = frozenset({"database", "table"})
+"""The fields that identify an outbox."""
+DELIVERY = frozenset({"delivery", "fence"})
+"""The fields that decide what readers are promised."""
+
+_KNOWN_BY = {
+    "cluster": "cluster",
+    "database": "database",
+    "table": "database",
+    "delivery": "delivery",
+    "fence": "delivery",
+}
+"""Fields that a process may not know or not publish, each with the field that is empty then."""
+
+_LOGGED = ("group", "process", "server", "table", "leader_topic")
+_LONGEST_TEXT, _MOST_LOGGED = 300, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +69,15 @@ class Pool:
             **{name: text[:_LONGEST_TEXT] for name, text in value.items() if name in known and isinstance(text, str)}
         )
 
+    def differences(self, other: "Pool") -> frozenset[str]:
+        """Return the names of the identifying fields in which both differ, as far as both are known."""
+        named = [*ELECTION, *OUTBOX, *DELIVERY]
+        unknown = {name for name, by in _KNOWN_BY.items() if not getattr(self, by) or not getattr(other, by)}
+        return frozenset(name for name in named if getattr(self, name) != getattr(other, name)) - unknown
+
     def is_one_election(self, other: "Pool") -> bool:
         """Return True if both stand in one election, as far as is known."""
-        same = (self.leadership, self.group, self.leader_topic) == (other.leadership, other.group, other.leader_topic)
-        return same and (self.cluster == other.cluster or not self.cluster or not other.cluster)
-
-    def is_one_outbox(self, other: "Pool") -> bool:
-        """Return True if both harvest one outbox, as far as is known."""
-        unknown = not self.database or not other.database
-        return unknown or (self.database, self.table) == (other.database, other.table)
+        return not self.differences(other) & ELECTION
 
     def __str__(self) -> str:
         topic = f", leader topic {self.leader_topic!r}" if self.leader_topic else ""
@@ -67,11 +87,30 @@ class Pool:
         )
 
 
-def one_outbox(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error of two pools that harvest one subscription of one outbox: each would depose the other."""
+def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
+    """Return the conflict of two processes on one subscription; None if they are of one pool, and alike."""
+    if not ours.is_one_election(theirs):
+        return _two_elections(ours, theirs)
+    return _two_deliveries(ours, theirs) if ours.differences(theirs) & DELIVERY else None
+
+
+def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
+    """Return the conflict of two processes in one consumer group; None if they are of one pool."""
+    if not ours.differences(theirs) & {*OUTBOX, "leader_topic"}:
+        return None
+    return PoolConflict(  # while one leads, the outbox of the other waits
+        f"another pool stands in this election: {theirs}",
+        evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's outbox",
+        next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes",
+        theirs=theirs.as_json(),
+    )
+
+
+def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
+    """Return the error of two pools on one subscription: each would depose the other."""
     elsewhere = (
         f"; theirs is held in another Kafka cluster ({theirs.cluster}, ours {ours.cluster})"
-        if ours.cluster and theirs.cluster and ours.cluster != theirs.cluster
+        if "cluster" in ours.differences(theirs)
         else ""
     )
     return PoolConflict(
@@ -92,7 +131,7 @@ def _as_theirs(ours: Pool, theirs: Pool) -> str:
     return f" (theirs: `leadership: {theirs.leadership}`{delivery})"
 
 
-def other_delivery(ours: Pool, theirs: Pool) -> PoolConflict:
+def _two_deliveries(ours: Pool, theirs: Pool) -> PoolConflict:
     """Return what is wrong with two processes of one pool that deliver otherwise: whichever leads decides what is
     promised. Nothing is lost by it: each waits until the other is surely over."""
     return PoolConflict(
@@ -105,30 +144,28 @@ def other_delivery(ours: Pool, theirs: Pool) -> PoolConflict:
     )
 
 
-def one_group(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error of two pools in one election: while one leads, the outbox of the other waits."""
-    return PoolConflict(
-        f"another pool stands in this election: {theirs}",
-        evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's outbox",
-        next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes",
-        theirs=theirs.as_json(),
-    )
+class ConflictLog:
+    """The log of the conflicts that one process has met: each other process is logged once."""
+
+    def __init__(self) -> None:
+        self._logged: deque[Pool | None] = deque(maxlen=_MOST_LOGGED)
+
+    def log(self, error: PoolConflict) -> None:
+        """Log a conflict, unless that with the same process was logged."""
+        theirs = Pool.of_json(error.theirs)
+        if theirs in self._logged:
+            return
+        self._logged.append(theirs)
+        _log.error(
+            "pool_conflict",
+            extra={
+                "reason": f"{error.cause}; {error.evidence}",
+                "next_step": error.next_step,
+                **{f"their_{name}": error.theirs.get(name, "") for name in _LOGGED},
+            },
+        )
 
 
 def announced(leader_id: UUID | str) -> str:
     """Return the application name of the connection on which a leader keeps its checkpoints, as long as it lives."""
     return f"harvest leader {leader_id}"
-
-
-def log_fields(error: PoolConflict) -> dict[str, Any]:
-    """Return the log fields of a conflict."""
-    theirs = error.theirs
-    return {
-        "reason": f"{error.cause}; {error.evidence}",
-        "next_step": error.next_step,
-        "their_group": theirs.get("group", ""),
-        "their_process": theirs.get("process", ""),
-        "their_server": theirs.get("server", ""),
-        "their_table": theirs.get("table", ""),
-        "their_leader_topic": theirs.get("leader_topic", ""),
-    }

@@ -9,7 +9,6 @@ A leader lives while the connection on which it keeps its checkpoints does, and 
 second, and one that was lost together with its machine stays open for hours.
 """
 
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,10 +19,8 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.errors import DatabaseAccessDenied, PoolConflict
-from harvest_lib.leadership.pool import Pool, log_fields, one_outbox, other_delivery
-
-_log = logging.getLogger(__name__)
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_on_outbox
 
 _LEADERS = """
 SELECT s.shard, s.leader_id::text, to_jsonb(s) -> 'leader' FROM {table} AS s
@@ -59,70 +56,55 @@ _LOOKS_EVERY_SECONDS = 1.0
 
 
 class Rivals:
-    """Other pools on the subscriptions of one outbox, as `pool` sees them. Used by one thread at a time.
+    """Other pools on a subscription of one outbox, as `pool` sees them. Used by one thread at a time.
 
-    A leader that was silent for `stale_seconds` does not count as alive.
+    `table` is that of the subscriptions. A leader that was silent for `stale_seconds` does not count as alive.
     """
 
-    def __init__(self, pool: Pool, *, stale_seconds: float) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, table: sql.Identifier, subscription: str, *, stale_seconds: float) -> None:
+        self._pool = pool
+        self._subscription = subscription
+        self._table = table
         self._stale_seconds = stale_seconds + _LOOKS_EVERY_SECONDS
-        self._heard: Pool | None = None
+        self._conflicts = ConflictLog()
 
-    def refuse(
-        self,
-        connection: psycopg.Connection[Any],
-        table: sql.Identifier,
-        subscription: str,
-        shard: int | None = None,
-        *,
-        tell: bool = True,
-    ) -> None:
-        """Raise PoolConflict if a living leader of another pool has a shard of the subscription, and notify it unless
+    def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
+        """Raise PoolConflict if a living leader of another pool has the shard, by default any, and notify it unless
         `tell` is false. One of this pool that delivers otherwise is only notified and logged."""
-        for led, leader_id, theirs in self.leaders(connection, table, subscription, shard):
-            if self._is_like_us(theirs):
+        for led, leader_id, theirs in self._leaders(connection, shard):
+            conflict = conflict_on_outbox(self._pool, theirs)
+            if conflict is None:
                 continue
-            values = {"subscription": subscription, "shard": led, "leader_id": leader_id}
             if tell:
+                values = {"shard": led, "leader_id": leader_id, "rival": Jsonb(self._pool.as_json())}
                 with suppress(DatabaseAccessDenied), translated():
-                    statement = sql.SQL(_TELL).format(table=in_statement(table))
-                    connection.execute(statement, {**values, "rival": Jsonb(self.pool.as_json())})
-            if not theirs.is_one_election(self.pool):
-                raise one_outbox(self.pool, theirs)
-            self.hear(theirs.as_json())
+                    self._execute(connection, _TELL, values)
+            if not theirs.is_one_election(self._pool):
+                raise conflict
+            self._conflicts.log(conflict)
 
-    def _is_like_us(self, theirs: Pool) -> bool:
-        """Return True if both stand in one election and deliver alike, as far as is known."""
-        is_alike = not theirs.delivery or (theirs.delivery, theirs.fence) == (self.pool.delivery, self.pool.fence)
-        return theirs.is_one_election(self.pool) and is_alike
-
-    def leaders(
-        self, connection: psycopg.Connection[Any], table: sql.Identifier, subscription: str, shard: int | None = None
-    ) -> list[tuple[int, str, Pool]]:
+    def _leaders(self, connection: psycopg.Connection[Any], shard: int | None) -> list[tuple[int, str, Pool]]:
         """Return the shards that are led now, under which leader id and by which pool, where that is known."""
-        values = {"subscription": subscription, "shard": shard, "stale": self._stale_seconds}
         with translated():
-            rows = connection.execute(sql.SQL(_LEADERS).format(table=in_statement(table)), values).fetchall()
+            rows = self._execute(connection, _LEADERS, {"shard": shard, "stale": self._stale_seconds}).fetchall()
         found = [(number, leader_id, Pool.of_json(leader)) for number, leader_id, leader in rows]
         return [(number, leader_id, pool) for number, leader_id, pool in found if pool is not None]
 
-    def announce(
-        self, connection: psycopg.Connection[Any], table: sql.Identifier, row: Mapping[str, Any], leader_id: UUID
-    ) -> None:
+    def announce(self, connection: psycopg.Connection[Any], shard: int, leader_id: UUID) -> None:
         """Write the leader beside the epoch, if there is a column for it, and a grant."""
-        may_announce = connection.execute(_MAY_ANNOUNCE, (table.as_string(None),)).fetchone()
+        may_announce = connection.execute(_MAY_ANNOUNCE, (self._table.as_string(None),)).fetchone()
         if may_announce == (True,):
-            leader = Jsonb({**self.pool.as_json(), "leader_id": str(leader_id)})
-            connection.execute(sql.SQL(_ANNOUNCE).format(table=in_statement(table)), {**row, "leader": leader})
+            leader = Jsonb({**self._pool.as_json(), "leader_id": str(leader_id)})
+            self._execute(connection, _ANNOUNCE, {"shard": shard, "leader": leader})
 
     def hear(self, rival: object) -> None:
-        """Log, once for each, the pool that has left its name in the row of this leader, or leads otherwise than we
-        would."""
+        """Log, once for each, the process that has left its name in the row of this leader."""
         theirs = Pool.of_json(rival)
-        if theirs is None or theirs == self._heard:
-            return
-        self._heard = theirs
-        is_ours = theirs.is_one_election(self.pool)
-        error: PoolConflict = other_delivery(self.pool, theirs) if is_ours else one_outbox(self.pool, theirs)
-        _log.error("pool_conflict", extra=log_fields(error))
+        if theirs is not None and (conflict := conflict_on_outbox(self._pool, theirs)) is not None:
+            self._conflicts.log(conflict)
+
+    def _execute(
+        self, connection: psycopg.Connection[Any], statement: str, values: Mapping[str, Any]
+    ) -> psycopg.Cursor[Any]:
+        named = sql.SQL(statement).format(table=in_statement(self._table))
+        return connection.execute(named, {"subscription": self._subscription, **values})

@@ -4,18 +4,14 @@ Each kind is logged once, until the member leads; librdkafka tries again by itse
 """
 
 import logging
-from collections.abc import Mapping
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.kafka_client import client_settings
 
 _log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 30.0
-_ANSWER_SECONDS = 2.0
 
 _OF_A_REBALANCE = {
     KafkaError.REBALANCE_IN_PROGRESS,
@@ -64,27 +60,3 @@ class Trouble:
         all_of_them = [*self._said.values(), *([self._others] if self._others is not None else [])]
         fresh = [(at, reason) for reason, at in all_of_them if boot_seconds() - at < _FRESH_SECONDS]
         return "; ".join(reason for _, reason in sorted(fresh, reverse=True))
-
-
-def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> str:
-    """Ask Kafka for trouble with the leader topic; empty if it knows of none."""
-    try:
-        with AdminClient(client_settings(settings)) as admin:
-            found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
-    except KafkaException as error:
-        return f"the brokers do not say how the leader topic {topic!r} is: {error.args[0].str()}"
-    if found is None or (found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):
-        return (
-            f"the leader topic {topic!r} does not exist, or may not be seen: a harvester that starts creates it, if "
-            "`createLeaderTopic` is true"
-        )
-    if found.error is not None:
-        return f"the leader topic {topic!r}: {found.error.str()}"
-    if missing := [shard for shard in range(shards) if shard not in found.partitions]:
-        return f"the leader topic {topic!r} has no partition {missing[0]}: it was recreated with fewer than `shards`"
-    if headless := [shard for shard in range(shards) if found.partitions[shard].leader < 0]:
-        return (
-            f"partition {headless[0]} of the leader topic {topic!r} has no leader: its brokers are down "
-            f"(replicas on brokers {', '.join(map(str, found.partitions[headless[0]].replicas))})"
-        )
-    return ""

@@ -15,11 +15,12 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ServerRegressed
 
-# By the cast, which raises if there is no such table, or none that we may see.
-_IDENTITY = """
+_DATABASE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
-       (SELECT oid::bigint FROM pg_database WHERE datname = current_database()), %s::text::regclass::oid::bigint
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database())
 """
+# By the cast, which raises if there is no such table, or none that we may see.
+_IDENTITY = f"{_DATABASE}, %s::text::regclass::oid::bigint"
 
 _IS_SEGMENT = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = %s AND inhparent = %s)"
 
@@ -47,6 +48,14 @@ class OutboxIdentity:
 
     def __str__(self) -> str:
         return f"{self.system}/{self.database}/{self.table}"
+
+
+def database_of(connection: psycopg.Connection[Any]) -> str:
+    """Return the identity of the database: the first two parts of that of each of its tables."""
+    with translated():
+        row = connection.execute(_DATABASE).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return f"{row[0]}/{row[1]}"
 
 
 def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> OutboxIdentity:

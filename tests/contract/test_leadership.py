@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from harvest_lib.leadership import Neli, PostgresLeadership, Solo, Term, TermEnd
 from harvest_lib.leadership.last_leaders import LastLeaders
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.neli_settings import NeliSettings
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 
 pytestmark = pytest.mark.gate

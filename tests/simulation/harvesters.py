@@ -187,7 +187,7 @@ class Shard:
     def _make(self, term):
         topics, pool = Topics(), Pool(leadership="postgres", fence=fence_of(self._plan, self.delivery))
         subscription = subscription_of(self.config, self._plan.source, self._number)
-        rivals = Rivals(pool, stale_seconds=SESSION_SECONDS)
+        rivals = Rivals(pool, SUBSCRIPTIONS, subscription.name, stale_seconds=SESSION_SECONDS)
         checkpoints = CheckpointTable(self._conninfo, SUBSCRIPTIONS, subscription, rivals=rivals)
         source = self._pages(term)
         if isinstance(source, MarkPages) and not self.config.exactly_once:

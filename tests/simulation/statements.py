@@ -393,7 +393,9 @@ def _texts(parts):
 def _known():
     """Return the texts of the product's statements, with the names of their meanings."""
     pool = Pool(leadership="postgres")
-    checkpoints = CheckpointTable("", SUBSCRIPTIONS, SUBSCRIPTION, rivals=Rivals(pool, stale_seconds=0.0))
+    checkpoints = CheckpointTable(
+        "", SUBSCRIPTIONS, SUBSCRIPTION, rivals=Rivals(pool, SUBSCRIPTIONS, SUBSCRIPTION.name, stale_seconds=0.0)
+    )
     parts = {
         **_sources(),
         MarkSource("", OUTBOX): "mark",

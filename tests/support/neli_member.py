@@ -7,7 +7,7 @@ import json
 import sys
 
 from harvest_lib.leadership import Neli
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.neli_settings import NeliSettings
 
 
 def main():

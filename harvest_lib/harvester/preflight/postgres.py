@@ -17,8 +17,9 @@ from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
 from harvest_lib.harvester.engine import Check, marking_checks
-from harvest_lib.harvester.factory import make_selection, read_pool
+from harvest_lib.harvester.factory import make_selection
 from harvest_lib.harvester.former_election import NEXT_STEP, refuse_group
+from harvest_lib.harvester.pools import read_pool
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement

@@ -102,8 +102,7 @@ def test_who_has_nothing_to_deliver_owns_the_names_all_the_same(make):
 
 def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
     """Also where the members of the group do not tell who they are: of an earlier version, or not to be described."""
-    for module in ("neli", "diagnosis"):
-        monkeypatch.setattr(f"harvest_lib.leadership.{module}.other_pool", lambda *_: None)
+    monkeypatch.setattr("harvest_lib.leadership.other_pools.OtherPools.find", lambda _: None)
     monkeypatch.setattr("harvest_lib.leadership.diagnosis._INTERVAL_SECONDS", 0.05)  # before the other error comes
     a, b = make("a"), make("b")
     settings = {**EXACTLY_ONCE, "leadership": "neli", "leader_topic": f"{a.group}.neli"}

@@ -219,7 +219,7 @@ def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, 
     with member(outbox, name="first-process") as first:
         eventually(lambda: first.is_leader, "leads")
         with monkeypatch.context() as patched:
-            patched.setattr("harvest_lib.leadership.neli.other_pool", lambda *_: None)
+            patched.setattr("harvest_lib.leadership.other_pools.OtherPools.find", lambda _: None)
             second = member(outbox, outbox_table="billing", name="second-process")
             second.start()
         with pytest.raises(PoolConflict, match=r"first-process|second-process"):

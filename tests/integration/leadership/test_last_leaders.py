@@ -35,8 +35,8 @@ def leader(outbox):
 
     def make(fence=FENCE, delivery="transactional", shards=1, shard=0):
         pool = Pool(leadership="postgres", group="g", fence=fence, delivery=delivery)
-        rivals = Rivals(pool, stale_seconds=15.0)
         subscription = Subscription(shards=shards, shard=shard)
+        rivals = Rivals(pool, outbox.name.subscriptions.identifier, subscription.name, stale_seconds=15.0)
         made.append(
             CheckpointTable(
                 outbox.dsn,

@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Neli, TermEnd
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.neli_settings import NeliSettings
 
 pytestmark = pytest.mark.full
 
@@ -225,7 +225,7 @@ def test_hearing_oneself_is_not_enough(pool, monkeypatch):
     """A member that was expelled goes on fetching: without the coordinator's word it must not lead."""
     member = pool()
     term = member.term(60)
-    monkeypatch.setattr(member, "_on_commit_accepted", lambda sent_at: None)
+    monkeypatch.setattr(member._membership, "accept", lambda sent_at: None)
     eventually(lambda: term.ended is TermEnd.FENCED, "fenced though it hears itself")
     assert member.term(1.0) is None
 

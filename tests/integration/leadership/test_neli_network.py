@@ -17,7 +17,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.health import HarvestHealth
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.leadership import Neli, TermEnd
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.neli_settings import NeliSettings
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.telemetry.health import Verdict
 from infra.chaos.link import Links
@@ -243,14 +243,15 @@ class Ear:
         self.began = []
         """For each term that began, how old its older proof was then."""
         self._member = member
-        for name, replacement in {
-            "_send_heartbeat": self._send("heartbeats", member._send_heartbeat),
-            "_commit": self._send("commits", member._commit),
-            "_receive": self._receive(member._receive),
-            "_on_commit_accepted": self._accept(member._on_commit_accepted),
-        }.items():
-            monkeypatch.setattr(member, name, replacement)
-        monkeypatch.setattr(member._registry, "take", self._take(member._registry.take))
+        membership = member._membership
+        for owner, name, replacement in (
+            (member, "_send_heartbeat", self._send("heartbeats", member._send_heartbeat)),
+            (membership, "commit", self._send("commits", membership.commit)),
+            (member, "_receive", self._receive(member._receive)),
+            (membership, "accept", self._accept(membership.accept)),
+            (member._registry, "take", self._take(member._registry.take)),
+        ):
+            monkeypatch.setattr(owner, name, replacement)
 
     def _send(self, kind, send):
         def unless_muted(*arguments):
@@ -278,7 +279,8 @@ class Ear:
 
     def _take(self, take):
         def and_note(term):
-            self.began.append(boot_seconds() - min(self._member._candidacies[0]._heard_at, self._member._accepted_at))
+            accepted_at = self._member._membership.accepted_at
+            self.began.append(boot_seconds() - min(self._member._candidacies[0]._heard_at, accepted_at))
             take(term)
 
         return and_note

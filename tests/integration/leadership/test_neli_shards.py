@@ -15,7 +15,7 @@ from support.waiting import eventually
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import TopicMissing, TopicTooSmall
 from harvest_lib.leadership import Neli, TermEnd
-from harvest_lib.leadership.neli import NeliSettings
+from harvest_lib.leadership.neli_settings import NeliSettings
 
 pytestmark = pytest.mark.full
 

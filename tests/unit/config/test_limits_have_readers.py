@@ -13,8 +13,8 @@ from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import BatchFailed
 from harvest_lib.events import MeterRead
 from harvest_lib.harvester import harvest as harvester
-from harvest_lib.harvester.factory import make_leadership
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.leadership import Solo, TermEnd
 from harvest_lib.source import MarkPages, mark_batches
 
@@ -181,7 +181,7 @@ def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(
     candidacy.assigned = True
     candidacy.begin()
     candidacy.receive(candidacy.heartbeat(0.0), 0)
-    neli._on_commit_accepted(0.0)
+    neli._membership.accept(0.0)
     neli._judge()
     term = neli.term(0)
     clock.now = seconds - 0.01
@@ -195,7 +195,7 @@ def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(
 def test_the_leader_topic_is_polled_by_the_min_poll_interval(seconds):
     neli = elected(minPollInterval=f"{seconds}s")
     assert neli._settings.min_poll_interval_seconds == seconds
-    assert neli._heartbeat_interval == max(seconds, 0.5), "heartbeats come no more often"
+    assert neli._settings.heartbeat_interval_seconds == max(seconds, 0.5), "heartbeats come no more often"
 
 
 @shows("poll_duration_seconds")

@@ -6,7 +6,8 @@ from harvest_lib import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.harvester import table_watch
 from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.factory import make_guarantee, make_leadership
+from harvest_lib.harvester.factory import make_guarantee
+from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.outbox import OutboxTable
 

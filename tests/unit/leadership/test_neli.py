@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, ThrottleEvent, TopicPartition
 from support.clock import Clock
 
 from harvest_lib.leadership import Neli, TermEnd, neli
-from harvest_lib.leadership.neli import NeliSettings
-from harvest_lib.leadership.trouble import topic_trouble
+from harvest_lib.leadership.leader_topic import topic_trouble
+from harvest_lib.leadership.neli_settings import NeliSettings
 
 pytestmark = pytest.mark.quick
 
@@ -55,8 +55,8 @@ def hear(member, sent_at, shard=0):
 
 
 def commit(member, sent_at, error=None):
-    member._commits.append(sent_at)
-    member._on_commit(error, [TopicPartition("t", 0, 1)])
+    member._membership._sent.append(sent_at)
+    member._membership.answered(error, [TopicPartition("t", 0, 1)])
 
 
 @pytest.mark.parametrize(("heard", "committed"), [(101.0, 103.0), (103.0, 101.0)])
@@ -105,8 +105,8 @@ def test_a_commit_that_was_refused_proves_nothing(member, clock):
 def test_commits_are_answered_in_the_order_they_were_sent(member, clock):
     clock.now = 103.0
     hear(member, clock.now)
-    member._commits.extend([101.0, 103.0])
-    member._on_commit(None, [])
+    member._membership._sent.extend([101.0, 103.0])
+    member._membership.answered(None, [])
     member._judge()
     term = member.term(0)
     clock.now = 101.0 + TIMEOUT
@@ -415,7 +415,7 @@ class Led:
     ],
 )
 def test_what_is_the_matter_with_the_leader_topic(monkeypatch, topics, words):
-    monkeypatch.setattr("harvest_lib.leadership.trouble.AdminClient", lambda _: nullcontext(Metadata(topics)))
+    monkeypatch.setattr("harvest_lib.leadership.leader_topic.AdminClient", lambda _: nullcontext(Metadata(topics)))
     said = topic_trouble({}, "t", 2)
     assert words in said
     assert bool(said) is bool(words)

@@ -1,0 +1,142 @@
+"""The pool that a configuration makes this process part of: its identity, its election, and the notice of others."""
+
+from collections.abc import Callable
+from typing import Any, assert_never
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.database import connect
+from harvest_lib.harvester.choices import not_chosen
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
+from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
+from harvest_lib.leadership.kafka_probe import KafkaProbe
+from harvest_lib.leadership.last_leaders import SubscriptionRows
+from harvest_lib.leadership.neli_settings import NeliSettings
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+from harvest_lib.leadership.rivals import Rivals
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.identity import database_of
+
+_STALE_SECONDS = 15.0
+"""A leader whose connection was not used for so long does not count as alive."""
+
+
+def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
+    """Return the detection of other pools on the subscription."""
+    return Rivals(
+        pool,
+        OutboxTable.parse(config.outbox_table).subscriptions.identifier,
+        config.subscription,
+        stale_seconds=max(_STALE_SECONDS, 2 * config.session_timeout_seconds),
+    )
+
+
+def read_pool(config: HarvestConfig) -> Pool:
+    """Ask Postgres, and Kafka where it elects, which pool a configuration makes this process part of."""
+    with connect(config.data_source.conninfo()) as connection:
+        return pool_at(config, connection)
+
+
+def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
+    """Return the same, through a connection to the outbox's database."""
+    information, table = connection.info, OutboxTable.parse(config.outbox_table)
+    neli = config.leadership == "neli"
+    return Pool(
+        leadership=config.leadership,
+        group=config.leader_group_id if config.leadership != "solo" else "",
+        leader_topic=config.leader_topic if neli else "",
+        cluster=cluster_id(config.kafka_settings(for_producer=False)) if neli else "",
+        process=config.name,
+        server=f"{information.host}:{information.port}/{information.dbname}",
+        database=database_of(connection),
+        table=".".join(table.placed(connection).parts),
+        subscription=config.subscription,
+        delivery=config.delivery,
+        fence=_fence(config),
+    )
+
+
+def _fence(config: HarvestConfig) -> str:
+    """Return the fence of a leader of this configuration against the one before, see `leadership.last_leaders`. Marked
+    records are fenced by the leader's id alone, which a late leader may still take for its own."""
+    if config.source == "mark":
+        return ""
+    match config.delivery:
+        case "transactional":
+            kafka = config.kafka_settings(for_producer=False)
+            return f"transactional ids of {config.checkpoint_topic} in {cluster_id(kafka)}"
+        case "sequenced":
+            return "epoch"
+        case "barrier" | "pipelined":
+            return ""
+        case "auto":
+            raise not_chosen("delivery")
+        case other:
+            assert_never(other)
+
+
+def _subscription_rows(config: HarvestConfig, pool: Pool) -> SubscriptionRows:
+    table = OutboxTable.parse(config.outbox_table)
+    return SubscriptionRows(
+        table=table.subscriptions.identifier,
+        subscription=config.subscription,
+        shards=config.shards,
+        fence=pool.fence,
+        outbox=table.identifier if config.columns is None else None,
+    )
+
+
+def make_leadership(
+    config: HarvestConfig,
+    consumer_provider: KafkaConsumerProvider = Consumer,
+    producer_provider: KafkaProducerProvider = Producer,
+    pool: Callable[[], Pool] | None = None,
+) -> Leadership:
+    """Return the way of electing a leader that `leadership` names."""
+    limits = config.limits
+    # By then the loop has let go, or all that was in the producer's queue has expired.
+    quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
+    match config.leadership:
+        case "solo":
+            return Solo(config.shards)
+        case "postgres":
+            return PostgresLeadership(
+                PostgresLeadershipSettings(
+                    group=config.leader_group_id,
+                    outbox=str(OutboxTable.parse(config.outbox_table)),
+                    shards=config.shards,
+                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
+                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
+                    session_timeout_seconds=config.session_timeout_seconds,
+                    quiesce_timeout_seconds=quiesce_timeout_seconds,
+                    io_error_backoff_seconds=limits.io_error_backoff_seconds,
+                ),
+                config.data_source.conninfo(),
+                rows=_subscription_rows(config, pool()) if pool is not None and config.keeps_checkpoints else None,
+                kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
+            )
+        case "neli":
+            return Neli(
+                NeliSettings(
+                    topic=config.leader_topic,
+                    group_id=config.leader_group_id,
+                    shards=config.shards,
+                    create_topic=config.create_leader_topic,
+                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
+                    min_poll_interval_seconds=limits.min_poll_interval_seconds,
+                    poll_duration_seconds=limits.poll_duration_seconds,
+                    session_timeout_seconds=config.session_timeout_seconds,
+                    quiesce_timeout_seconds=quiesce_timeout_seconds,
+                ),
+                {"client.id": config.name, **config.kafka_settings(for_producer=False)},
+                consumer_provider=consumer_provider,
+                producer_provider=producer_provider,
+                pool=pool,
+            )
+        case "auto":
+            raise not_chosen("leadership")
+        case other:
+            assert_never(other)
