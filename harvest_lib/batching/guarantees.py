@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from uuid import UUID
 
+from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.checkpoints.store import CheckpointStore
-from harvest_lib.checkpoints.stores import IntentStore, KafkaStore
+from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery import TERM_OVER, BatchCommitted, BatchFailed, BatchOutcome, Delivery, Sequenced

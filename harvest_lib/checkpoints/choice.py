@@ -15,7 +15,7 @@ from typing import Any
 
 from harvest_lib.checkpoints.record import Checkpoint, begin_anew
 from harvest_lib.errors import CheckpointError, ServerRegressed
-from harvest_lib.outbox.identity import OutboxIdentity
+from harvest_lib.outbox.identity import OutboxIdentity, system_of
 from harvest_lib.source.mark_batches import decode_ids
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import lsn_number
@@ -25,10 +25,13 @@ _GENERATION_SLACK_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belonging:
+class CheckpointChoice:
     """Our side of the comparison with a checkpoint in Kafka. `outbox` is the older form of the identity, database and
     table; `identity` is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
 
+    mirror: Checkpoint
+    place: str
+    """The checkpoint in Kafka, for errors."""
     outbox: str
     identity: OutboxIdentity | None = None
     subscription: str = ""
@@ -39,156 +42,150 @@ class Belonging:
     timeline: str | None = None
     """The server's, now; None if it is not known."""
     leaders: Mapping[str, str] = field(default_factory=dict)
-    is_same: Callable[[OutboxIdentity], bool] = lambda _identity: False
-    """Returns True if another identity is that of the same table."""
+    difference: Callable[[Mapping[str, Any]], str] = lambda _record: "table"
+    """Returns in which the outbox of a checkpoint differs from ours: `server`, `table`, or nothing."""
     has_unique_name: Callable[[], bool] = lambda: False
     """Returns True if no other table of the database has the name."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The group, and the topic's name and id, as they are now."""
 
-    def owns(self, record: Mapping[str, Any], mirror: Checkpoint) -> bool:
+    def owns(self, record: Mapping[str, Any]) -> bool:
         """Return True if a checkpoint names our outbox, or an earlier identity of it that an operator has confirmed."""
+        confirmed = self.mirror.origin.get("was", ())
         if self.identity is None or "identity" not in record:
-            return record.get("outbox") in {self.outbox, *mirror.origin.get("was", ())}
+            return record.get("outbox") in {self.outbox, *confirmed}
+        return record["identity"] in confirmed or not self.difference(record)
+
+    def judge(self, record: Mapping[str, Any]) -> str:
+        """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
+
+        One of another outbox, or of another generation, is not judged: `newest` says what that means. Nor is one that
+        does not count, as the mirror's is later.
+        """
+        mirror = self.mirror
+        if not self.owns(record) or record["generation"] < mirror.generation:
+            return ""
         try:
-            theirs = OutboxIdentity.parse(str(record["identity"]))
-        except ValueError:
-            return False
-        return str(theirs) in mirror.origin.get("was", ()) or self.is_same(theirs)
-
-
-def judged(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> str:
-    """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
-
-    One of another outbox, or of another generation, is not judged: `newest` says what that means. Nor is one that does
-    not count, as the mirror's is later.
-    """
-    if not ours.owns(record, mirror) or record["generation"] < mirror.generation:
+            _check_position(record["position"], self.source)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            return f"its position is none of source {self.source}: {error!r}"[:200]
+        if record["generation"] > time.time() + _GENERATION_SLACK_SECONDS:
+            return f"its generation is {record['generation']}: generations begin with the time that they are made at"
+        if self.identity is None or record["generation"] != mirror.generation:
+            return ""
+        if mirror.kept_in != "kafka" and record["number"] <= mirror.number:
+            return ""
+        if "identity" not in record:
+            is_older = self.older_led or "identity" not in mirror.origin
+            return "" if is_older else "it does not say who wrote it, and all leaders since the mirror's would have"
+        if (record.get("subscription"), record.get("shard")) != (self.subscription, self.shard):
+            return f"it is of subscription {record.get('subscription')!r}, shard {record.get('shard')!r}"
+        if self.is_of_another_timeline(record):
+            return ""
+        epoch, leader_id = record.get("epoch"), record.get("leader_id")
+        if str(epoch) not in self.leaders:
+            return f"it is of epoch {epoch!r}, which Postgres gave to nobody since the mirror was written"
+        if self.leaders[str(epoch)] != leader_id:
+            return f"it is of leader {leader_id!r}, but epoch {epoch} was that of {self.leaders[str(epoch)]}"
         return ""
-    try:
-        _check_position(record["position"], ours.source)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        return f"its position is none of source {ours.source}: {error!r}"[:200]
-    if record["generation"] > time.time() + _GENERATION_SLACK_SECONDS:
-        return f"its generation is {record['generation']}: generations begin with the time that they are made at"
-    if ours.identity is None or record["generation"] != mirror.generation:
-        return ""
-    if mirror.kept_in != "kafka" and record["number"] <= mirror.number:
-        return ""
-    if "identity" not in record:
-        is_older = ours.older_led or "identity" not in mirror.origin
-        return "" if is_older else "it does not say who wrote it, and all leaders since the mirror's would have"
-    if (record.get("subscription"), record.get("shard")) != (ours.subscription, ours.shard):
-        return f"it is of subscription {record.get('subscription')!r}, shard {record.get('shard')!r}"
-    if is_of_another_timeline(record, ours, mirror):
-        return ""
-    epoch, leader_id = record.get("epoch"), record.get("leader_id")
-    if str(epoch) not in ours.leaders:
-        return f"it is of epoch {epoch!r}, which Postgres gave to nobody since the mirror was written"
-    if ours.leaders[str(epoch)] != leader_id:
-        return f"it is of leader {leader_id!r}, but epoch {epoch} was that of {ours.leaders[str(epoch)]}"
-    return ""
 
+    def is_of_another_timeline(self, record: Mapping[str, Any]) -> bool:
+        """Return True if a standby was promoted since a checkpoint, or its mirror, was written."""
+        at_mirror = _timeline(self.mirror.origin, self.mirror.position) or self.timeline
+        written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
+        return self.timeline is not None and written != {self.timeline}
 
-def is_of_another_timeline(record: Mapping[str, Any], ours: Belonging, mirror: Checkpoint) -> bool:
-    """Return True if a standby was promoted since a checkpoint, or its mirror, was written."""
-    at_mirror = _timeline(mirror.origin, mirror.position) or ours.timeline
-    written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
-    return ours.timeline is not None and written != {ours.timeline}
+    def newest(self, record: Mapping[str, Any] | None) -> Checkpoint:
+        """Return the checkpoint of the subscription, from its mirror in Postgres and the record in Kafka.
+
+        Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile.
+        Raises CheckpointError when Kafka has lost records that the mirror knows of, or has the checkpoint of another
+        outbox.
+        """
+        if record is not None:
+            self.check_outbox(record)
+        mirror, theirs = self.mirror, Checkpoint.of_json(record) if record is not None else None
+        if theirs is not None and theirs.generation > mirror.generation:
+            raise CheckpointError(
+                f"{self.place} is ahead of the database",
+                evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
+                next_step=f"anchor the subscription again: {begin_anew(self.subscription)}",
+            )
+        if mirror.kept_in != "kafka":
+            is_later = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
+            return self._kept(theirs) if theirs is not None and is_later else mirror
+        if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
+            raise self._behind(theirs)
+        return self._kept(theirs)
+
+    def _kept(self, theirs: Checkpoint) -> Checkpoint:
+        """Return Kafka's checkpoint; one that does not say whose it is as one that is to be written there again."""
+        is_of_before = self.identity is not None and "identity" not in theirs.origin
+        return replace(theirs, kept_in="postgres" if is_of_before else "kafka")
+
+    def _behind(self, theirs: Checkpoint | None) -> CheckpointError:
+        """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
+        mirror = self.mirror
+        numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
+        before, now = mirror.origin.get("kafka", {}), self.written_under
+        remedy = (
+            "going on could repeat records: anchor the subscription again, from the mirror with "
+            f"{begin_anew(self.subscription, mirror)}"
+        )
+        if moved := [each for each in _SETTINGS if each in before and each in now and before[each] != now[each]]:
+            changes = ", ".join(f"{_SETTINGS[each]} was {before[each]!r} and is {now[each]!r}" for each in moved)
+            return CheckpointError(
+                f"{self.place} is not the one that the subscription was delivered under: the configuration names "
+                "another",
+                evidence=f"{changes}; {numbers}",
+                next_step=f"set it back to what it was; if it was changed on purpose, {remedy}",
+            )
+        ids = before.get("topic_id"), now.get("topic_id")
+        cause, evidence = "the topic was recreated, or lost records", numbers
+        if all(ids):
+            evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
+            cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and recreated"
+        return CheckpointError(
+            f"{self.place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=remedy
+        )
+
+    def check_outbox(self, record: Mapping[str, Any]) -> None:
+        """Raise CheckpointError unless a checkpoint is of our outbox, or of an earlier identity of it (`owns`)."""
+        if not self.owns(record):
+            raise CheckpointError(
+                f"{self.place} belongs to another outbox: two configurations share one name",
+                evidence=f"it is of {_spelled(record.get('outbox'), record.get('identity'))}, this is "
+                f"{_spelled(self.outbox, self.identity)}",
+                next_step="give one of them another `leaderGroupID` or `subscription`; if the other outbox is gone for "
+                "good, delete the topic",
+            )
+        if "identity" not in record and self.identity is not None and record["generation"] >= self.mirror.generation:
+            self._check_older(record, self.identity)
+
+    def _check_older(self, record: Mapping[str, Any], identity: OutboxIdentity) -> None:
+        """Raise unless one that has but the names of database and table can be shown to be of our outbox."""
+        mirror = self.mirror
+        if self.difference(record) == "server":
+            raise ServerRegressed(
+                f"{self.place} did not come from this server",
+                evidence=f"its system identifier is {identity.system}, the checkpoint's {system_of(record, identity)}",
+                next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
+                "replication: `harvest subscriptions move`",
+            )
+        is_mirrored = (record["number"], record["position"]) == (mirror.number, mirror.position)
+        if not is_mirrored and not self.has_unique_name():
+            raise CheckpointError(
+                f"{self.place} cannot be shown to be of this outbox: it may belong to another outbox of the same name",
+                evidence=f"it is of {record['outbox']}, and the database has several tables of that name; "
+                f"its number is {record['number']}, the mirror's {mirror.number}",
+                next_step="if the other one uses this name, give one of them another `leaderGroupID` or "
+                f"`subscription`; else go on without it: {begin_anew(self.subscription, mirror)}",
+            )
 
 
 def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> str | None:
     found = origin.get("timeline") or ((position or {}).get("server") or {}).get("timeline")
     return None if found is None else str(found)
-
-
-def newest(mirror: Checkpoint, record: Mapping[str, Any] | None, *, ours: Belonging, place: str) -> Checkpoint:
-    """Return the checkpoint of a subscription, from its mirror in Postgres and the record in Kafka.
-
-    Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile. Raises
-    CheckpointError when Kafka has lost records that the mirror knows of, or has the checkpoint of another outbox.
-    """
-    if record is not None:
-        check_outbox(mirror, record, ours, place)
-    theirs = Checkpoint.of_json(record) if record is not None else None
-    if theirs is not None and theirs.generation > mirror.generation:
-        raise CheckpointError(
-            f"{place} is ahead of the database",
-            evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
-            next_step=f"anchor the subscription again: {begin_anew(ours.subscription)}",
-        )
-    if mirror.kept_in != "kafka":
-        same = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
-        return _kept(theirs, ours) if theirs is not None and same else mirror
-    if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
-        raise _behind(mirror, theirs, ours, place)
-    return _kept(theirs, ours)
-
-
-def _kept(theirs: Checkpoint, ours: Belonging) -> Checkpoint:
-    """Return Kafka's checkpoint; one that does not say whose it is as one that is to be written there again."""
-    is_of_before = ours.identity is not None and "identity" not in theirs.origin
-    return replace(theirs, kept_in="postgres" if is_of_before else "kafka")
-
-
-def _behind(mirror: Checkpoint, theirs: Checkpoint | None, ours: Belonging, place: str) -> CheckpointError:
-    """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
-    numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
-    before, now = mirror.origin.get("kafka", {}), ours.written_under
-    remedy = (
-        "going on could repeat records: anchor the subscription again, from the mirror with "
-        f"{begin_anew(ours.subscription, mirror)}"
-    )
-    if moved := [name for name in ("group", "topic") if name in before and name in now and before[name] != now[name]]:
-        changes = ", ".join(f"{_SETTINGS[each]} was {before[each]!r} and is {now[each]!r}" for each in moved)
-        return CheckpointError(
-            f"{place} is not the one that the subscription was delivered under: the configuration names another",
-            evidence=f"{changes}; {numbers}",
-            next_step=f"set it back to what it was; if it was changed on purpose, {remedy}",
-        )
-    ids = before.get("topic_id"), now.get("topic_id")
-    cause, evidence = "the topic was recreated, or lost records", numbers
-    if all(ids):
-        evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
-        cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and recreated"
-    return CheckpointError(f"{place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=remedy)
-
-
-def check_outbox(mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, place: str) -> None:
-    """Raise CheckpointError unless a checkpoint is of our outbox, or of an earlier identity of it (`owns`)."""
-    if not ours.owns(record, mirror):
-        raise CheckpointError(
-            f"{place} belongs to another outbox: two configurations share one name",
-            evidence=f"it is of {_spelled(record.get('outbox'), record.get('identity'))}, this is "
-            f"{_spelled(ours.outbox, ours.identity)}",
-            next_step="give one of them another `leaderGroupID` or `subscription`; if the other outbox is gone for "
-            "good, delete the topic",
-        )
-    if "identity" not in record and ours.identity is not None and record["generation"] >= mirror.generation:
-        _check_older(mirror, record, ours, ours.identity, place)
-
-
-def _check_older(
-    mirror: Checkpoint, record: Mapping[str, Any], ours: Belonging, identity: OutboxIdentity, place: str
-) -> None:
-    """Raise unless one that has but the names of database and table can be shown to be of our outbox."""
-    system = ((record["position"] or {}).get("server") or {}).get("system", identity.system)
-    if system != identity.system:
-        raise ServerRegressed(
-            f"{place} did not come from this server",
-            evidence=f"its system identifier is {identity.system}, the checkpoint's {system}",
-            next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
-            "`harvest subscriptions move`",
-        )
-    is_mirrored = (record["number"], record["position"]) == (mirror.number, mirror.position)
-    if not is_mirrored and not ours.has_unique_name():
-        raise CheckpointError(
-            f"{place} cannot be shown to be of this outbox: it may belong to another outbox of the same name",
-            evidence=f"it is of {record['outbox']}, and the database has several tables of that name; "
-            f"its number is {record['number']}, the mirror's {mirror.number}",
-            next_step="if the other one uses this name, give one of them another `leaderGroupID` or `subscription`; "
-            f"else go on without it: {begin_anew(ours.subscription, mirror)}",
-        )
 
 
 def _check_position(position: Mapping[str, Any] | None, source: str) -> None:

@@ -1,5 +1,6 @@
 """The checkpoint and its JSON form."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,12 @@ _KINDS_OF: Mapping[str, tuple[type, ...]] = {
     "kept_in": (str,),
     "intents": (list, tuple),
 }
+
+
+def compact(value: Any) -> str:
+    """Return the JSON of a checkpoint, without spaces."""
+    return json.dumps(value, separators=(",", ":"))
+
 
 ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed")
 """The fields of a checkpoint's origin: `identity` of the outbox, and earlier ones that an operator confirmed (`was`);

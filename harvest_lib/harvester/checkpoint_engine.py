@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parked_ids import ParkedIds
-from harvest_lib.checkpoints.table import check_subscription
+from harvest_lib.checkpoints.subscription_rows import check_subscription
 from harvest_lib.clock import boot_seconds
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, translated

@@ -10,7 +10,8 @@ from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.certificates import Certificates
-from harvest_lib.checkpoints.stores import IntentStore, KafkaStore, PostgresStore, PurgeStore
+from harvest_lib.checkpoints.kafka_store import KafkaStore
+from harvest_lib.checkpoints.stores import IntentStore, PostgresStore, PurgeStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import (

@@ -66,15 +66,36 @@ def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> 
     return OutboxIdentity(*row)
 
 
-def is_same_table(connection: psycopg.Connection[Any], before: OutboxIdentity, now: OutboxIdentity) -> bool:
-    """Return True if an identity that was stored before is that of the same table."""
-    if before == now:
-        return True
-    if (before.system, before.database) != (now.system, now.database):
-        return False
+def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity) -> str:
+    """Return in which a checkpoint's outbox differs from the one that is now: `server`, `table`, or nothing.
+
+    A checkpoint that does not say of which outbox it is, as older versions wrote it, may say of which server.
+    """
+    before = _identity_in(saved, now)
+    if system_of(saved, now) != now.system:
+        return "server"
+    if before is None or before == now:
+        return ""
+    if before.database != now.database:
+        return "table"
     with translated():
         row = connection.execute(_IS_SEGMENT, (before.table, now.table)).fetchone()
-    return row is not None and bool(row[0])
+    return "" if row is not None and row[0] else "table"
+
+
+def system_of(saved: Mapping[str, Any], now: OutboxIdentity) -> str:
+    """Return the system identifier of the server that a checkpoint came from; that of now if it does not say."""
+    before, place = _identity_in(saved, now), (saved.get("position") or {}).get("server") or {}
+    return before.system if before is not None else str(place.get("system", now.system))
+
+
+def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentity | None:
+    """Return the identity in a checkpoint; None if it has none, and that of no table of this server if it is spelled
+    otherwise."""
+    try:
+        return OutboxIdentity.parse(str(saved["identity"])) if "identity" in saved else None
+    except ValueError:
+        return OutboxIdentity(now.system, 0, 0)
 
 
 def has_unique_name(connection: psycopg.Connection[Any], now: OutboxIdentity) -> bool:
@@ -89,21 +110,17 @@ def check_identity(
 ) -> None:
     """Raise ServerRegressed if a checkpoint in Postgres is of another server, and CheckpointError if it is of another
     outbox. One that does not say of which it is, as older versions wrote it, may say of which server."""
-    place = (saved.get("position") or {}).get("server") or {}
-    try:
-        before = OutboxIdentity.parse(str(saved["identity"])) if "identity" in saved else None
-    except ValueError:
-        before = OutboxIdentity(now.system, 0, 0)
-    system = before.system if before is not None else place.get("system", now.system)
-    evidence = f"it is of {before or system}, this outbox is {now} (system identifier/database/table)"
-    if system != now.system:
+    different = difference(connection, saved, now)
+    before = _identity_in(saved, now) or system_of(saved, now)
+    evidence = f"it is of {before}, this outbox is {now} (system identifier/database/table)"
+    if different == "server":
         raise ServerRegressed(
             "this is not the server that the checkpoint came from",
             evidence=evidence,
             next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
             "`harvest subscriptions move`",
         )
-    if before is not None and not is_same_table(connection, before, now):
+    if different == "table":
         raise CheckpointError(
             f"the checkpoint of the subscription {subscription!r} in Postgres belongs to another outbox",
             evidence=evidence,

@@ -22,8 +22,8 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from harvest_lib.checkpoints.record import read_checkpoint, unreadable
-from harvest_lib.checkpoints.table import Checkpoint, lock_subscription
+from harvest_lib.checkpoints.record import Checkpoint, read_checkpoint, unreadable
+from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.leadership.pool import announced

@@ -21,7 +21,7 @@ from typing import Any
 from psycopg import sql
 
 from harvest_lib.checkpoints.record import Checkpoint
-from harvest_lib.checkpoints.table import lock_subscription
+from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.checkpoints.topic import read_checkpoints
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.model import default_checkpoint_topic

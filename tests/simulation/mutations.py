@@ -14,6 +14,7 @@ from harvest_lib.batching.guarantees import AtLeastOnceBatches, SequencedBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints import table as checkpoint
+from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.database import in_statement
 from harvest_lib.delivery import Sequenced, Transactional, batches
 from harvest_lib.delivery.failures import Failures
@@ -419,10 +420,10 @@ MUTATIONS = (
         "the mirror counts, not Kafka's checkpoint",
         ("snapshot-transactional",),
         _edit(
-            stores,
+            CheckpointChoice,
             "newest",
-            "theirs = Checkpoint.of_json(record) if record is not None else None",
-            "return mirror",
+            "mirror, theirs = self.mirror, Checkpoint.of_json(record) if record is not None else None",
+            "return self.mirror",
         ),
     ),
     _mutation(

@@ -10,7 +10,8 @@ from psycopg import sql
 
 from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
-from harvest_lib.checkpoints.table import _ANNOUNCE, _KINDS, _LOCK, CheckpointTable
+from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
+from harvest_lib.checkpoints.table import _ANNOUNCE, CheckpointTable
 from harvest_lib.database import in_statement
 from harvest_lib.leadership import last_leaders, rivals
 from harvest_lib.leadership.pool import Pool

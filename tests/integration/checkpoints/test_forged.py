@@ -150,7 +150,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     monkeypatch.undo()
     _, record = last(outbox)
     assert record["epoch"] > before["epoch"]
-    monkeypatch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
+    monkeypatch.setattr("harvest_lib.checkpoints.kafka_store.KafkaStore.load", lambda _self: 1 / 0)
     for _ in range(3):  # these lead and die
         with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
             harvest.await_stopped(60)
@@ -175,7 +175,7 @@ def change(outbox, expression, **values):
 
 def lead_and_die(outbox, monkeypatch, times=1):
     with monkeypatch.context() as patch:
-        patch.setattr("harvest_lib.checkpoints.stores.KafkaStore.load", lambda _self: 1 / 0)
+        patch.setattr("harvest_lib.checkpoints.kafka_store.KafkaStore.load", lambda _self: 1 / 0)
         for _ in range(times):
             with pytest.raises(ZeroDivisionError), outbox.harvest(**EXACTLY_ONCE) as harvest:
                 harvest.await_stopped(60)
@@ -243,7 +243,7 @@ def test_the_list_of_leaders_stays_short(outbox, monkeypatch):
     assert list(row(outbox)["checkpoint"]["leaders"]) == [author, str(saved["epoch"] + 1), str(saved["epoch"] + 2)]
     for _ in range(3):
         drain(outbox)
-    monkeypatch.setattr("harvest_lib.checkpoints.table._RECENT_LEADERS", 2)
+    monkeypatch.setattr("harvest_lib.checkpoints.authors._RECENT_LEADERS", 2)
     drain(outbox)
     last_two = [str(row(outbox)["epoch"] - 1), str(row(outbox)["epoch"])]
     assert sorted(row(outbox)["checkpoint"]["leaders"], key=int) == [author, *last_two]

@@ -37,18 +37,18 @@ def lead(dsn):
 
 def test_each_leader_since_the_last_that_saved_is_remembered(lead):
     leaders = [lead() for _ in range(3)]
-    assert [len(each.leaders) for each in leaders] == [2, 3, 4]
-    assert [each.older_led for each in leaders] == [False] * 3
+    assert [len(each.authors.leaders) for each in leaders] == [2, 3, 4]
+    assert [each.authors.older_led for each in leaders] == [False] * 3
 
 
 def test_a_leader_of_a_version_that_lists_nobody_is_remembered_as_one(lead, dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("UPDATE outbox_subscriptions SET checkpoint = checkpoint - 'leaders' - 'older'")
-    assert [lead().older_led for _ in range(3)] == [True] * 3
+    assert [lead().authors.older_led for _ in range(3)] == [True] * 3
 
 
 def test_of_very_many_leaders_the_first_and_the_last_are_remembered(lead, monkeypatch):
-    monkeypatch.setattr("harvest_lib.checkpoints.table._MOST_LEADERS", 4)
+    monkeypatch.setattr("harvest_lib.checkpoints.authors._MOST_LEADERS", 4)
     last = [lead() for _ in range(6)][-1]
-    epochs = sorted(map(int, last.leaders))
+    epochs = sorted(map(int, last.authors.leaders))
     assert (epochs[:2], epochs[2:]) == ([last.epoch - 6, last.epoch - 5], [last.epoch - 1, last.epoch])

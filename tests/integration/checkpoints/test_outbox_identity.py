@@ -11,7 +11,7 @@ from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoints.stores import KafkaStore
+from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest, State

@@ -9,7 +9,7 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.checkpoints.stores import KafkaStore
+from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.errors import CheckpointError, PoolConflict
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.leadership import Solo

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from harvest_lib.checkpoints.choice import Belonging, judged
+from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.outbox.identity import OutboxIdentity
 
@@ -25,7 +25,8 @@ WRITTEN = {
     "timeline": "1",
 }
 MIRROR = Checkpoint(generation=3, number=8, origin={"identity": str(OURS), "timeline": "1"}, kept_in="kafka")
-BELONGING = {
+OUR_SIDE = {
+    "place": "here",
     "outbox": "5/shop/outbox",
     "identity": OURS,
     "subscription": "default",
@@ -33,14 +34,14 @@ BELONGING = {
     "source": "snapshot",
     "timeline": "1",
     "leaders": {"4": "leader-4"},
-    "is_same": lambda theirs: theirs == OURS,
+    "difference": lambda record: "" if record["identity"] == str(OURS) else "table",
 }
 
 
-def reason(*, mirror=MIRROR, belonging=(), without=(), **changes):
+def reason(*, mirror=MIRROR, ours=(), without=(), **changes):
     """Return what is wrong with a record of ours that is changed so."""
     record = {name: value for name, value in {**WRITTEN, **changes}.items() if name not in without}
-    return judged(record, Belonging(**{**BELONGING, **dict(belonging)}), mirror)
+    return CheckpointChoice(**{**OUR_SIDE, "mirror": mirror, **dict(ours)}).judge(record)
 
 
 def test_one_of_a_leader_that_postgres_remembers_counts():
@@ -81,7 +82,7 @@ def test_a_position_that_the_source_cannot_go_on_from_is_refused(position):
     ],
 )
 def test_so_it_is_for_other_sources(source, position):
-    said = reason(position={"source": source, **position}, belonging={"source": source})
+    said = reason(position={"source": source, **position}, ours={"source": source})
     assert said.startswith(f"its position is none of source {source}: ")
 
 
@@ -109,15 +110,15 @@ def test_one_that_no_leader_of_the_shard_wrote_is_refused(changes, said):
         {"generation": 2},
         {"identity": "7421/5/99999"},
         {"number": 8, "mirror": Checkpoint(generation=3, number=8, origin=MIRROR.origin, kept_in="postgres")},
-        {"belonging": {"identity": None}, "outbox": "5/shop/outbox"},
-        {"belonging": {"timeline": "2"}},
+        {"ours": {"identity": None}, "outbox": "5/shop/outbox"},
+        {"ours": {"timeline": "2"}},
     ],
 )
 def test_one_that_does_not_count_or_cannot_be_known_is_not_judged(case):
     assert reason(epoch=99, **case) == ""
 
 
-@pytest.mark.parametrize("older", [{"belonging": {"older_led": True}}, {"mirror": Checkpoint(generation=3, number=8)}])
+@pytest.mark.parametrize("older", [{"ours": {"older_led": True}}, {"mirror": Checkpoint(generation=3, number=8)}])
 def test_one_that_does_not_say_who_wrote_it_counts_where_an_older_version_led(older):
     unsigned = {"without": ["identity"], "outbox": "5/shop/outbox"}
     assert reason(**unsigned).startswith("it does not say who wrote it")

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from harvest_lib.checkpoints.choice import Belonging, newest
+from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.stores import PostgresStore
 from harvest_lib.checkpoints.table import Checkpoint
 
@@ -25,4 +25,4 @@ def test_kafka_s_last_checkpoint_is_passed_by_the_first_batch_without_transactio
     assert begun.position == {"at": 7}
     batch = Checkpoint(generation=0, number=begun.number + 1, position={"at": 500})
     in_kafka = {**Checkpoint(generation=0, number=10, position={"at": 10}, kept_in="kafka").as_json(), "outbox": "o"}
-    assert newest(batch, in_kafka, ours=Belonging(outbox="o"), place="here") == batch
+    assert CheckpointChoice(mirror=batch, place="here", outbox="o").newest(in_kafka) == batch

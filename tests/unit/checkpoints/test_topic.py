@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.checkpoints import topic
-from harvest_lib.checkpoints.choice import Belonging, newest
+from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import CheckpointError, TopicTooSmall
 from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
@@ -27,7 +27,7 @@ def record(number, *, generation=0, outbox=OURS):
 
 
 def decided(mirror, found):
-    return newest(mirror, found, ours=Belonging(outbox=OURS), place="here")
+    return CheckpointChoice(mirror=mirror, place="here", outbox=OURS).newest(found)
 
 
 def test_a_topic_that_never_gets_its_partitions_is_waited_for_and_then_refused(monkeypatch):

@@ -1,0 +1,78 @@
+"""The leaders that may have written the checkpoint of a shard in Kafka, and the origin that checkpoints name.
+
+A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row in Postgres
+lists the leaders that there were since the last one that saved, so that a checkpoint of any other is noticed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from harvest_lib.checkpoints.record import Checkpoint
+from harvest_lib.outbox.identity import OutboxIdentity
+
+_MOST_LEADERS, _RECENT_LEADERS = 256, 16
+"""So many are listed, and so many of the last ones once the author of Kafka's checkpoint is known."""
+
+
+class Authors:
+    """The authors of the checkpoints of one shard, as its leader knows them."""
+
+    def __init__(self) -> None:
+        self.identity: OutboxIdentity | None = None
+        """That of the outbox; None where nobody asks for it."""
+        self.leaders: dict[str, str] = {}
+        """By epoch: the leaders since the last that saved, and the present one."""
+        self.older_led = False
+        """True if a leader since the last that saved was of a version that does not write its identity."""
+        self._origin: dict[str, Any] = {}
+
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """Return the origin that checkpoints get from this leader."""
+        return self._origin
+
+    def read(self, saved: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
+        """Take what the last leader has left in the row."""
+        self.leaders = dict(saved.get("leaders", {}))
+        self.older_led = bool(saved.get("older")) or (leader_id is not None and str(epoch) not in self.leaders)
+        self._origin = {"was": saved["was"]} if saved.get("was") else {}
+        if leader_id is not None:
+            self.leaders[str(epoch)] = str(leader_id)
+
+    def sign(self, row: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
+        """Have checkpoints saved from now on name this leader as their author."""
+        self.leaders[str(epoch)] = str(leader_id)
+        signature = {**row, "leader_id": str(leader_id), "epoch": epoch}
+        self._origin = {"identity": str(self.identity), **self._origin, **signature}
+
+    def add(self, **more: Any) -> None:
+        """Have the checkpoints say more of where they come from."""
+        self._origin |= more
+
+    def forget_before(self, record: Mapping[str, Any]) -> bool:
+        """Forget those before the author of Kafka's checkpoint, which cannot have written a later one; False if there
+        are none."""
+        author = str(record.get("epoch"))
+        if author not in self.leaders or self.leaders[author] != record.get("leader_id"):
+            return False
+        since = sorted((each for each in self.leaders if int(each) > int(author)), key=int)[-_RECENT_LEADERS:]
+        is_longer = len(since) + 1 < len(self.leaders)
+        if is_longer:
+            self.leaders = {each: self.leaders[each] for each in (author, *since)}
+        return is_longer
+
+    def listed(self) -> Mapping[str, Any]:
+        """Return the list for the row: the first and the last ones, if they are too many."""
+        if len(self.leaders) > _MOST_LEADERS:
+            # A delivering leader has read Kafka's checkpoint and forgotten most before it: its author is an early one.
+            listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
+            self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
+        return {"leaders": self.leaders, **({"older": True} if self.older_led else {})}
+
+    def saved(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Return the saver, and the checkpoint's author if that is another: it is still the last in Kafka."""
+        if not self._origin:
+            return {}
+        authors = [each for each in (checkpoint.origin, self._origin) if {"epoch", "leader_id"} <= each.keys()]
+        return {**self._origin, "leaders": {str(each["epoch"]): each["leader_id"] for each in authors}}

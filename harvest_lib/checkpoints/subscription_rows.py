@@ -1,0 +1,46 @@
+"""The rows of a subscription: the lock on all of them, and the check that they are divided and read as configured."""
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError
+from harvest_lib.source.filters import Subscription
+
+# Rows and no advisory lock: that could be held forever by any role that may connect, such as a writer of the outbox.
+_LOCK = "SELECT shard FROM {table} WHERE subscription = %(subscription)s ORDER BY shard FOR UPDATE"
+
+_KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(subscription)s ORDER BY shards, source"
+
+
+def lock_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, name: str) -> bool:
+    """Keep others from leading, moving or dividing a subscription, until the end of the transaction; False if it has no
+    row to lock. `table` is that of the subscriptions."""
+    locked = connection.execute(sql.SQL(_LOCK).format(table=in_statement(table)), {"subscription": name})
+    return locked.fetchone() is not None
+
+
+def check_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, subscription: Subscription) -> None:
+    """Raise CheckpointError if the subscription has another number of shards, or another source, than configured."""
+    statement = sql.SQL(_KINDS).format(table=in_statement(table))
+    with translated():
+        kinds = connection.execute(statement, {"subscription": subscription.name}).fetchall()
+    name = subscription.name
+    for shards, source in kinds:
+        if shards != subscription.shards:
+            raise CheckpointError(
+                f"the subscription {name!r} is divided into {shards}, not {subscription.shards}",
+                evidence=f"its rows in {table.as_string(None)} say shards {shards}, the configuration "
+                f"{subscription.shards}: a key would change its leader while its records are on their way",
+                next_step=f"set `shards: {shards}`, or change the number with "
+                f"`harvest subscriptions reshard {name} --shards {subscription.shards}`, which keeps each key's order",
+            )
+        if source != subscription.source:
+            raise CheckpointError(
+                f"the position of the subscription {name!r} is one of source {source}, not {subscription.source}",
+                evidence=f"its rows in {table.as_string(None)} say so",
+                next_step=f"set `source: {source}`, or convert the position, repeating what it cannot express, with "
+                f"`harvest subscriptions rewind {name} --to mirror --source {subscription.source}`",
+            )
