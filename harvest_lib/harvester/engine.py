@@ -25,9 +25,10 @@ from harvest_lib.delivery import Topics
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.events import Event
 from harvest_lib.harvester.added_partitions import Added
-from harvest_lib.harvester.measures import HarvestMeasures, MeasuredGuarantee, ShardMeasures
+from harvest_lib.harvester.measures import HarvestMeasures, ShardMeasures
+from harvest_lib.harvester.observed import ObservedGuarantee
 from harvest_lib.harvester.other_readers import refuse_readers
-from harvest_lib.harvester.tracing import traced_guarantee
+from harvest_lib.harvester.tracing import batch_tracing
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.outbox.row_security import check_all_rows
@@ -89,7 +90,7 @@ def make_loop(
     """Return the loop of a term over parts, with what counts and traces its batches."""
     ports = BatchPorts(
         source=source,
-        guarantee=MeasuredGuarantee(traced_guarantee(guarantee, config, term.shard), callbacks.measures),
+        guarantee=ObservedGuarantee(guarantee, [callbacks.measures, *batch_tracing(config, term.shard)]),
         parking=parking,
         troubles=topics.troubles,
         limits=config.limits,

@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import assert_never
 
-from harvest_lib.batching.guarantees import Guarantee
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
 from harvest_lib.events import Event, LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked, MeterRead
-from harvest_lib.harvester.wrapped import WrappedGuarantee
 from harvest_lib.record import ID, Row
 from harvest_lib.telemetry.counts import AGE_BOUNDS, Counts, Histogram
 
@@ -88,7 +85,7 @@ class HarvestMeasures:
 
 
 class ShardMeasures:
-    """Measures filled by the loop of one term. Used by its thread."""
+    """Measures filled by the loop of one term, `BatchObserver` of its batches. Used by its thread."""
 
     def __init__(self, measures: HarvestMeasures, label: str) -> None:
         self._measures = measures
@@ -143,33 +140,6 @@ class ShardMeasures:
     def abandoned(self, *, repeats: bool) -> None:
         """Forget the open batch; its records may be sent again, to be seen twice if that `repeats`."""
         if self._sent and repeats:
-            self.doubtful(self._sent)
+            self._measures.possible_duplicates.add(self._label, amount=self._sent)
         self._sent = 0
         self._chosen = None
-
-    def doubtful(self, records: int) -> None:
-        """Count records that may come twice."""
-        self._measures.possible_duplicates.add(self._label, amount=records)
-
-
-class MeasuredGuarantee(WrappedGuarantee):
-    """`Guarantee` that counts the records of another one."""
-
-    def __init__(self, guarantee: Guarantee, measures: ShardMeasures) -> None:
-        super().__init__(guarantee)
-        self._measures = measures
-
-    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        self._measures.handing_over(rows)
-        return super().send(rows, may_send)
-
-    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
-        began = boot_seconds()
-        outcome = super().commit(checkpoint, may_send)
-        self._measures.committed(outcome, began)
-        return outcome
-
-    def abandon(self) -> bool:
-        may_arrive = super().abandon()
-        self._measures.abandoned(repeats=not self.exactly_once)
-        return may_arrive

@@ -1,4 +1,4 @@
-"""Spans of deliveries: wrappers of a harvester's ways into Kafka, made where the process has a tracer provider.
+"""Spans of deliveries: observers of a harvester's batches, made where the process has a tracer provider.
 
 Promises
 - A span of a batch goes from its first record to its commit, and is of a trace of its own. It has links to the spans in
@@ -9,11 +9,8 @@ Promises
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from harvest_lib.batching.guarantees import Guarantee
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
-from harvest_lib.harvester.wrapped import WrappedGuarantee
 from harvest_lib.record import TOPIC, Row
 from harvest_lib.record.rows import RowPage, sampled_traceparents
 from harvest_lib.telemetry.batch_span import BatchSpan
@@ -42,22 +39,19 @@ class SendSpan(BatchSpan):
             self.link(sampled_traceparents(rows, self.room))
 
 
-class TracedGuarantee(WrappedGuarantee):
-    """`Guarantee` that makes a span of each batch that goes through another one."""
+class BatchTracing:
+    """`BatchObserver` that makes a span of each batch."""
 
-    def __init__(self, guarantee: Guarantee, make_span: Callable[[], SendSpan]) -> None:
-        super().__init__(guarantee)
+    def __init__(self, make_span: Callable[[], SendSpan]) -> None:
         self._make_span = make_span
         self._span: SendSpan | None = None
 
-    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+    def handing_over(self, rows: Sequence[Row]) -> None:
         if rows:
             self._span = self._span or self._make_span()
             self._span.add(rows)
-        return super().send(rows, may_send)
 
-    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
-        outcome = super().commit(checkpoint, may_send)
+    def committed(self, outcome: BatchOutcome, _began: float) -> None:
         match outcome:
             case BatchCommitted():
                 self._end()
@@ -67,12 +61,9 @@ class TracedGuarantee(WrappedGuarantee):
                 self._end("fenced", reason)
             case other:
                 assert_never(other)
-        return outcome
 
-    def abandon(self) -> bool:
-        may_arrive = super().abandon()
+    def abandoned(self, *, repeats: bool) -> None:  # noqa: ARG002 - the span is over either way
         self._end("abandoned", _ABANDONED)
-        return may_arrive
 
     def _end(self, error: str = "", reason: str = "") -> None:
         if self._span is not None:
@@ -80,13 +71,13 @@ class TracedGuarantee(WrappedGuarantee):
             self._span = None
 
 
-def traced_guarantee(guarantee: Guarantee, config: HarvestConfig, shard: int) -> Guarantee:
-    """Return a guarantee that makes spans of a shard's batches, or the same one where nobody traces."""
+def batch_tracing(config: HarvestConfig, shard: int) -> Sequence[BatchTracing]:
+    """Return the observer that makes spans of a shard's batches; none where nobody traces."""
     tracer = configured_tracer()
     if tracer is None:
-        return guarantee
+        return []
     attributes = _attributes(config, shard)
-    return TracedGuarantee(guarantee, lambda: SendSpan(tracer, attributes))
+    return [BatchTracing(lambda: SendSpan(tracer, attributes))]
 
 
 def _attributes(config: HarvestConfig, shard: int) -> Mapping[str, str | int]:

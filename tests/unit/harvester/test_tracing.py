@@ -12,7 +12,8 @@ from support.rows import Page, row
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import BatchFenced
-from harvest_lib.harvester.tracing import traced_guarantee
+from harvest_lib.harvester.observed import ObservedGuarantee
+from harvest_lib.harvester.tracing import batch_tracing
 from harvest_lib.telemetry.batch_span import MOST_LINKS
 
 pytestmark = pytest.mark.quick
@@ -41,8 +42,8 @@ def delivery(kafka):
 
 @pytest.fixture
 def guarantee(traces, delivery):
-    made = traced_guarantee(delivery, CONFIG, 3)
-    assert made is not delivery
+    (observer,) = batch_tracing(CONFIG, 3)
+    made = ObservedGuarantee(delivery, [observer])
     made.begin(uuid.uuid4(), lambda: True)
     return made
 
@@ -55,8 +56,8 @@ def commit(guarantee):
     return guarantee.commit(Checkpoint(generation=0), yes)
 
 
-def test_nothing_is_wrapped_where_nobody_traces(delivery):
-    assert traced_guarantee(delivery, CONFIG, 0) is delivery
+def test_nothing_is_observed_where_nobody_traces():
+    assert batch_tracing(CONFIG, 0) == []
 
 
 def test_a_batch_has_a_span_from_its_first_record_to_its_commit(traces, guarantee, kafka):
@@ -144,7 +145,7 @@ def test_links_are_bounded_and_of_no_malformed_header(traces, guarantee):
 
 def test_a_span_that_is_not_recorded_looks_at_no_row(monkeypatch, traces, delivery):
     monkeypatch.setattr(traces.provider, "sampler", ALWAYS_OFF)
-    guarantee = traced_guarantee(delivery, CONFIG, 0)
+    guarantee = ObservedGuarantee(delivery, batch_tracing(CONFIG, 0))
     guarantee.send(Untouched([row(1, "k")]), yes)
     commit(guarantee)
     assert traces.ours == []
