@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
@@ -20,36 +20,25 @@ from typing import Self
 
 from confluent_kafka import Consumer, Producer
 
-from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, require_session
 from harvest_lib.delivery import Delivery
 from harvest_lib.errors import HarvestError, LifecycleError
-from harvest_lib.events import (
-    Event,
-    EventHandler,
-    LeaderAcquired,
-    LeaderFenced,
-    LeaderRefreshed,
-    LeaderRevoked,
-    Meter,
-    MeterRead,
-)
+from harvest_lib.events import EventHandler
 from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
-from harvest_lib.harvester.engine import Callbacks, Engine
+from harvest_lib.harvester.engine import Engine
 from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
 from harvest_lib.harvester.former_election import refuse_group
-from harvest_lib.harvester.hold_off import HoldOffs
-from harvest_lib.harvester.measures import HarvestMeasures
 from harvest_lib.harvester.pools import make_leadership, read_pool
 from harvest_lib.harvester.progress import Progress
 from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_watch import TableWatch
+from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
-from harvest_lib.leadership import Leadership, Term, TermEnd
+from harvest_lib.leadership import Leadership
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.native import implementation
 from harvest_lib.outbox import OutboxTable
@@ -110,24 +99,18 @@ class Harvest:
         self._engine: Engine | None = None
         self._watch: TableWatch | None = None
         self._leadership = leadership
-        self._handler: EventHandler | None = None
         self._state = State.CREATED
         self._state_lock = threading.Lock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
-        self._hold_offs = HoldOffs(config.session_timeout_seconds)
-        self._turned_at = boot_seconds()
+        self._terms = Terms(config, self._stopping)
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._loops: dict[int, BatchLoop] = {}  # by shard
-        self._terms: dict[int, Term] = {}  # likewise
-        self.measures = HarvestMeasures()
+        self.measures = self._terms.measures
         """Its counts: see `harvest_lib.harvester.telemetry`."""
         self.certificates = certificates_of(config)
         """Those that its clients are configured with."""
-        self._meter_lock = threading.Lock()
-        self._meter = Meter("throughput", boot_seconds())
 
     # -- lifecycle
 
@@ -218,16 +201,16 @@ class Harvest:
         """
         began = time.monotonic()
         with self:
-            while not self._idle():
+            while not self._terms.idle:
                 if self._stopped.wait(_STANDBY_WAIT_SECONDS):
                     break
                 if timeout_seconds is not None and time.monotonic() - began > timeout_seconds:
                     raise LifecycleError(
                         f"the outbox was not empty after {timeout_seconds:g} s",
-                        evidence=f"{self._meter.total} records delivered, leader: {self.is_leader}",
+                        evidence=f"{self._terms.delivered_records} records delivered, leader: {self.is_leader}",
                         next_step="allow more time, or see with `harvest status` who leads",
                     )
-        return Drained(records=self._meter.total, seconds=time.monotonic() - began)
+        return Drained(records=self._terms.delivered_records, seconds=time.monotonic() - began)
 
     def __enter__(self) -> Self:
         self.start()
@@ -265,28 +248,28 @@ class Harvest:
     @property
     def is_responsive(self) -> bool:
         """Return True if it runs and its loop has turned within the last minute, whatever the servers do."""
-        return self._state is State.RUNNING and boot_seconds() - self._turned_at < _UNRESPONSIVE_SECONDS
+        return self._state is State.RUNNING and boot_seconds() - self._terms.turned_at < _UNRESPONSIVE_SECONDS
 
     @property
     def is_leader(self) -> bool:
         """Return True if this process leads at least one shard."""
-        return bool(self._loops)
+        return bool(self._terms.loops)
 
     @property
     def shards(self) -> list[int]:
         """Return the shards that this process leads now."""
-        return sorted(self._loops)
+        return sorted(self._terms.loops)
 
     @property
     def leader_id(self) -> uuid.UUID | None:
         """Return the id under which this process leads its lowest shard now, or None."""
-        loops = self._loops.copy()
+        loops = self._terms.loops.copy()
         return loops[min(loops)].leader_id if loops else None
 
     @property
     def led_shards(self) -> list[int]:
         """Return the shards that this process leads now under terms that are proved."""
-        return sorted(shard for shard, term in self._terms.copy().items() if term.is_live())
+        return self._terms.shards
 
     @property
     def hand_over(self) -> str:
@@ -311,77 +294,53 @@ class Harvest:
     @property
     def in_flight_records(self) -> int:
         """Return how many records were sent and are not acknowledged yet, over all shards that this process leads."""
-        return sum(loop.in_flight for loop in self._loops.copy().values())
+        return sum(loop.in_flight for loop in self._terms.loops.copy().values())
 
     @property
     def delivered_records(self) -> int:
         """Return how many records this instance has delivered."""
-        return self._meter.total
+        return self._terms.delivered_records
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
         """Have `handler` called with each event, on the harvester's thread: it should return soon."""
-        self._handler = handler
+        self._terms.handler = handler
 
     # -- the harvest thread
 
     def _run(self) -> None:
-        assert self._leadership is not None  # noqa: S101 - `start` has made it
-        threads: dict[Term, threading.Thread] = {}
         try:
-            while not self._stopping.is_set():
-                self._turned_at = boot_seconds()
-                live = self._leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
-                threads = {term: thread for term, thread in threads.items() if thread.is_alive()}
-                if not live and not threads and self._engine is not None:
-                    self._engine.stand_by()
-                for term in live:
-                    if term not in threads and self._may_begin(term, threads):
-                        name = f"harvest-shard-{term.shard}"
-                        threads[term] = threading.Thread(target=self._serve, args=(term,), name=name, daemon=True)
-                        threads[term].start()
-                if set(live).difference(threads):  # some may not begin yet, and the next call would return at once
-                    self._stopping.wait(_STANDBY_WAIT_SECONDS)
-        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
-            self._failure = error
-            _log.error("harvester_died", extra={"reason": str(error)})
-        except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
-            self._failure = error
-            _log.exception("harvester_died")
+            self._guarded(self._serve)
         finally:
             deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
-            for thread in threads.values():  # daemons: one that waits for a server that is gone is left behind
-                thread.join(max(0.0, deadline.remaining_seconds - 2 * _SLACK_SECONDS))
-            if self._failure is None and not self._stopping.is_set():
-                # confluent-kafka can raise an object that is no exception: no clause above sees it.
-                self._failure = LifecycleError("the harvester ended by itself", next_step="see the log above")
+            self._terms.join(deadline, 2 * _SLACK_SECONDS)
             self._state = State.STOPPING
             try:
                 self._close()
-            except BaseException as error:  # noqa: BLE001 - as above; the first failure is the one that counts
+            except BaseException as error:  # noqa: BLE001 - as below; the first failure is the one that counts
                 self._failure = self._failure or error
             self._state = State.STOPPED
             # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
-            _log.info("harvester_stopped", extra={"delivered": self._meter.total})
+            _log.info("harvester_stopped", extra={"delivered": self.delivered_records})
             self._stopped.set()
 
-    def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
-        """Return True if a term is still to be served, and nothing of an earlier one of its shard is left."""
-        is_over = all(other.shard != term.shard for other in threads)
-        return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
+    def _serve(self) -> None:
+        assert self._leadership is not None and self._engine is not None  # noqa: S101, PT018 - `start` has made both
+        look = self._watch.look if self._watch is not None else lambda: None
+        self._terms.serve(self._leadership, self._engine, self._guarded, look)
 
-    def _serve(self, term: Term) -> None:
-        """Harvest under a term; an error that ends it ends the harvester."""
-        ended = False
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread; an error that ends it ends the harvester, and `await_stopped` raises it."""
+        is_done = False
         try:
-            self._lead(term)
-            ended = True
+            work()
+            is_done = True
         except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
             self._failure = self._failure or error
             _log.exception("harvester_died")
         finally:
-            if not ended:
+            if not is_done:
                 # confluent-kafka can raise an object that is no exception: no clause above sees it.
                 ended_by_itself = LifecycleError("the harvester ended by itself", next_step="see the log above")
                 self._failure = self._failure or ended_by_itself
@@ -392,30 +351,6 @@ class Harvest:
         self._failure = self._failure or error
         _log.error("harvester_died", extra={"reason": str(error)})
         self._stopping.set()
-
-    def _lead(self, term: Term) -> None:
-        assert self._engine is not None  # noqa: S101 - `start` chooses it before there are terms
-        if self._watch is not None:
-            self._watch.look()
-        shard = term.shard
-        callbacks = Callbacks(
-            emit=partial(self._emit, shard),
-            delivered=partial(self._delivered, shard),
-            measures=self.measures.shard(shard),
-        )
-        loop = self._engine.loop(term, self._stopping, callbacks)
-        self._terms[shard] = term
-        self._loops[shard] = loop
-        self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
-        try:
-            loop.run()
-        finally:
-            if loop.holds_off:
-                self._hold_offs.begin(shard, loop.epoch)
-            fenced = term.ended is TermEnd.FENCED
-            self._emit(shard, LeaderFenced(shard=shard) if fenced else LeaderRevoked(shard=shard))
-            self._loops.pop(shard, None)
-            self._terms.pop(shard, None)
 
     def _close(self) -> None:
         deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
@@ -428,43 +363,3 @@ class Harvest:
         consumer, producer = self._providers
         providers = {"consumer_provider": consumer, "producer_provider": producer}
         return CheckpointEngine(config, self._table, pool=pool, **providers)
-
-    def _delivered(self, shard: int, records: int) -> None:
-        self.measures.delivered.add(str(shard), amount=records)
-        with self._meter_lock:
-            self._meter.add(records)
-            now = boot_seconds()
-            stats = (
-                self._meter.read(now)
-                if self._meter.due(now, self._config.limits.min_metrics_interval_seconds)
-                else None
-            )
-        if stats is not None:
-            self._emit(0, MeterRead(stats=stats))
-
-    def _idle(self) -> bool:
-        """Return True if this process leads every shard, and none has a backlog."""
-        loops = self._loops.copy()
-        return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
-
-    def _emit(self, shard: int, event: Event) -> None:
-        self.measures.hear(shard, event)
-        if not isinstance(event, MeterRead):
-            loop = self._loops.get(shard)
-            named = {"leader_id": str(loop.leader_id) if loop is not None else None}
-            if self._config.shards > 1:
-                named["shard"] = str(shard)
-            _log.info(_EVENT_NAMES[type(event)], extra=named)
-        if self._handler is not None:
-            try:
-                self._handler(event)
-            except Exception:  # noqa: BLE001 - a handler's fault is not the harvester's
-                _log.exception("event_handler_failed")
-
-
-_EVENT_NAMES = {
-    LeaderAcquired: "leader_acquired",
-    LeaderRefreshed: "leader_refreshed",
-    LeaderFenced: "leader_fenced",
-    LeaderRevoked: "leader_revoked",
-}

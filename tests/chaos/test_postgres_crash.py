@@ -319,7 +319,9 @@ def fall_behind(postgres, standby, harvest, topic):
         writer.commit(20, "both")
         eventually(lambda: harvest.delivered_records == 20, "the first are delivered")
         eventually(
-            lambda: harvest._loops[0]._checkpoints.last.number > 1 and harvest._loops[0]._checkpoints.is_saved,
+            lambda: (
+                harvest._terms.loops[0]._checkpoints.last.number > 1 and harvest._terms.loops[0]._checkpoints.is_saved
+            ),
             "its checkpoint is saved",
         )
         await_replicated(postgres, standby)

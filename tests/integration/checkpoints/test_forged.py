@@ -256,7 +256,7 @@ def save_without_a_commit(outbox, **settings):
     """Have a leader with nothing to deliver save, by giving it a place to stop."""
     before = row(outbox)["checkpoint"]["leader_id"]
     with outbox.running(**EXACTLY_ONCE, **settings) as harvest:
-        eventually(lambda: harvest._loops and harvest._loops[0].idle, "it leads")
+        eventually(lambda: harvest._terms.loops and harvest._terms.loops[0].idle, "it leads")
         outbox.connection.execute("UPDATE outbox_subscriptions SET until = pg_current_snapshot()")
         eventually(lambda: row(outbox)["checkpoint"]["leader_id"] != before, "it saves")
     outbox.connection.execute("UPDATE outbox_subscriptions SET until = NULL")

@@ -61,7 +61,7 @@ def check_delivered(outbox, bootstrap_servers, records):
 def await_turns(harvest, number=10):
     """Wait until the harvester has looked around so often."""
     turns = set()
-    eventually(lambda: turns.add(harvest._turned_at) or len(turns) > number, "it goes round")
+    eventually(lambda: turns.add(harvest._terms.turned_at) or len(turns) > number, "it goes round")
 
 
 def reconnect(outbox):

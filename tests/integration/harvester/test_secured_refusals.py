@@ -355,7 +355,7 @@ def test_no_secret_is_said_whatever_is_turned_on(secured, environment):
     config = secured.config(base_kafka_config=loud, **settings)
     harvest = Harvest(config)
     shown += [repr(config), str(config), json.dumps(config.redacted()), repr(config.base_kafka_config), repr(harvest)]
-    shown += [repr(harvest._meter), repr(harvest._leadership)]
+    shown += [repr(harvest._terms._meter), repr(harvest._leadership)]
     encoded = base64.b64encode(secret.encode()).decode().rstrip("=")
     assert not [text for text in shown if secret in text or encoded in text]
 

@@ -12,7 +12,7 @@ from harvest_lib.batching import batch as batch_module
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import BatchFailed
 from harvest_lib.events import MeterRead
-from harvest_lib.harvester import harvest as harvester
+from harvest_lib.harvester import terms
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.leadership import Solo, TermEnd
@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (clock_module, batch_module, harvester, mark_batches):
+    for module in (clock_module, batch_module, terms, mark_batches):
         monkeypatch.setattr(module, "boot_seconds", made)
     return made
 
@@ -212,6 +212,6 @@ def test_the_meter_is_read_no_more_often_than_the_min_metrics_interval(clock, in
     read = []
     harvest.set_event_handler(lambda event: isinstance(event, MeterRead) and read.append(event.stats.interval_count))
     for _ in range(10):
-        harvest._delivered(0, 1)
+        harvest._terms._delivered(0, 1)
         clock.now += 1.0
     assert read == expected

@@ -17,7 +17,7 @@ MADE_ELSEWHERE = {
         ("database_access_denied", "kafka_access_denied"),
         {"reason", "next_step"},
     ),
-    ("harvest_lib/harvester/harvest.py", "info"): (
+    ("harvest_lib/harvester/terms.py", "info"): (
         ("leader_acquired", "leader_refreshed", "leader_fenced", "leader_revoked"),
         {"leader_id", "shard"},
     ),

@@ -1,0 +1,153 @@
+"""The terms that a process serves: a thread and a loop for each shard that it leads, their events and their counts."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from functools import partial
+
+from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.config import HarvestConfig
+from harvest_lib.events import (
+    Event,
+    EventHandler,
+    LeaderAcquired,
+    LeaderFenced,
+    LeaderRefreshed,
+    LeaderRevoked,
+    Meter,
+    MeterRead,
+)
+from harvest_lib.harvester.engine import Callbacks, Engine
+from harvest_lib.harvester.hold_off import HoldOffs
+from harvest_lib.harvester.measures import HarvestMeasures
+from harvest_lib.leadership import Leadership, Term, TermEnd
+
+_log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
+
+_STANDBY_WAIT_SECONDS = 0.1
+
+
+class Terms:
+    """The terms of one process. `serve` is called once, on a thread of its own; all else from any thread."""
+
+    def __init__(self, config: HarvestConfig, stopping: threading.Event) -> None:
+        self._config = config
+        self._stopping = stopping
+        self._hold_offs = HoldOffs(config.session_timeout_seconds)
+        self._threads: dict[Term, threading.Thread] = {}
+        self._meter_lock = threading.Lock()
+        self._meter = Meter("throughput", boot_seconds())
+        self._served: dict[int, Term] = {}  # by shard
+        self.loops: dict[int, BatchLoop] = {}  # likewise
+        self.measures = HarvestMeasures()
+        self.handler: EventHandler | None = None
+        self.turned_at = boot_seconds()
+        """The time at which `serve` was last seen to turn."""
+
+    @property
+    def shards(self) -> list[int]:
+        """Return the shards that are led now under terms that are proved."""
+        return sorted(shard for shard, term in self._served.copy().items() if term.is_live())
+
+    @property
+    def delivered_records(self) -> int:
+        """Return the number of delivered records."""
+        return self._meter.total
+
+    @property
+    def idle(self) -> bool:
+        """Return True if this process leads every shard, and none has a backlog."""
+        loops = self.loops.copy()
+        return len(loops) == self._config.shards and all(loop.idle for loop in loops.values())
+
+    def serve(
+        self,
+        leadership: Leadership,
+        engine: Engine,
+        guarded: Callable[[Callable[[], None]], None],
+        look: Callable[[], None],
+    ) -> None:
+        """Serve the terms of an election until `stopping` is set. `guarded` runs what a thread does; `look` is called
+        before each term."""
+        threads = self._threads
+        while not self._stopping.is_set():
+            self.turned_at = boot_seconds()
+            live = leadership.terms(_STANDBY_WAIT_SECONDS, known=threads)
+            for term in [term for term, thread in threads.items() if not thread.is_alive()]:
+                del threads[term]
+            if not live and not threads:
+                engine.stand_by()
+            for term in live:
+                if term not in threads and self._may_begin(term, threads):
+                    lead = partial(self._lead, term, engine, look)
+                    name = f"harvest-shard-{term.shard}"
+                    threads[term] = threading.Thread(target=guarded, args=(lead,), name=name, daemon=True)
+                    threads[term].start()
+            if set(live).difference(threads):  # some may not begin yet, and the next call would return at once
+                self._stopping.wait(_STANDBY_WAIT_SECONDS)
+
+    def join(self, deadline: Deadline, slack_seconds: float) -> None:
+        """Wait for the threads until shortly before a deadline; one that waits for a server that is gone is a daemon,
+        and left behind."""
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline.remaining_seconds - slack_seconds))
+
+    def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
+        """Return True if a term is still to be served, and nothing of an earlier one of its shard is left."""
+        is_over = all(other.shard != term.shard for other in threads)
+        return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
+
+    def _lead(self, term: Term, engine: Engine, look: Callable[[], None]) -> None:
+        look()
+        shard = term.shard
+        callbacks = Callbacks(
+            emit=partial(self._emit, shard),
+            delivered=partial(self._delivered, shard),
+            measures=self.measures.shard(shard),
+        )
+        loop = engine.loop(term, self._stopping, callbacks)
+        self._served[shard] = term
+        self.loops[shard] = loop
+        self._emit(shard, LeaderAcquired(leader_id=term.leader_id, shard=shard))
+        try:
+            loop.run()
+        finally:
+            if loop.holds_off:
+                self._hold_offs.begin(shard, loop.epoch)
+            fenced = term.ended is TermEnd.FENCED
+            self._emit(shard, LeaderFenced(shard=shard) if fenced else LeaderRevoked(shard=shard))
+            self.loops.pop(shard, None)
+            self._served.pop(shard, None)
+
+    def _delivered(self, shard: int, records: int) -> None:
+        self.measures.delivered.add(str(shard), amount=records)
+        with self._meter_lock:
+            self._meter.add(records)
+            now = boot_seconds()
+            is_due = self._meter.due(now, self._config.limits.min_metrics_interval_seconds)
+            stats = self._meter.read(now) if is_due else None
+        if stats is not None:
+            self._emit(0, MeterRead(stats=stats))
+
+    def _emit(self, shard: int, event: Event) -> None:
+        self.measures.hear(shard, event)
+        if not isinstance(event, MeterRead):
+            loop = self.loops.get(shard)
+            named = {"leader_id": str(loop.leader_id) if loop is not None else None}
+            if self._config.shards > 1:
+                named["shard"] = str(shard)
+            _log.info(_EVENT_NAMES[type(event)], extra=named)
+        if self.handler is not None:
+            try:
+                self.handler(event)
+            except Exception:  # noqa: BLE001 - a handler's fault is not the harvester's
+                _log.exception("event_handler_failed")
+
+
+_EVENT_NAMES = {
+    LeaderAcquired: "leader_acquired",
+    LeaderRefreshed: "leader_refreshed",
+    LeaderFenced: "leader_fenced",
+    LeaderRevoked: "leader_revoked",
+}
