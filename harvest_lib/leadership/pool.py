@@ -21,14 +21,8 @@ OUTBOX = frozenset({"database", "table"})
 DELIVERY = frozenset({"delivery", "fence"})
 """The fields that decide what readers are promised."""
 
-_KNOWN_BY = {
-    "cluster": "cluster",
-    "database": "database",
-    "table": "database",
-    "delivery": "delivery",
-    "fence": "delivery",
-}
-"""Fields that a process may not know or not publish, each with the field that is empty then."""
+_KNOWN_BY = {"fence": "delivery"}
+"""Fields that may be empty, and are known where another one is not. Any other that is empty is unknown."""
 
 _LOGGED = ("group", "process", "server", "table", "leader_topic")
 _LONGEST_TEXT, _MOST_LOGGED = 300, 100
@@ -71,9 +65,9 @@ class Pool:
 
     def differences(self, other: "Pool") -> frozenset[str]:
         """Return the names of the identifying fields in which both differ, as far as both are known."""
-        named = [*ELECTION, *OUTBOX, *DELIVERY]
-        unknown = {name for name, by in _KNOWN_BY.items() if not getattr(self, by) or not getattr(other, by)}
-        return frozenset(name for name in named if getattr(self, name) != getattr(other, name)) - unknown
+        ours, theirs = self.as_json(), other.as_json()
+        different = {name for name in (*ELECTION, *OUTBOX, *DELIVERY) if ours[name] != theirs[name]}
+        return frozenset(name for name in different if all(each[_KNOWN_BY.get(name, name)] for each in (ours, theirs)))
 
     def is_one_election(self, other: "Pool") -> bool:
         """Return True if both stand in one election, as far as is known."""
