@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from types import TracebackType
 from typing import Self
 
@@ -22,24 +21,17 @@ from confluent_kafka import Consumer, Producer
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect, require_session
 from harvest_lib.delivery import Delivery
 from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import EventHandler
 from harvest_lib.harvester.added_partitions import Added
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
-from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Engine
 from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
-from harvest_lib.harvester.former_election import refuse_group
-from harvest_lib.harvester.pools import make_leadership, read_pool
+from harvest_lib.harvester.parts import OwnParts, Parts, choose_parts
 from harvest_lib.harvester.progress import Progress
-from harvest_lib.harvester.purging_engine import PurgingEngine
-from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.harvester.terms import Terms
-from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Leadership
-from harvest_lib.leadership.pool import Pool
 from harvest_lib.native import implementation
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import ClaimSource
@@ -91,13 +83,14 @@ class Harvest:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
         refuse_bad_settings(config, kafka_producer_provider)
-        self._make_purging_engine = partial(
-            PurgingEngine, source=source, delivery=delivery, producer_provider=kafka_producer_provider
+        self._own = OwnParts(
+            source=source,
+            delivery=delivery,
+            leadership=leadership,
+            consumer_provider=kafka_consumer_provider,
+            producer_provider=kafka_producer_provider,
         )
-        self._providers = kafka_consumer_provider, kafka_producer_provider
-        self._has_own_parts = source is not None or delivery is not None  # which mark
         self._engine: Engine | None = None
-        self._watch: TableWatch | None = None
         self._leadership = leadership
         self._state = State.CREATED
         self._state_lock = threading.Lock()
@@ -128,55 +121,26 @@ class Harvest:
                 )
             self._state = State.RUNNING
         try:
-            conninfo = self._config.data_source.conninfo()
-            with connect(conninfo) as connection:
-                choices = read_choices(self._config, connection, self._table, marks=self._has_own_parts)
-                config = resolved(self._config, choices, self._table)
-                pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
-                self._engine = self._make_engine(config, pool)
-                self._engine.check(connection)
-            require_session(conninfo)
-            topic_partitions(config.kafka_settings(for_producer=False))
-            if self._leadership is None and (self._config.leadership, config.leadership) == ("auto", "postgres"):
-                refuse_group(config)
-            self._leadership = self._leadership or make_leadership(config, *self._providers, pool)
-            self._leadership.start()
+            parts = choose_parts(self._config, self._table, self._own)
+            self._engine, self._leadership = parts.engine, parts.leadership
+            parts.leadership.start()
         except BaseException:
             self._state = State.STOPPED
             self._stopped.set()
             raise
-        if reads_table(self._config) and choices.source == "mark" and not self._has_own_parts:
-            self._watch = TableWatch(conninfo, self._table, choices)
-        self._config = config
+        self._config = parts.config
         Progress(
-            conninfo,
+            self._config.data_source.conninfo(),
             delivered=lambda: self.delivered_records,
             leads=lambda: self.is_leader,
             backlog_age_seconds=self._engine.backlog_age_seconds,
         ).begin(self._stopped)
         self.certificates.begin(self._stopped, time.time)
-        self._thread = threading.Thread(target=self._run, name="harvest", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(parts,), name="harvest", daemon=True)
         self._thread.start()
-        if self._watch is not None:
-            self._watch.begin(self._end, self._stopped)
-        way = implementation()
-        if unread := config.limits.without_effect:
-            _log.info("limits_without_effect", extra={"limits": unread})
-        _log.info(
-            "harvester_started",
-            extra={
-                "instance": self._config.name,
-                "table": str(self._table),
-                "hand_over": way.name,
-                "hand_over_reason": way.reason,
-                "source": choices.source,
-                "source_reason": choices.source_reason,
-                "delivery": choices.delivery,
-                "delivery_reason": choices.delivery_reason,
-                "leadership": choices.leadership,
-                "leadership_reason": choices.leadership_reason,
-            },
-        )
+        if parts.watch is not None:
+            parts.watch.begin(self._end, self._stopped)
+        parts.log(self._table)
 
     def stop(self) -> None:
         """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
@@ -307,26 +271,22 @@ class Harvest:
 
     # -- the harvest thread
 
-    def _run(self) -> None:
+    def _run(self, parts: Parts) -> None:
+        look = parts.watch.look if parts.watch is not None else lambda: None
         try:
-            self._guarded(self._serve)
+            self._guarded(lambda: self._terms.serve(parts.leadership, parts.engine, self._guarded, look))
         finally:
             deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
             self._terms.join(deadline, 2 * _SLACK_SECONDS)
             self._state = State.STOPPING
             try:
-                self._close()
+                parts.leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS))
             except BaseException as error:  # noqa: BLE001 - as below; the first failure is the one that counts
                 self._failure = self._failure or error
             self._state = State.STOPPED
             # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
             _log.info("harvester_stopped", extra={"delivered": self.delivered_records})
             self._stopped.set()
-
-    def _serve(self) -> None:
-        assert self._leadership is not None and self._engine is not None  # noqa: S101, PT018 - `start` has made both
-        look = self._watch.look if self._watch is not None else lambda: None
-        self._terms.serve(self._leadership, self._engine, self._guarded, look)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do the work of a thread; an error that ends it ends the harvester, and `await_stopped` raises it."""
@@ -351,15 +311,3 @@ class Harvest:
         self._failure = self._failure or error
         _log.error("harvester_died", extra={"reason": str(error)})
         self._stopping.set()
-
-    def _close(self) -> None:
-        deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
-        if self._leadership is not None:
-            self._leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS))
-
-    def _make_engine(self, config: HarvestConfig, pool: Callable[[], Pool]) -> Engine:
-        if not config.keeps_checkpoints or self._has_own_parts:
-            return self._make_purging_engine(config, self._table)
-        consumer, producer = self._providers
-        providers = {"consumer_provider": consumer, "producer_provider": producer}
-        return CheckpointEngine(config, self._table, pool=pool, **providers)

@@ -1,0 +1,115 @@
+"""The parts of a harvester: those that an embedder brings, and those that its configuration and its table choose."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+from confluent_kafka import Consumer, Producer
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.config.choices import Choices
+from harvest_lib.database import connect, require_session
+from harvest_lib.delivery import Delivery
+from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
+from harvest_lib.harvester.choices import read_choices, reads_table, resolved
+from harvest_lib.harvester.engine import Engine
+from harvest_lib.harvester.former_election import refuse_group
+from harvest_lib.harvester.pools import make_leadership, read_pool
+from harvest_lib.harvester.purging_engine import PurgingEngine
+from harvest_lib.harvester.table_watch import TableWatch
+from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
+from harvest_lib.leadership import Leadership
+from harvest_lib.leadership.pool import Pool
+from harvest_lib.native import implementation
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.source import ClaimSource
+
+_log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnParts:
+    """The parts that an embedder brings. A source or a delivery of its own marks the table."""
+
+    source: ClaimSource | None = None
+    delivery: Delivery | None = None
+    leadership: Leadership | None = None
+    consumer_provider: KafkaConsumerProvider = Consumer
+    producer_provider: KafkaProducerProvider = Producer
+
+    @property
+    def mark(self) -> bool:
+        """Return True if they mark the table, whatever it is."""
+        return self.source is not None or self.delivery is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a harvester that is about to begin."""
+
+    config: HarvestConfig
+    """With `auto` resolved."""
+    choices: Choices
+    engine: Engine
+    leadership: Leadership
+    watch: TableWatch | None
+    """Notices that the table is not the one any more for which `auto` has chosen; None where that cannot be."""
+
+    def log(self, table: OutboxTable) -> None:
+        """Log that the harvester has started, and what was chosen."""
+        way, choices = implementation(), self.choices
+        if unread := self.config.limits.without_effect:
+            _log.info("limits_without_effect", extra={"limits": unread})
+        _log.info(
+            "harvester_started",
+            extra={
+                "instance": self.config.name,
+                "table": str(table),
+                "hand_over": way.name,
+                "hand_over_reason": way.reason,
+                "source": choices.source,
+                "source_reason": choices.source_reason,
+                "delivery": choices.delivery,
+                "delivery_reason": choices.delivery_reason,
+                "leadership": choices.leadership,
+                "leadership_reason": choices.leadership_reason,
+            },
+        )
+
+
+def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Parts:
+    """Return the parts, once Postgres, the outbox table and Kafka were found to be usable. Raises HarvestError."""
+    conninfo = given.data_source.conninfo()
+    with connect(conninfo) as connection:
+        choices = read_choices(given, connection, table, marks=own.mark)
+        config = resolved(given, choices, table)
+        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
+        engine = _make_engine(config, table, own, pool)
+        engine.check(connection)
+    require_session(conninfo)
+    topic_partitions(config.kafka_settings(for_producer=False))
+    if own.leadership is None and (given.leadership, config.leadership) == ("auto", "postgres"):
+        refuse_group(config)
+    may_change = reads_table(given) and choices.source == "mark" and not own.mark
+    return Parts(
+        config=config,
+        choices=choices,
+        engine=engine,
+        leadership=own.leadership or make_leadership(config, own.consumer_provider, own.producer_provider, pool),
+        watch=TableWatch(conninfo, table, choices) if may_change else None,
+    )
+
+
+def _make_engine(config: HarvestConfig, table: OutboxTable, own: OwnParts, pool: Callable[[], Pool]) -> Engine:
+    if not config.keeps_checkpoints or own.mark:
+        return PurgingEngine(
+            config, table, source=own.source, delivery=own.delivery, producer_provider=own.producer_provider
+        )
+    return CheckpointEngine(
+        config,
+        table,
+        pool=pool,
+        consumer_provider=own.consumer_provider,
+        producer_provider=own.producer_provider,
+    )
