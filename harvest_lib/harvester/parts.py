@@ -14,8 +14,7 @@ from harvest_lib.delivery import Delivery
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Engine
-from harvest_lib.harvester.former_election import refuse_group
-from harvest_lib.harvester.pools import make_leadership, read_pool
+from harvest_lib.harvester.pools import make_leadership, read_pool, refuse_group
 from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions

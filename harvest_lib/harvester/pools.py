@@ -1,16 +1,19 @@
 """The pool that a configuration makes this process part of: its identity, its election, and the notice of others."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, assert_never
 
 import psycopg
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
+from harvest_lib.errors import PoolConflict
 from harvest_lib.harvester.choices import not_chosen
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, cluster_id
 from harvest_lib.leadership import Leadership, Neli, PostgresLeadership, Solo
+from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.kafka_probe import KafkaProbe
 from harvest_lib.leadership.last_leaders import SubscriptionRows
 from harvest_lib.leadership.neli_settings import NeliSettings
@@ -19,6 +22,14 @@ from harvest_lib.leadership.postgres import PostgresLeadershipSettings
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import database_of
+
+_log = logging.getLogger(__name__)
+
+ELECTION_UNKNOWN = (
+    "make sure that no process of this pool elects through Kafka (`leadership: neli`, or goharvest); to have it found "
+    "out, grant Describe on the group"
+)
+"""The next step if Kafka does not say whether the group of the pool has members."""
 
 _STALE_SECONDS = 15.0
 """A leader whose connection was not used for so long does not count as alive."""
@@ -140,3 +151,31 @@ def make_leadership(
             raise not_chosen("leadership")
         case other:
             assert_never(other)
+
+
+def refuse_group(config: HarvestConfig) -> str:
+    """Raise PoolConflict if the consumer group of the pool has members, while another would lead it by the lock in
+    Postgres. Where Kafka does not say, that is logged, and the reason returned.
+
+    Before `leadership: auto` a pool without the setting elected through Kafka. The two elections do not know of each
+    other, and a leader that marks has no row that would show it.
+    """
+    group = config.leader_group_id
+    try:
+        found = members(config.kafka_settings(for_producer=False), group)
+    except KafkaException as error:
+        reason = str(error.args[0].str())
+        _log.warning("former_election_unknown", extra={"group": group, "reason": reason, "next_step": ELECTION_UNKNOWN})
+        return reason
+    if not found:
+        return ""
+    unknown = Pool(leadership="neli", group=group, process=found[0].client_id)
+    named = ", ".join(sorted(f"{each.client_id}@{each.host}" for each in found))
+    raise PoolConflict(
+        f"processes of this pool elect through Kafka, and this one would lead by the lock in Postgres: {named}",
+        evidence=f"the consumer group {group!r} has {len(found)} members; `leadership: auto` chose `postgres` here, "
+        "which knows nothing of that election",
+        next_step="stop those processes, then start this one; or let it stand in their election, and deliver as they "
+        "do: `leadership: neli` and the `delivery` that they have (before `auto` the default was `barrier`)",
+        theirs=next((each.pool for each in found if each.pool is not None), unknown).as_json(),
+    )

@@ -18,8 +18,7 @@ from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
 from harvest_lib.harvester.engine import Check, marking_checks
 from harvest_lib.harvester.factory import make_selection
-from harvest_lib.harvester.former_election import NEXT_STEP, refuse_group
-from harvest_lib.harvester.pools import read_pool
+from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_group
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement
@@ -161,7 +160,7 @@ class _Table:
                 "kafka",
                 "Kafka does not say whether processes of this pool elect through it",
                 evidence=f"the consumer group {self._config.leader_group_id!r}: {reason}",
-                next_step=NEXT_STEP,
+                next_step=ELECTION_UNKNOWN,
             )
 
     def _require_primary(self) -> None:

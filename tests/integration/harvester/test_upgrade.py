@@ -15,7 +15,7 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, PoolConflict
-from harvest_lib.harvester import former_election, preflight, table_watch
+from harvest_lib.harvester import pools, preflight, table_watch
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import Migration
 
@@ -132,7 +132,7 @@ def test_where_the_group_may_not_be_seen_that_is_logged_and_nothing_else_changes
     def denied(*_, **__):
         raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 
-    monkeypatch.setattr(former_election, "members", denied)
+    monkeypatch.setattr(pools, "members", denied)
     outbox.fill(3)
     with member(outbox, **AUTO) as harvest:
         eventually(lambda: harvest.delivered_records == 3, "delivered")
@@ -145,7 +145,7 @@ def test_where_the_group_may_not_be_seen_that_is_logged_and_nothing_else_changes
 
 
 def test_an_election_that_is_named_asks_no_group(outbox, monkeypatch):
-    monkeypatch.setattr(former_election, "members", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr(pools, "members", lambda *_, **__: pytest.fail("it was asked"))
     with member(outbox, leadership="postgres", delivery="transactional"):
         pass
 
