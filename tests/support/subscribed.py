@@ -6,7 +6,8 @@ import psycopg
 from support.outbox import Outbox, harvest_config, read_topic
 
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox import NativeTable, OutboxTable, append
+from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions
 
@@ -42,6 +43,13 @@ class Subscribed(Outbox):
             yield harvest
         finally:
             harvest.stop()
+
+    def write(self, *keys):
+        append(self.connection, [OutboxRecord(topic=self.topic, key=key, value="v") for key in keys])
+
+    def committed(self):
+        """Return the ids that readers of committed records see, in order."""
+        return sorted(self.arrived(isolation="read_committed"))
 
     def arrived(self, **options):
         return [record.outbox_id for record in read_topic(self.servers, self.topic, **options)]

@@ -5,7 +5,6 @@ import uuid
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config, read_topic
 from support.subscribed import Subscribed
@@ -34,10 +33,6 @@ def in_schema(dsn, *schemas):
     return make_conninfo(dsn, options=f"-c search_path={','.join(schemas)}")
 
 
-def write(outbox, *keys):
-    append(outbox.connection, [OutboxRecord(topic=outbox.topic, key=key, value="v") for key in keys])
-
-
 @pytest.fixture
 def make(dsn, make_topic, bootstrap_servers, group_id):
     """Make pools of one group, each with a table and a topic of its own, all named alike."""
@@ -52,19 +47,8 @@ def make(dsn, make_topic, bootstrap_servers, group_id):
         each.close()
 
 
-@pytest.fixture
-def outbox(dsn, make_topic, bootstrap_servers, group_id):
-    made = Subscribed(dsn, make_topic(partitions=4), bootstrap_servers, group_id)
-    yield made
-    made.close()
-
-
 def saved(outbox):
     return outbox.connection.execute("SELECT checkpoint FROM outbox_subscriptions").fetchone()[0]
-
-
-def committed(outbox):
-    return sorted(outbox.arrived(isolation="read_committed"))
 
 
 # -- two outboxes of one name
@@ -73,31 +57,31 @@ def committed(outbox):
 def test_a_pool_does_not_go_on_from_the_checkpoint_of_another_schema(make):
     """It delivered nothing of its own up to there, and said that nothing was behind."""
     a, b = make("a"), make("b")
-    write(a, *"12345")
-    write(b, *"12345")
+    a.write(*"12345")
+    b.write(*"12345")
     a.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(a) == [1, 2, 3, 4, 5]
+    assert a.committed() == [1, 2, 3, 4, 5]
     with pytest.raises(CheckpointError, match="another outbox") as error:
         b.harvest(**EXACTLY_ONCE).drain(60)
     assert "leaderGroupID" in error.value.next_step
     assert str(identity_of(a.connection, a.name.identifier)) in error.value.evidence
-    assert committed(b) == []
-    write(a, "6")
+    assert b.committed() == []
+    a.write("6")
     a.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(a) == [1, 2, 3, 4, 5, 6], "it is as it was"
+    assert a.committed() == [1, 2, 3, 4, 5, 6], "it is as it was"
     b.harvest(**EXACTLY_ONCE, subscription="theirs").drain(60)
-    assert committed(b) == [1, 2, 3, 4, 5]
+    assert b.committed() == [1, 2, 3, 4, 5]
 
 
 def test_who_has_nothing_to_deliver_owns_the_names_all_the_same(make):
     a, b = make("a"), make("b")
     a.harvest(**EXACTLY_ONCE).drain(60)
-    write(b, "1")
+    b.write("1")
     with pytest.raises(CheckpointError, match="another outbox"):
         b.harvest(**EXACTLY_ONCE).drain(60)
-    write(a, "1")
+    a.write("1")
     a.harvest(**EXACTLY_ONCE).drain(60)
-    assert (committed(a), committed(b)) == ([1], [])
+    assert (a.committed(), b.committed()) == ([1], [])
 
 
 def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
@@ -111,8 +95,8 @@ def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
         with monkeypatch.context() as while_it_starts:  # as if there were no checkpoint yet, of neither
             while_it_starts.setattr(KafkaStore, "refuse_another", lambda _: None)
             other.start()
-        write(a, "1")
-        write(b, "1")
+        a.write("1")
+        b.write("1")
         failed = eventually(
             lambda: [each for each in (first, other) if each.state is State.STOPPED], "one gives up", seconds=60
         )
@@ -124,8 +108,8 @@ def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
 def test_two_pools_of_one_group_each_lead_their_own_schema_by_the_lock(make):
     a, b = make("a"), make("b")
     settings = {"leadership": "postgres"}
-    write(a, "1")
-    write(b, "1", "2")
+    a.write("1")
+    b.write("1", "2")
     with a.running(**settings), b.running(**settings):
         eventually(lambda: (a.arrived(), b.arrived()) == ([1], [1, 2]), "both lead")
 
@@ -133,11 +117,11 @@ def test_two_pools_of_one_group_each_lead_their_own_schema_by_the_lock(make):
 def test_subscriptions_that_another_table_s_pool_keeps_are_not_its_own(make, dsn, bootstrap_servers):
     """The outbox is found in one schema of the path, the table of subscriptions in another, which another pool uses."""
     first = make("shared")
-    write(first, "1", "2")
+    first.write("1", "2")
     first.harvest().drain(60)
     first.connection.execute("CREATE SCHEMA IF NOT EXISTS hidden; ALTER TABLE outbox SET SCHEMA hidden")
     second = make("later")
-    write(second, "1", "2", "3")
+    second.write("1", "2", "3")
     path = in_schema(dsn, "shared", "later")
     with pytest.raises(CheckpointError, match="another outbox"):
         Harvest(harvest_config(path, bootstrap_servers, "", leadership="solo", source="snapshot")).drain(60)
@@ -163,43 +147,38 @@ def older_record(outbox, producer, topic, **changes):
     assert producer.flush(60) == 0
 
 
-@pytest.fixture
-def producer(bootstrap_servers):
-    return Producer({"bootstrap.servers": bootstrap_servers})
-
-
 def test_checkpoints_of_before_are_upgraded(outbox, producer):
-    write(outbox, "1", "2")
+    outbox.write("1", "2")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
     unstamped(outbox)
     topic = f"{outbox.group}.default.checkpoint"
     older_record(outbox, producer, topic, number=saved(outbox)["number"] + 1)
-    write(outbox, "3")
+    outbox.write("3")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(outbox) == [1, 2, 3]
+    assert outbox.committed() == [1, 2, 3]
     assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
 
 
 def test_a_checkpoint_of_before_that_may_be_another_s_is_refused(make, producer):
     a, b = make("a"), make("b")
-    write(a, "1", "2")
+    a.write("1", "2")
     a.harvest(**EXACTLY_ONCE).drain(60)
     unstamped(a)
     older_record(a, producer, f"{a.group}.default.checkpoint")
-    write(b, "1", "2", "3")
+    b.write("1", "2", "3")
     with pytest.raises(CheckpointError, match="another outbox"):
         b.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(b) == []
-    write(a, "3")
+    assert b.committed() == []
+    a.write("3")
     a.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(a) == [1, 2, 3], "its mirror says the same: it is a's"
+    assert a.committed() == [1, 2, 3], "its mirror says the same: it is a's"
 
 
 def test_a_checkpoint_of_before_in_postgres_is_upgraded(outbox):
-    write(outbox, "1")
+    outbox.write("1")
     outbox.harvest().drain(60)
     unstamped(outbox)
-    write(outbox, "2")
+    outbox.write("2")
     outbox.harvest().drain(60)
     assert sorted(outbox.arrived()) == [1, 2]
     assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
@@ -209,14 +188,14 @@ def test_a_checkpoint_of_before_in_postgres_is_upgraded(outbox):
 
 
 def test_a_table_that_was_renamed_is_the_same(outbox, bootstrap_servers):
-    write(outbox, "1")
+    outbox.write("1")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
     outbox.connection.execute("ALTER TABLE outbox RENAME TO orders")
     for each in ("subscriptions", "segments", "set_aside"):
         outbox.connection.execute(f"ALTER TABLE outbox_{each} RENAME TO orders_{each}")
     append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="v")], table="orders")
     outbox.harvest(**EXACTLY_ONCE, outbox_table="orders").drain(60)
-    assert committed(outbox) == [1, 2]
+    assert outbox.committed() == [1, 2]
 
 
 def test_a_table_that_was_migrated_is_the_same(outbox):
@@ -233,11 +212,11 @@ def test_a_table_that_was_migrated_is_the_same(outbox):
     Migration(outbox=table, segment_size=1000, after=lambda _step: None).run(outbox.connection)
     append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="v")], table="old")
     outbox.harvest(**EXACTLY_ONCE, source="mark", outbox_table="old").drain(60)
-    assert len(committed(outbox)) == 2
+    assert len(outbox.committed()) == 2
 
 
 def test_a_table_that_was_made_anew_is_another_until_somebody_says_so(outbox):
-    write(outbox, "1", "2")
+    outbox.write("1", "2")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
     outbox.connection.execute(
         "CREATE TABLE other (LIKE outbox INCLUDING ALL) PARTITION BY RANGE (id);"
@@ -245,17 +224,17 @@ def test_a_table_that_was_made_anew_is_another_until_somebody_says_so(outbox):
         "INSERT INTO other SELECT * FROM outbox; ALTER SEQUENCE outbox_id_seq OWNED BY other.id;"
         "DROP TABLE outbox; ALTER TABLE other RENAME TO outbox"
     )
-    write(outbox, "3")
+    outbox.write("3")
     with pytest.raises(CheckpointError, match="another outbox") as error:
         outbox.harvest(**EXACTLY_ONCE).drain(60)
     assert "harvest subscriptions rewind default --to mirror" in error.value.next_step
     outbox.subscriptions.rewind("default", to="mirror")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
-    assert committed(outbox) == [1, 2, 3]
+    assert outbox.committed() == [1, 2, 3]
 
 
 def test_another_server_is_told_how_to_move(outbox):
-    write(outbox, "1")
+    outbox.write("1")
     outbox.harvest().drain(60)
     outbox.connection.execute(
         "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{identity}', '\"42/5/6\"')"
@@ -273,7 +252,7 @@ def test_another_server_is_told_how_to_move(outbox):
 
 
 def test_what_is_read_committed_says_who_wrote_it(outbox, bootstrap_servers):
-    write(outbox, "1")
+    outbox.write("1")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
     records = read_topic(bootstrap_servers, f"{outbox.group}.default.checkpoint", isolation="read_committed")
     record = json.loads(records[-1].value)

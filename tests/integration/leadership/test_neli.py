@@ -11,8 +11,7 @@ from confluent_kafka.admin import AdminClient
 from support.waiting import eventually
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.leadership import Neli, TermEnd
-from harvest_lib.leadership.neli_settings import NeliSettings
+from harvest_lib.leadership import TermEnd
 
 pytestmark = pytest.mark.full
 
@@ -31,36 +30,6 @@ def bootstrap_servers(stack):
 @pytest.fixture(scope="module")
 def admin(bootstrap_servers):
     return AdminClient({"bootstrap.servers": bootstrap_servers})
-
-
-@pytest.fixture
-def pool(bootstrap_servers, group_id):
-    """Make members of one pool; all are stopped at the end. `providers` make a member's clients."""
-    members = []
-
-    def join(providers=(Consumer, Producer), **settings):
-        chosen = {
-            "topic": f"{group_id}.neli",
-            "group_id": group_id,
-            "heartbeat_timeout_seconds": 1.5,
-            "session_timeout_seconds": 3.0,
-            "quiesce_timeout_seconds": 0.0,
-            **settings,
-        }
-        consumers, producers = providers
-        member = Neli(
-            NeliSettings(**chosen),
-            {"bootstrap.servers": bootstrap_servers},
-            consumer_provider=consumers,
-            producer_provider=producers,
-        )
-        member.start()
-        members.append(member)
-        return member
-
-    yield join
-    for member in members:
-        member.stop(60)
 
 
 class Wrapped:
@@ -140,9 +109,9 @@ def leaders(members):
     return [member for member in members if member.term(0) is not None]
 
 
-def test_one_of_several_leads_and_keeps_on_leading(pool):
+def test_one_of_several_leads_and_keeps_on_leading(join):
     """Members that join move the leadership around; then it stays, beyond the heartbeat timeout."""
-    members = [pool() for _ in range(3)]
+    members = [join() for _ in range(3)]
     spells = {}
 
     def settled():
@@ -154,36 +123,23 @@ def test_one_of_several_leads_and_keeps_on_leading(pool):
     eventually(settled, "one leads for longer than the heartbeat timeout")
 
 
-def test_a_leader_that_leaves_is_followed_without_waiting_for_its_session(pool):
-    """The session is longer than this test may wait."""
-    members = [pool(session_timeout_seconds=120.0) for _ in range(2)]
-    first = eventually(lambda: next(iter(leaders(members)), None), "one leads")
-    other = next(member for member in members if member is not first)
-    term = first.term(0)
-    first.stop(60)
-    assert term.ended is TermEnd.REVOKED
-    following = other.term(60)
-    assert following is not None
-    assert following.leader_id != term.leader_id
-
-
-def test_a_rebalance_waits_for_what_is_in_flight(pool):
+def test_a_rebalance_waits_for_what_is_in_flight(join):
     """The successor must not be elected while the one before still has records on the wire."""
-    first = pool(quiesce_timeout_seconds=300.0)
+    first = join(quiesce_timeout_seconds=300.0)
     term = first.term(60)
     term.quiesced.clear()  # as the harvester does when it begins to act
     stopper = threading.Thread(target=first.stop, args=(60,))
     stopper.start()
     eventually(lambda: term.ended is TermEnd.REVOKED, "reported in time")
-    second = pool()
+    second = join()
     assert second.term(1.0) is None
     term.quiesced.set()
     stopper.join(60)
     assert second.term(60) is not None
 
 
-def test_a_leader_that_hears_nothing_fences_itself_and_leads_again_under_a_new_id(pool, stack):
-    member = pool()
+def test_a_leader_that_hears_nothing_fences_itself_and_leads_again_under_a_new_id(join, stack):
+    member = join()
     first = member.term(60)
     stack.kafka.suspend()
     try:
@@ -196,9 +152,9 @@ def test_a_leader_that_hears_nothing_fences_itself_and_leads_again_under_a_new_i
     assert second.leader_id != first.leader_id
 
 
-def test_heartbeats_of_others_and_old_ones_prove_nothing(pool, bootstrap_servers, group_id, monkeypatch):
+def test_heartbeats_of_others_and_old_ones_prove_nothing(join, bootstrap_servers, group_id, monkeypatch):
     """Buffered heartbeats of our own term are as old as when they were sent, and those of another term are not ours."""
-    member = pool()
+    member = join()
     term = member.term(60)
     monkeypatch.setattr(member, "_send_heartbeat", lambda *_: None)
     producer = Producer({"bootstrap.servers": bootstrap_servers})
@@ -221,24 +177,24 @@ def test_heartbeats_of_others_and_old_ones_prove_nothing(pool, bootstrap_servers
         speaker.join(60)
 
 
-def test_hearing_oneself_is_not_enough(pool, monkeypatch):
+def test_hearing_oneself_is_not_enough(join, monkeypatch):
     """A member that was expelled goes on fetching: without the coordinator's word it must not lead."""
-    member = pool()
+    member = join()
     term = member.term(60)
     monkeypatch.setattr(member._membership, "accept", lambda sent_at: None)
     eventually(lambda: term.ended is TermEnd.FENCED, "fenced though it hears itself")
     assert member.term(1.0) is None
 
 
-def test_extra_partitions_of_the_leader_topic_are_harmless(pool, make_topic, group_id):
+def test_extra_partitions_of_the_leader_topic_are_harmless(join, make_topic, group_id):
     make_topic(partitions=3, name=f"{group_id}.neli")
-    members = [pool() for _ in range(3)]
+    members = [join() for _ in range(3)]
     eventually(lambda: len(leaders(members)) == 1, "one leads")
 
 
-def test_an_election_that_ends_by_itself_is_heard_of(pool, monkeypatch):
+def test_an_election_that_ends_by_itself_is_heard_of(join, monkeypatch):
     """A standby whose election has ended must not look alive: a caller that waits for its term gets the error."""
-    member = pool()
+    member = join()
     assert member.term(60) is not None
 
     def broken():
@@ -249,10 +205,10 @@ def test_an_election_that_ends_by_itself_is_heard_of(pool, monkeypatch):
         eventually(lambda: member.term(0.1) and False)
 
 
-def test_the_clients_come_from_the_providers(pool):
+def test_the_clients_come_from_the_providers(join):
     """A pool whose clients are all wrapped works as any other: it is handed over at once."""
     wrapping = Wrapping()
-    members = [pool(wrapping, session_timeout_seconds=120.0) for _ in range(2)]
+    members = [join(providers=wrapping, session_timeout_seconds=120.0) for _ in range(2)]
     first = eventually(lambda: next(iter(leaders(members)), None), "one leads")
     other = next(member for member in members if member is not first)
     first.stop(60)
@@ -263,10 +219,10 @@ def test_the_clients_come_from_the_providers(pool):
 
 
 @pytest.mark.parametrize(("interval", "poll_duration"), [(0.05, 0.02), (0.3, 0.001)])
-def test_the_leader_topic_is_polled_once_in_the_min_poll_interval(pool, interval, poll_duration):
+def test_the_leader_topic_is_polled_once_in_the_min_poll_interval(join, interval, poll_duration):
     """A leader hears its heartbeats in between, which come by polls that do not wait."""
     wrapping = Wrapping()
-    leader = pool(wrapping, min_poll_interval_seconds=interval, poll_duration_seconds=poll_duration)
+    leader = join(providers=wrapping, min_poll_interval_seconds=interval, poll_duration_seconds=poll_duration)
     assert leader.term(60) is not None
     (consumer,) = wrapping.consumers
     seen, polls = len(consumer.waits), 6
@@ -276,21 +232,21 @@ def test_the_leader_topic_is_polled_once_in_the_min_poll_interval(pool, interval
     assert waits[-1][0] - waits[0][0] > polls * interval - 0.2, "never more often"
 
 
-def test_all_that_waits_is_heard_at_once(pool, bootstrap_servers, group_id):
+def test_all_that_waits_is_heard_at_once(join, bootstrap_servers, group_id):
     """Others' heartbeats must not keep ours waiting, one interval for each."""
     wrapping = Wrapping()
-    member = pool(wrapping, min_poll_interval_seconds=0.5)
+    member = join(providers=wrapping, min_poll_interval_seconds=0.5)
     assert member.term(60) is not None
     say(bootstrap_servers, f"{group_id}.neli", 50)
     eventually(lambda: max(wrapping.consumers[0].rounds) >= 50, "one round hears all of them")
 
 
-def test_what_is_committed_is_where_we_are(pool, make_topic, bootstrap_servers, group_id):
+def test_what_is_committed_is_where_we_are(join, make_topic, bootstrap_servers, group_id):
     """goharvest starts from there: from 0 it would hear old heartbeats for long."""
     topic = make_topic(name=f"{group_id}.neli")
     say(bootstrap_servers, topic, 50)
     wrapping = Wrapping(mute=True)
-    member = pool(wrapping)
+    member = join(providers=wrapping)
     (consumer,), (producer,) = wrapping.consumers, wrapping.producers
     eventually(lambda: producer.asked > 5, "it was assigned the partition, and tries")
     assert consumer.said == [], "nothing was heard, so there is nothing to commit"

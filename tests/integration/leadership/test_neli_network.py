@@ -1,7 +1,6 @@
 """Leadership when the network fails: one member reaches the broker through what the tests break, the other directly."""
 
 import json
-import threading
 from collections import defaultdict
 from uuid import UUID
 
@@ -11,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
+from support.watch import Watch
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.harvester.harvest import Harvest
@@ -44,43 +44,6 @@ def broker(network, parts, tmp_path_factory):
         yield cluster
     finally:
         cluster.kill()
-
-
-class Watch:
-    """Look at the terms of all members all the time."""
-
-    def __init__(self, *members):
-        self.led = defaultdict(list)
-        """The ids that each member has led under, in order."""
-        self.at_once = []
-        """The pairs of ids that were live at the same moment: there must be none."""
-        self._members = members
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._done.set()
-        self._thread.join(60)
-        self._look()
-        assert self.at_once == []
-
-    def _keep_looking(self):
-        while not self._done.wait(0.005):
-            self._look()
-
-    def _look(self):
-        seen = [(member, member.term(0)) for member in self._members]
-        live = [(member, term) for member, term in seen if term is not None]
-        for member, term in live:
-            if term.leader_id not in self.led[member]:
-                self.led[member].append(term.leader_id)
-        # Those that are live still were live when the last of them was found to be.
-        if len(live) > 1 and all(term.is_live() for _, term in live):
-            self.at_once.append([term.leader_id for _, term in live])
 
 
 class Pair:

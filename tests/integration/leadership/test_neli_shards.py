@@ -4,76 +4,22 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from support.waiting import eventually
+from support.watch import Watch
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import TopicMissing, TopicTooSmall
-from harvest_lib.leadership import Neli, TermEnd
-from harvest_lib.leadership.neli_settings import NeliSettings
+from harvest_lib.leadership import TermEnd
 
 pytestmark = pytest.mark.full
 
 HEARTBEAT = 1.5
 SESSION = 3.0
 TESTS = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def join(bootstrap_servers, group_id):
-    """Make one more member of the pool, started; all are stopped at the end."""
-    members = []
-
-    def make(shards, **settings):
-        chosen = {
-            "topic": f"{group_id}.neli",
-            "group_id": group_id,
-            "shards": shards,
-            "heartbeat_timeout_seconds": HEARTBEAT,
-            "session_timeout_seconds": SESSION,
-            "quiesce_timeout_seconds": 0.0,
-            **settings,
-        }
-        members.append(Neli(NeliSettings(**chosen), {"bootstrap.servers": bootstrap_servers}))
-        members[-1].start()
-        return members[-1]
-
-    yield make
-    for member in members:
-        member.stop(60)
-
-
-class Watch:
-    """Look at the terms of all members all the time: no shard may have two that are live at the same moment."""
-
-    def __init__(self, *members):
-        self.members = list(members)
-        self._rivals = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._done.set()
-        self._thread.join(60)
-        assert self._rivals == []
-
-    def _keep_looking(self):
-        while not self._done.wait(0.005):
-            terms = defaultdict(list)
-            for member in self.members:
-                for term in member.terms(0):
-                    terms[term.shard].append(term)
-            # Those that are live still were live when the last of them was found to be.
-            self._rivals += [rivals for rivals in terms.values() if sum(term.is_live() for term in rivals) > 1]
 
 
 def shards_of(member):
@@ -102,13 +48,19 @@ def test_a_pool_shares_the_shards_evenly_and_again_when_one_joins_or_leaves(
         eventually(lambda: shared([first, second], shards), "two share again")
 
 
-def test_whoever_leaves_is_followed_without_waiting_for_the_session(join):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_member_that_leaves_is_followed_without_waiting_for_the_session(join, shards):
     """It is longer than this test may wait."""
-    first, second = (join(2, session_timeout_seconds=120.0) for _ in range(2))
-    eventually(lambda: shared([first, second], 2), "two share")
-    with Watch(first, second):
+    members = [join(shards, session_timeout_seconds=120.0) for _ in range(2)]
+    eventually(lambda: shared(members, shards), "they share")
+    first = next(member for member in members if member.terms(0))
+    (other,) = (member for member in members if member is not first)
+    before = first.terms(0)
+    with Watch(*members):
         first.stop(60)
-        eventually(lambda: shards_of(second) == [0, 1], "the one that is left leads both")
+        assert {term.ended for term in before} == {TermEnd.REVOKED}
+        eventually(lambda: shards_of(other) == list(range(shards)), "the one that is left leads all")
+    assert {term.leader_id for term in other.terms(0)}.isdisjoint(term.leader_id for term in before)
 
 
 def test_a_shard_that_stays_where_it_is_is_revoked_with_the_others(join):

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections import Counter
-from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -13,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from support.databases import Databases
 from support.outbox import harvest_config, read_topic
 from support.waiting import eventually
+from support.watch import Watch
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect
@@ -86,51 +86,6 @@ def asking(dsn):
         yield connection
 
 
-class Watch:
-    """Looks all the time at who leads. A term is known by its id; `began` and `over` say when it was seen so first."""
-
-    def __init__(self, members):
-        self.members = members
-        self.began = {}
-        self.over = {}
-        self.most = 0
-
-    def look(self):
-        terms = [term for member in self.members if (term := member.term(0)) is not None]
-        # Together, and after all were found: a term that ended meanwhile is no rival of one that began since.
-        live = [term.leader_id for term in terms if term.is_live()]
-        now = boot_seconds()
-        self.most = max(self.most, len(live))
-        for leader_id in live:
-            self.began.setdefault(leader_id, now)
-        for leader_id in self.began.keys() - set(live):
-            self.over.setdefault(leader_id, now)
-
-    def in_turn(self, first, second):
-        """Return True if the second term was seen to begin, and not before the first was over."""
-        began = eventually(lambda: self.began.get(second.leader_id), "it was seen")
-        return self.over[first.leader_id] <= began
-
-
-@contextmanager
-def watched(*members):
-    """Watch from a thread; fails at the end if two led at once."""
-    watch, enough = Watch(members), threading.Event()
-
-    def look():
-        while not enough.wait(0.005):
-            watch.look()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        enough.set()
-        thread.join(60)
-    assert watch.most == 1, "never two"
-
-
 def leaders(members):
     return [member for member in members if member.term(0) is not None]
 
@@ -147,7 +102,7 @@ def holder(asking):
 def test_one_of_several_leads_and_keeps_on_leading(pool):
     started = boot_seconds()
     members = [pool() for _ in range(3)]
-    with watched(*members) as watch:
+    with Watch(*members) as watch:
         one_that_leads(members)
         assert boot_seconds() - started >= SESSION, "it cannot know that nobody was there"
 
@@ -164,7 +119,7 @@ def test_a_leader_that_leaves_is_followed_without_waiting_for_the_session_timeou
     first = pool()
     term = first.term(60)
     second, third = (pool(session_timeout_seconds=120.0) for _ in range(2))
-    with watched(first, second, third):
+    with Watch(first, second, third):
         first.stop(60)
         assert term.ended is TermEnd.REVOKED
         following = one_that_leads([second, third]).term(0)
@@ -192,7 +147,7 @@ def test_a_stop_waits_for_what_is_in_flight(pool):
 def test_a_lost_session_fences_and_nobody_leads_before_its_lease_is_over(pool, asking):
     """The server frees the lock at once, while its holder still believes."""
     members = [pool(), pool()]
-    with watched(*members) as watch:
+    with Watch(*members) as watch:
         first = one_that_leads(members).term(0)
         lost = boot_seconds()
         asking.execute("SELECT pg_terminate_backend(%s)", [holder(asking)])
@@ -207,7 +162,7 @@ def test_a_lost_session_fences_and_nobody_leads_before_its_lease_is_over(pool, a
 def test_a_frozen_postgres_fences_its_leader_and_one_leads_when_it_thaws(pool, asking, stack):
     """Both the server's front door and every session of the pool stand still."""
     members = [pool(), pool()]
-    with watched(*members) as watch:
+    with Watch(*members) as watch:
         first = one_that_leads(members).term(0)
         backends = [
             pid
@@ -234,7 +189,7 @@ def test_a_frozen_postgres_fences_its_leader_and_one_leads_when_it_thaws(pool, a
 
 def test_a_postgres_that_crashed_and_came_back_has_one_leader_again(pool, stack):
     members = [pool(), pool()]
-    with watched(*members) as watch:
+    with Watch(*members) as watch:
         first = one_that_leads(members).term(0)
         stack.postgres.kill()
         killed = boot_seconds()

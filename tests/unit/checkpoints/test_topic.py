@@ -41,44 +41,43 @@ def test_a_topic_that_never_gets_its_partitions_is_waited_for_and_then_refused(m
         topic.ensure_checkpoint_topic({}, "place", 4)
 
 
-def test_kafka_is_ahead_of_its_mirror():
-    assert decided(checkpoint(3), record(7)) == checkpoint(7)
-    assert decided(checkpoint(7), record(7)) == checkpoint(7)
+NEW, NOT_IN_KAFKA = Checkpoint(generation=0), checkpoint(5, kept_in="postgres")
+REWOUND = checkpoint(0, generation=2, kept_in="postgres")
 
 
-def test_a_new_subscription_has_neither():
-    begun = Checkpoint(generation=0)
-    assert decided(begun, None) == begun
+@pytest.mark.parametrize(
+    ("mirror", "found", "counts"),
+    [
+        pytest.param(checkpoint(3), record(7), checkpoint(7), id="Kafka is ahead of its mirror"),
+        pytest.param(checkpoint(7), record(7), checkpoint(7), id="both are alike"),
+        pytest.param(NEW, None, NEW, id="a new subscription has neither"),
+        pytest.param(NOT_IN_KAFKA, None, NOT_IN_KAFKA, id="the first transaction after a delivery without"),
+        pytest.param(NOT_IN_KAFKA, record(4), NOT_IN_KAFKA, id="transactions, then none, then transactions again"),
+        pytest.param(NOT_IN_KAFKA, record(6), checkpoint(6), id="the first batch of them was not mirrored"),
+        pytest.param(REWOUND, record(90, generation=1), REWOUND, id="a rewound subscription begins where it was put"),
+    ],
+)
+def test_the_later_checkpoint_of_the_generation_counts(mirror, found, counts):
+    assert decided(mirror, found) == counts
 
 
-def test_the_first_batch_after_a_delivery_without_transactions():
-    mirror = checkpoint(5, kept_in="postgres")
-    assert decided(mirror, None) == mirror
-    assert decided(mirror, record(4)) == mirror, "transactions, then none, then transactions again"
-    assert decided(mirror, record(6)).position == {"at": 6}
-
-
-def test_a_rewound_subscription_begins_where_it_was_put():
-    rewound = checkpoint(0, generation=2, kept_in="postgres")
-    assert decided(rewound, record(90, generation=1)) == rewound
-
-
-@pytest.mark.parametrize("found", [None, record(2)])
-def test_a_topic_that_lost_records_stops_the_harvester(found):
-    with pytest.raises(CheckpointError, match="behind its mirror") as error:
-        decided(checkpoint(3), found)
-    assert "rewind" in error.value.next_step
-
-
-def test_a_database_that_was_restored_stops_it_too():
-    with pytest.raises(CheckpointError, match="ahead of the database"):
-        decided(checkpoint(3, generation=1), record(9, generation=2))
-
-
-def test_a_name_that_two_outboxes_share_stops_both():
-    with pytest.raises(CheckpointError, match="another outbox") as error:
-        decided(checkpoint(3), record(9, outbox="5/shop/other"))
-    assert "5/shop/other" in str(error.value)
+@pytest.mark.parametrize(
+    ("mirror", "found", "words"),
+    [
+        pytest.param(checkpoint(3), None, ["behind its mirror", "rewind"], id="a topic that lost all records"),
+        pytest.param(checkpoint(3), record(2), ["behind its mirror", "rewind"], id="a topic that lost records"),
+        pytest.param(
+            checkpoint(3, generation=1), record(9, generation=2), ["ahead of the database"], id="a restored database"
+        ),
+        pytest.param(
+            checkpoint(3), record(9, outbox="5/shop/other"), ["another outbox", "5/shop/other"], id="a shared name"
+        ),
+    ],
+)
+def test_what_does_not_fit_stops_the_harvester(mirror, found, words):
+    with pytest.raises(CheckpointError) as error:
+        decided(mirror, found)
+    assert all(word in str(error.value) for word in words)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), max_size=200))

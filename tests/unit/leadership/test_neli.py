@@ -59,6 +59,14 @@ def commit(member, sent_at, error=None):
     member._membership.answered(error, [TopicPartition("t", 0, 1)])
 
 
+def prove(member, clock, *shards):
+    """Have a member prove now that it leads some shards."""
+    for shard in shards or (0,):
+        hear(member, clock.now, shard)
+    commit(member, clock.now)
+    member._judge()
+
+
 @pytest.mark.parametrize(("heard", "committed"), [(101.0, 103.0), (103.0, 101.0)])
 def test_the_lease_runs_from_when_the_older_proof_was_sent(member, clock, heard, committed):
     clock.now = 103.5
@@ -129,46 +137,36 @@ def test_a_candidate_that_cannot_prove_itself_says_so_once(member, clock, caplog
 
 
 def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
-    hear(member, clock.now)
-    commit(member, clock.now)
-    member._judge()
+    prove(member, clock)
     first = member.term(0)
     clock.now += TIMEOUT
     member._judge()
     assert member.term(0) is None
-    hear(member, clock.now)
-    commit(member, clock.now)
-    member._judge()
+    prove(member, clock)
     assert member.term(0).leader_id != first.leader_id
 
 
-@pytest.mark.parametrize("abandoned", [False, True])
-def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(clock, waited, abandoned):
+@pytest.mark.parametrize("shards", [(0,), (0, 1, 2)])
+@pytest.mark.parametrize("abandoned", [None, 0, -1])
+def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(clock, waited, shards, abandoned):
     """Records on the wire may arrive that long, behind those that the successor sends."""
-    made = made_of(clock, session_timeout_seconds=8.0)
-    stand(made)
-    hear(made, clock.now)
-    commit(made, clock.now)
-    made._judge()
-    made.term(0).abandoned = abandoned
-    made._on_revoke(None, [TopicPartition("t", 0)])
-    assert waited == ([8.0] if abandoned else [])
+    made = leads(clock, *shards, session_timeout_seconds=8.0)
+    if abandoned is not None:
+        made.terms(0)[abandoned].abandoned = True
+    made._on_revoke(None, owned(*shards))
+    assert waited == ([] if abandoned is None else [8.0])
 
 
 @pytest.mark.parametrize(("abandoned", "later"), [(False, 0.0), (True, 0.0), (True, 3.0), (True, 8.0)])
 def test_what_a_fenced_term_abandoned_holds_up_a_hand_over_soon_after(clock, waited, abandoned, later):
     """A term that followed it here was held off; the successor elsewhere would begin at once."""
-    made = made_of(clock, session_timeout_seconds=8.0)
-    stand(made)
-    hear(made, clock.now)
-    commit(made, clock.now)
-    made._judge()
+    made = leads(clock, 0, session_timeout_seconds=8.0)
     term = made.term(0)
     term.end(TermEnd.FENCED)
     made._judge()
     term.abandoned = abandoned
     clock.now += later
-    made._on_revoke(None, [TopicPartition("t", 0)])
+    made._on_revoke(None, owned(0))
     assert waited == ([8.0 - later] if abandoned and later < 8.0 else [])
 
 
@@ -179,10 +177,7 @@ def leads(clock, *shards, **settings):
     """Make a member that leads some shards of three."""
     made = made_of(clock, shards=3, **settings)
     stand(made, *shards)
-    for shard in shards:
-        hear(made, clock.now, shard)
-    commit(made, clock.now)
-    made._judge()
+    prove(made, clock, *shards)
     assert [term.shard for term in made.terms(0)] == list(shards)
     return made
 
@@ -219,9 +214,7 @@ def test_a_shard_without_fresh_heartbeats_is_fenced_alone(clock):
     member = leads(clock, 0, 1)
     first, second = member.terms(0)
     clock.now += TIMEOUT - 1
-    hear(member, clock.now, 1)
-    commit(member, clock.now)
-    member._judge()
+    prove(member, clock, 1)
     clock.now += 1
     member._judge()
     assert first.ended is TermEnd.FENCED
@@ -234,13 +227,17 @@ def test_a_shard_without_fresh_heartbeats_is_fenced_alone(clock):
     assert same is second
 
 
-def test_without_an_accepted_commit_all_shards_are_fenced(clock):
+@pytest.mark.parametrize("why", ["no accepted commit", "a lost membership"])
+def test_without_membership_all_shards_are_fenced(clock, why):
     member = leads(clock, 0, 1)
     terms = member.terms(0)
-    clock.now += TIMEOUT
-    for shard in (0, 1):
-        hear(member, clock.now, shard)
-    member._judge()
+    if why == "a lost membership":
+        member._on_lost(None, [])  # whatever it names
+    else:
+        clock.now += TIMEOUT
+        for shard in (0, 1):
+            hear(member, clock.now, shard)
+        member._judge()
     assert {term.ended for term in terms} == {TermEnd.FENCED}
     assert member.terms(0) == ()
 
@@ -273,13 +270,6 @@ def test_what_is_revoked_ends_and_the_rest_goes_on(clock):
     assert member.terms(0) == (second,), "what is not its own any more is not stood for"
 
 
-def test_a_lost_membership_fences_all_shards_whatever_it_names(clock):
-    member = leads(clock, 0, 1)
-    terms = member.terms(0)
-    member._on_lost(None, [])
-    assert {term.ended for term in terms} == {TermEnd.FENCED}
-
-
 def test_all_terms_of_a_rebalance_end_before_any_is_waited_for_and_share_one_deadline(clock, monkeypatch):
     monkeypatch.setattr("harvest_lib.clock.boot_seconds", clock)
     member = leads(clock, 0, 1, 2, quiesce_timeout_seconds=4.0)
@@ -296,14 +286,6 @@ def test_all_terms_of_a_rebalance_end_before_any_is_waited_for_and_share_one_dea
         term.quiesced.wait = wait
     member._on_revoke(None, owned(0, 1, 2))
     assert given == [4.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("abandoned", [0, 2])
-def test_what_any_shard_abandoned_holds_up_the_hand_over(clock, waited, abandoned):
-    member = leads(clock, 0, 1, 2, session_timeout_seconds=8.0)
-    member.terms(0)[abandoned].abandoned = True
-    member._on_revoke(None, owned(0, 1, 2))
-    assert waited == [8.0]
 
 
 class Clients:
@@ -354,9 +336,7 @@ def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads
     assert refused.str() in troubles(caplog)[0]
     assert refused.str() in member._trouble.text
     assert late.str() in member._trouble.text
-    hear(member, clock.now)
-    commit(member, clock.now)
-    member._judge()
+    prove(member, clock)
     assert member.term(0) is not None
     assert member._trouble.text == "", "it leads"
     member._on_heartbeat(refused, None)

@@ -165,13 +165,18 @@ def advance(clock, seconds):
     clock.now += seconds
 
 
-def test_a_new_holder_waits_for_the_session_timeout(join, server, clock):
-    member = join()
+def waits(member, server, clock):
+    """Let the session timeout pass, and see that the member does not begin before."""
     looked(server)
     clock.now += SESSION - 0.01
     looked(server)
     assert member.term(0) is None
     clock.now += 0.01
+
+
+def test_a_new_holder_waits_for_the_session_timeout(join, server, clock):
+    member = join()
+    waits(member, server, clock)
     assert member.term(60) is not None
 
 
@@ -203,11 +208,7 @@ def test_a_holder_whose_term_was_fenced_waits_if_another_has_led_meanwhile(join,
     server.last_leaders = LastLeaders(epochs={0: 8})
     term.end(TermEnd.FENCED)
     eventually(lambda: member.term(0) is None, "it is over")
-    looked(server)
-    clock.now += SESSION - 0.01
-    looked(server)
-    assert member.term(0) is None
-    clock.now += 0.01
+    waits(member, server, clock)
     assert member.term(60).after_epoch == 8
 
 
@@ -228,9 +229,7 @@ def test_the_wait_counts_from_the_answer(join, server, clock):
     member = join()
     looked(server)
     assert clock.now == 100.5
-    clock.now += SESSION - 0.01
-    looked(server)
-    assert member.term(0) is None
+    waits(member, server, clock)
 
 
 def test_a_lease_counts_from_the_question(lead, server, clock):
@@ -272,16 +271,11 @@ def test_an_answer_that_comes_too_late_begins_no_term(join, server, clock):
     assert server.words == 1
 
 
-def test_a_lost_session_ends_the_term_at_once(lead, server):
+@pytest.mark.parametrize("lose", [Server.cut, lambda server: setattr(server, "lead", None)], ids=["session", "lock"])
+def test_a_lost_session_or_lock_ends_the_term_at_once(lead, server, lose):
     """The clock stands still here: the lease is not over."""
     _, term = lead()
-    server.cut()
-    eventually(lambda: term.ended is TermEnd.FENCED, "fenced")
-
-
-def test_a_lock_that_is_not_ours_any_more_ends_the_term_at_once(lead, server):
-    _, term = lead()
-    server.lead = None
+    lose(server)
     eventually(lambda: term.ended is TermEnd.FENCED, "fenced")
 
 
@@ -347,11 +341,7 @@ def test_who_takes_the_lock_after_a_lost_session_waits_like_the_first(lead, serv
     member, term = lead()
     server.cut()
     eventually(lambda: term.ended and server.lead, "it has the lock again")
-    looked(server)
-    clock.now += SESSION - 0.01
-    looked(server)
-    assert member.term(0) is None
-    clock.now += 0.01
+    waits(member, server, clock)
     assert member.term(60).leader_id != term.leader_id
 
 
@@ -382,58 +372,50 @@ def test_who_never_led_leaves_without_a_word(join, server, clock):
     assert server.lead is None
 
 
-def test_who_abandoned_records_leaves_without_a_word(lead, server):
-    member, term = lead()
-    term.abandoned = True
+@pytest.mark.parametrize(("shards", "shard"), [(1, 0), (3, 0), (3, 2)])
+@pytest.mark.parametrize("how", ["abandoned records", "records in flight"])
+def test_who_leaves_records_of_any_shard_in_doubt_leaves_without_a_word(lead, server, shards, shard, how):
+    member, _ = lead(shards=shards, quiesce_timeout_seconds=0.05)
+    term = member.terms(0)[shard]
+    if how == "abandoned records":
+        term.abandoned = True
+    else:
+        term.quiesced.clear()
     member.stop(60)
     assert server.words == 0
     assert server.lead is None
 
 
-def test_who_was_fenced_a_moment_ago_leaves_without_a_word(lead, server, clock):
+@pytest.mark.parametrize(("later", "words"), [(0.0, 0), (SESSION, 1)])
+def test_who_was_fenced_leaves_with_a_word_once_nothing_of_that_term_can_arrive(lead, server, clock, later, words):
     """Requests of that term on their way may arrive for as long as a successor would have had to wait."""
     member, term = lead()
     once(server, partial(advance, clock, HEARTBEAT))
     eventually(lambda: term.ended is TermEnd.FENCED, "fenced")
-    assert member.term(60) is not None
-    member.stop(60)
-    assert server.words == 0
-
-
-def test_who_was_fenced_long_ago_leaves_with_a_word(lead, server, clock):
-    member, term = lead()
-    once(server, partial(advance, clock, HEARTBEAT))
-    eventually(lambda: term.ended is TermEnd.FENCED, "fenced")
     again = member.term(60)
-    for _ in range(5):
-        clock.now += SESSION / 5
-        looked(server)
+    pass_by(server, clock, later)
     assert member.term(0) is again
     member.stop(60)
-    assert server.words == 1
+    assert server.words == words
 
 
-def test_the_lock_is_kept_until_nothing_is_in_flight(lead, server):
-    member, term = lead(quiesce_timeout_seconds=30.0)
-    term.quiesced.clear()
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server, shards):
+    member, _ = lead(shards=shards, quiesce_timeout_seconds=30.0)
+    terms = member.terms(0)
+    for term in terms:
+        term.quiesced.clear()
     stopper = threading.Thread(target=member.stop, args=(60,))
     stopper.start()
-    eventually(lambda: term.ended is TermEnd.REVOKED, "reported in time")
-    looked(server)  # which keeps the session, too
-    assert server.lead is not None
-    assert server.words == 0
-    term.quiesced.set()
+    for term in terms:
+        eventually(lambda one=term: one.ended is TermEnd.REVOKED, "reported in time")
+        looked(server)  # which keeps the session, too
+        assert server.lead is not None
+        assert server.words == 0
+        term.quiesced.set()
     stopper.join()
     assert server.lead is None
     assert server.words == 1
-
-
-def test_who_still_has_something_in_flight_after_the_quiesce_timeout_leaves_without_a_word(lead, server):
-    member, term = lead(quiesce_timeout_seconds=0.05)
-    term.quiesced.clear()
-    member.stop(60)
-    assert server.words == 0
-    assert server.lead is None
 
 
 def test_who_has_the_lock_leads_all_shards_under_one_lease(lead, server, clock):
@@ -465,31 +447,6 @@ def test_a_term_that_was_ended_by_itself_is_followed_by_another_and_the_other_sh
     assert server.words == 0, "what it had on its way may arrive"
 
 
-def test_the_lock_is_kept_until_no_shard_has_anything_in_flight(lead, server):
-    member, _ = lead(shards=3, quiesce_timeout_seconds=30.0)
-    terms = member.terms(0)
-    for term in terms:
-        term.quiesced.clear()
-    stopper = threading.Thread(target=member.stop, args=(60,))
-    stopper.start()
-    for term in terms:
-        eventually(lambda one=term: one.ended is TermEnd.REVOKED, "reported in time")
-        looked(server)  # which keeps the session, too
-        assert server.lead is not None
-        term.quiesced.set()
-    stopper.join()
-    assert server.lead is None
-    assert server.words == 1
-
-
-@pytest.mark.parametrize("shard", [0, 2])
-def test_who_abandoned_records_of_any_shard_leaves_without_a_word(lead, server, shard):
-    member, _ = lead(shards=3)
-    member.terms(0)[shard].abandoned = True
-    member.stop(60)
-    assert server.words == 0
-
-
 def test_the_successor_begins_when_the_word_is_over_and_not_before(lead, join, server):
     """While it stands another could take it for our own. The clock stands still: nobody waits for a timeout."""
     first, term = lead()
@@ -517,11 +474,7 @@ def test_a_successor_that_leaves_before_it_began_does_not_pass_the_word_on(join,
     member.stop(60)
     assert server.words == 0
     server.left = None
-    following = join()
-    looked(server)
-    clock.now += SESSION - 0.01
-    looked(server)
-    assert following.term(0) is None
+    waits(join(), server, clock)
 
 
 def test_an_election_that_ends_by_itself_is_heard_of(lead, server):
