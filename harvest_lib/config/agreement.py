@@ -1,5 +1,6 @@
 """Settings that do not fit each other."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from harvest_lib.config.durations import format_duration
@@ -16,77 +17,64 @@ def disagreements(config: "HarvestConfig") -> list[Problem]:
     return [*_election_problems(config), *_session_problems(config), *_delivery_problems(config)]
 
 
-def _election_problems(config: "HarvestConfig") -> list[Problem]:
+def _election_problems(config: "HarvestConfig") -> Iterator[Problem]:
     if config.leadership == "solo":
-        return []
+        return
     if not config.leader_group_id.strip():
-        return [
-            Problem(
-                path=("leader_group_id",),
-                message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
-                "then two programs of one name share an election by accident, and a renamed one leaves its pool",
-                remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
-                "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
-            )
-        ]
-    if not is_legal_topic(config.leader_topic):
-        remedy = "set `leaderTopic` to a legal topic"
-        return [Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)]
-    return []
-
-
-def _delivery_problems(config: "HarvestConfig") -> list[Problem]:
-    problems = []
-    if (
-        config.delivery == "transactional"
-        and config.leadership == "neli"
-        and config.checkpoint_topic == config.leader_topic
-    ):
-        message = "is `leaderTopic` too: heartbeats and checkpoints need a topic each"
-        problems.append(Problem(path=("checkpoint_topic",), message=message, remedy="name another, or remove it"))
-    if config.delivery == "transactional" and not is_legal_topic(config.checkpoint_topic):
-        message = "cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own"
-        remedy = (
-            "set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic; or deliver "
-            "without transactions: `delivery: barrier`"
+        yield Problem(
+            path=("leader_group_id",),
+            message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
+            "then two programs of one name share an election by accident, and a renamed one leaves its pool",
+            remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
+            "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
         )
-        problems.append(Problem(path=("checkpoint_topic",), message=message, remedy=remedy))
+    elif not is_legal_topic(config.leader_topic):
+        remedy = "set `leaderTopic` to a legal topic"
+        yield Problem(path=("leader_topic",), message="cannot be derived from `leaderGroupID`", remedy=remedy)
+
+
+def _session_problems(config: "HarvestConfig") -> Iterator[Problem]:
+    configured = config.base_kafka_config.milliseconds(SESSION_TIMEOUT)
+    session, heartbeat = config.session_timeout_seconds, config.limits.heartbeat_timeout_seconds
+    path = ("session_timeout_seconds",) if configured is None else ("base_kafka_config", SESSION_TIMEOUT)
+    if configured is not None and configured != session:
+        yield Problem(path=path, message="contradicts `sessionTimeout`", remedy="keep one of the two")
+    if session <= heartbeat:
+        yield Problem(
+            path=path,
+            message=f"is {format_duration(session)}, but must be more than `limits.heartbeatTimeout` "
+            f"({format_duration(heartbeat)}): a leader that lost touch has to stop before another is elected",
+            remedy="raise it, or lower `limits.heartbeatTimeout`",
+        )
+
+
+def _delivery_problems(config: "HarvestConfig") -> Iterator[Problem]:
+    transactional, topic = config.delivery == "transactional", config.checkpoint_topic
+    if transactional and config.leadership == "neli" and topic == config.leader_topic:
+        message = "is `leaderTopic` too: heartbeats and checkpoints need a topic each"
+        yield Problem(path=("checkpoint_topic",), message=message, remedy="name another, or remove it")
+    if transactional and not is_legal_topic(topic):
+        yield Problem(
+            path=("checkpoint_topic",),
+            message="cannot be derived from `leaderGroupID` and `subscription`: transactions need a name of their own",
+            remedy="set `leaderGroupID` (also for `leadership: solo`), or `checkpointTopic` to a legal topic; or "
+            "deliver without transactions: `delivery: barrier`",
+        )
     if config.source == "mark" and config.shards > 1:
         message = f"is {config.shards}, but `mark` has one writer: its leader marks for all keys"
-        problems.append(Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1"))
+        yield Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1")
     if config.delivery not in ("barrier", "auto") or config.source not in ("mark", "auto"):
-        problems += _in_flight_problems(config)
+        yield from _in_flight_problems(config)
     if config.columns is not None and config.source == "mark":
         message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"
-        remedy = "use `source: snapshot` or `transaction_id`"
-        problems.append(Problem(path=("columns",), message=message, remedy=remedy))
-    return problems
+        yield Problem(path=("columns",), message=message, remedy="use `source: snapshot` or `transaction_id`")
 
 
-def _in_flight_problems(config: "HarvestConfig") -> list[Problem]:
+def _in_flight_problems(config: "HarvestConfig") -> Iterator[Problem]:
     message = (
         f"must be 1 with source `{config.source}` and delivery `{config.delivery}`: behind a request that a broker "
         "refuses another may be taken, and what was refused would count as delivered"
     )
-    return [
-        Problem(path=(place, IN_FLIGHT), message=message, remedy="remove it")
-        for place in ("base_kafka_config", "producer_kafka_config")
-        if str(getattr(config, place).get(IN_FLIGHT, 1)).strip() != "1"
-    ]
-
-
-def _session_problems(config: "HarvestConfig") -> list[Problem]:
-    configured = config.base_kafka_config.milliseconds(SESSION_TIMEOUT)
-    session, heartbeat = config.session_timeout_seconds, config.limits.heartbeat_timeout_seconds
-    path = ("session_timeout_seconds",) if configured is None else ("base_kafka_config", SESSION_TIMEOUT)
-    problems = []
-    if configured is not None and configured != session:
-        remedy = "keep one of the two"
-        problems.append(Problem(path=path, message="contradicts `sessionTimeout`", remedy=remedy))
-    if session <= heartbeat:
-        message = (
-            f"is {format_duration(session)}, but must be more than `limits.heartbeatTimeout` "
-            f"({format_duration(heartbeat)}): a leader that lost touch has to stop before another is elected"
-        )
-        problems.append(Problem(path=path, message=message, remedy="raise it, or lower `limits.heartbeatTimeout`"))
-    return problems
+    for place in ("base_kafka_config", "producer_kafka_config"):
+        if str(getattr(config, place).get(IN_FLIGHT, 1)).strip() != "1":
+            yield Problem(path=(place, IN_FLIGHT), message=message, remedy="remove it")

@@ -43,7 +43,10 @@ _REFUSED = {
 }
 _KEYWORDS = _SHOWN | _HIDDEN | _DROPPED | _REFUSED.keys()
 
-_NAME = re.compile(r"[^\s=]*")
+_NAME = re.compile(r"(?P<name>[^\s=]+)\s*=(?P<spaces>\s*)")
+_QUOTED = re.compile(r"'(?P<value>(?:[^'\\]|\\.)*)'\s*", re.DOTALL)
+_UNQUOTED = re.compile(r"(?P<value>(?:[^\s\\]|\\.)*)\s*", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _NEXT_PAIR = re.compile(r"(" + "|".join(sorted(_KEYWORDS, key=len, reverse=True)) + r")\s*=")
 _RUN_TIME_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
 _QUOTE_IT = "put a value with spaces in single quotes, with a backslash before each ' and \\ in it"
@@ -139,55 +142,27 @@ class DataSource:
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
+    """Read pairs as lib/pq does. libpq's own parser knows no run-time parameters, and quotes the text in its errors."""
     pairs: dict[str, str] = {}
-    position = _skip_spaces(text, 0)
+    position = len(text) - len(text.lstrip())
     while position < len(text):
         name = _NAME.match(text, position)
-        start, position = position, _skip_spaces(text, name.end() if name else position)
-        if not name or not name[0]:
-            raise _error(f"has a `=` without a name before it, at character {start + 1}", _QUOTE_IT)
-        if text[position : position + 1] != "=":
-            raise _error(f"has a word without `=` after it, at character {start + 1}", _QUOTE_IT)
-        value_at = _skip_spaces(text, position + 1)
-        if value_at > position + 1 and _NEXT_PAIR.match(text, value_at):
-            value, position = "", value_at
-        elif text[value_at : value_at + 1] == "'":
-            value, position = _quoted(text, value_at + 1)
-        else:
-            value, position = _unquoted(text, value_at)
-        pairs[name[0]] = value
-        position = _skip_spaces(text, position)
+        if name is None:
+            missing = "`=` without a name before it" if text[position] == "=" else "word without `=` after it"
+            raise _error(f"has a {missing}, at character {position + 1}", _QUOTE_IT)
+        start = name.end()
+        if name["spaces"] and _NEXT_PAIR.match(text, start):
+            pairs[name["name"]], position = "", start
+            continue
+        value = (_QUOTED if text.startswith("'", start) else _UNQUOTED).match(text, start)
+        if value is None:
+            raise _error(
+                f"has a quote that does not end, at character {start + 1}", "end the value with a single quote"
+            )
+        if text[value.end("value") :] == "\\":
+            raise _error("ends with a backslash that has nothing to protect", "write `\\\\` for a backslash")
+        pairs[name["name"]], position = _ESCAPED.sub(r"\1", value["value"]), value.end()
     return pairs
-
-
-def _skip_spaces(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
-
-
-def _quoted(text: str, position: int) -> tuple[str, int]:
-    start = position
-    value: list[str] = []
-    while position < len(text):
-        if text[position] == "'":
-            return "".join(value), position + 1
-        position += text[position] == "\\"
-        value.append(text[position : position + 1])
-        position += 1
-    raise _error(f"has a quote that does not end, at character {start}", "end the value with a single quote")
-
-
-def _unquoted(text: str, position: int) -> tuple[str, int]:
-    value: list[str] = []
-    while position < len(text) and not text[position].isspace():
-        if text[position] == "\\":
-            position += 1
-            if position == len(text):
-                raise _error("ends with a backslash that has nothing to protect", "write `\\\\` for a backslash")
-        value.append(text[position])
-        position += 1
-    return "".join(value), position
 
 
 def _parse_url(text: str) -> dict[str, str]:

@@ -19,7 +19,8 @@ _SECONDS_PER_UNIT = {
     "m": Decimal(60),
     "h": Decimal(3600),
 }
-_TERM = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(" + "|".join(sorted(_SECONDS_PER_UNIT, key=len, reverse=True)) + ")")
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
+_TERM = re.compile(f"({_NUMBER})(" + "|".join(sorted(_SECONDS_PER_UNIT, key=len, reverse=True)) + ")")
 _LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9  # the maximum of Go's Duration
 
 BARE_NUMBER = "is a number without a unit, which goharvest would read as nanoseconds"
@@ -34,17 +35,11 @@ def parse_duration(text: str) -> float:
     unsigned = text[1:] if text[:1] in {"+", "-"} else text
     if unsigned == "0":
         return 0.0
-    if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", unsigned):
+    if re.fullmatch(_NUMBER, unsigned):
         raise ValueError(BARE_NUMBER)
-    total, position = Decimal(0), 0
-    while position < len(unsigned):
-        term = _TERM.match(unsigned, position)
-        if term is None:
-            break
-        total += Decimal(term[1]) * _SECONDS_PER_UNIT[term[2]]
-        position = term.end()
-    if not unsigned or position < len(unsigned):
+    if not re.fullmatch(f"(?:{_TERM.pattern})+", unsigned):
         raise ValueError("is not a duration")
+    total = sum((Decimal(number) * _SECONDS_PER_UNIT[unit] for number, unit in _TERM.findall(unsigned)), Decimal(0))
     if total > _LONGEST_SECONDS:
         raise ValueError("is longer than any duration goharvest can hold (292 years)")
     return float(-total if text[0] == "-" else total)

@@ -15,63 +15,61 @@ line have theirs. Only below `HARVEST_LIMITS__` an unknown name is an error.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from harvest_lib.config.kafka_settings import canonical
 from harvest_lib.config.limits import Limits
+from harvest_lib.config.problems import Place
 from harvest_lib.config.spelling import goharvest_names
 from harvest_lib.errors import ConfigError
 
 PREFIX = "HARVEST_"
 _LIMITS_PREFIX = PREFIX + "LIMITS__"
-_KAFKA = {"base_kafka_config", "producer_kafka_config"}
+_SHORT: dict[str, Place] = {
+    PREFIX + "BOOTSTRAP_SERVERS": ("base_kafka_config", "bootstrap.servers"),
+    PREFIX + "DSN": ("data_source",),
+}
+_MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits", "columns")
 
-Variables = dict[tuple[str, ...], str]
 
-
-def environment_values(environ: Mapping[str, str], fields: Iterable[str]) -> tuple[dict[str, Any], Variables]:
+def environment_values(environ: Mapping[str, str], fields: Collection[str]) -> tuple[dict[str, Any], dict[Place, str]]:
     """Return the values that variables give to fields, and the variable behind each path of field names.
 
     Raises ConfigError for text that is not JSON where JSON is asked for, and for two variables that contradict.
     """
-    given = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     values: dict[str, Any] = {}
-    variables: Variables = {}
-    spellings = goharvest_names(Limits)
-    for field in fields:
-        variable = PREFIX + field.upper()
-        if variable not in given:
+    variables: dict[Place, str] = {}
+    for variable, text in sorted(environ.items()):  # a mapping comes before its entries, which go over it
+        path = _path(variable, fields)
+        if not path or not text:
             continue
-        variables[field,] = variable
-        if field in _KAFKA or field == "limits":
-            mapping = _json_mapping(given[variable], variable)
-            values[field] = (
-                {spellings.get(key, key): each for key, each in mapping.items()} if field == "limits" else mapping
-            )
-            variables |= {(field, key): variable for key in values[field]}
-        elif field == "columns":
-            values[field] = _json_mapping(given[variable], variable, letters_matter=True)
-        else:
-            values[field] = _plain(field, given[variable])
-    for variable, text in given.items():
-        if variable.startswith(_LIMITS_PREFIX):
-            field = variable.removeprefix(_LIMITS_PREFIX).lower()
-            values.setdefault("limits", {})[field] = _plain(field, text)
-            variables["limits", field] = variable
-    if servers := given.get(PREFIX + "BOOTSTRAP_SERVERS"):
-        values.setdefault("base_kafka_config", {})["bootstrap.servers"] = servers
-        variables["base_kafka_config", "bootstrap.servers"] = PREFIX + "BOOTSTRAP_SERVERS"
-    if dsn := given.get(PREFIX + "DSN"):
-        if values.setdefault("data_source", dsn) != dsn:
+        field = path[0]
+        if path == ("data_source",) and values.get(field, text) != text:
             raise ConfigError(
                 f"{PREFIX}DATA_SOURCE and {PREFIX}DSN are both set, and differ",
                 field="data_source",
                 source=f"environment variable {PREFIX}DSN",
                 next_step="unset one of them; they mean the same",
             )
-        variables.setdefault(("data_source",), PREFIX + "DSN")
+        if len(path) > 1:
+            values.setdefault(field, {})[path[1]] = _plain(path[1], text)
+        elif field in _MAPPINGS:
+            values[field] = _json_mapping(field, text, variable)
+            variables |= {(field, key): variable for key in values[field]}
+        else:
+            values[field] = _plain(field, text)
+        variables[path] = variable
     return values, variables
+
+
+def _path(variable: str, fields: Collection[str]) -> Place:
+    """Return the path of field names that a variable gives a value to; empty if there is none."""
+    if variable.startswith(_LIMITS_PREFIX):
+        return ("limits", variable.removeprefix(_LIMITS_PREFIX).lower())
+    field = variable.removeprefix(PREFIX).lower()
+    is_field = field in fields and variable == PREFIX + field.upper()
+    return (field,) if is_field else _SHORT.get(variable, ())
 
 
 def _plain(field: str, text: str) -> object:
@@ -84,7 +82,7 @@ def _plain(field: str, text: str) -> object:
     return text
 
 
-def _json_mapping(text: str, variable: str, *, letters_matter: bool = False) -> dict[str, Any]:
+def _json_mapping(field: str, text: str, variable: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # JSONDecodeError, and a number of more digits than Python reads
@@ -95,4 +93,7 @@ def _json_mapping(text: str, variable: str, *, letters_matter: bool = False) -> 
             source=f"environment variable {variable}",
             next_step='write {"name": "value", …}',
         )
-    return value if letters_matter else canonical(value)
+    if field == "limits":
+        spellings = goharvest_names(Limits)
+        return {spellings.get(key) or key: each for key, each in value.items()}
+    return value if field == "columns" else canonical(value)

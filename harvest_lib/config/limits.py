@@ -1,15 +1,15 @@
 """goharvest's limits: how long, how many, how often. Checked one by one and against each other."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import AliasGenerator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from harvest_lib.config.durations import SPELLING, format_duration, to_seconds
-from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator
-from harvest_lib.config.report import config_error
-from harvest_lib.config.spelling import goharvest_name, to_field_names
+from harvest_lib.config.problems import Problem, custom_error, raise_in_validator
+from harvest_lib.config.settings import Settings
+from harvest_lib.config.spelling import goharvest_name
 
 _SHORTEST_SECONDS = 0.001
 
@@ -35,19 +35,12 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 Count = Annotated[int, BeforeValidator(_no_truth_value)]
 
 
-class Limits(BaseModel):
+class Limits(Settings):
     """Limits of the harvest.
 
     In a file a duration carries its unit (`pollDuration: 1ms`); in Python it is seconds, a timedelta, or that text.
     Raises ConfigError with everything that is wrong.
     """
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        alias_generator=AliasGenerator(serialization_alias=goharvest_name),
-    )
 
     io_error_backoff_seconds: Seconds = Field(default=0.5, ge=0)
     """`ioErrorBackoff`: pause after an I/O error before the next attempt. Default 500ms."""
@@ -85,19 +78,6 @@ class Limits(BaseModel):
     min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
     """`minMetricsInterval`: MeterRead is emitted no more often than this. Default 5s."""
 
-    def __init__(self, **values: Any) -> None:
-        failure = None
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            failure = config_error(problems_of(error), Origins())
-        if failure is not None:  # outside, so that pydantic's error and the values it carries are no context of ours
-            raise failure
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Refuse; pydantic's own refusal would show the value."""
-        raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
-
     @classmethod
     def checked(cls, values: object) -> object:
         """Make limits inside another model's validator: pydantic's own error, which that model merges with others.
@@ -113,57 +93,34 @@ class Limits(BaseModel):
         """Return the limits that were set and that nothing reads, in goharvest's spelling."""
         return [goharvest_name(name) for name in _WITHOUT_EFFECT if name in self.model_fields_set]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _either_spelling(cls, values: object) -> object:
-        if not isinstance(values, Mapping):
-            return values
-        renamed, problems = to_field_names(cls, values)
-        if problems:
-            # Known settings are checked now, or they would stay unchecked until these are corrected.
-            try:
-                cls.checked(renamed)
-            except ValidationError as error:
-                problems += problems_of(error)
-        raise_in_validator(cls.__name__, problems)
-        return renamed
-
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        def problem(field: str, message: str, remedy: str) -> Problem:
-            return Problem(path=(field,), message=message, remedy=remedy)
+        raise_in_validator(type(self).__name__, self._disagreements())
+        return self
 
+    def _disagreements(self) -> Iterator[Problem]:
         longest, shortest = self.max_poll_interval_seconds, self.min_poll_interval_seconds
         deadline = self.heartbeat_timeout_seconds
-        problems = []
         if longest < shortest:
-            problems.append(
-                problem(
-                    "max_poll_interval_seconds",
-                    f"is {format_duration(longest)}, less than `minPollInterval` ({format_duration(shortest)})",
-                    "raise `maxPollInterval` (by default half of `heartbeatTimeout`) or lower `minPollInterval`",
-                )
+            yield Problem(
+                path=("max_poll_interval_seconds",),
+                message=f"is {format_duration(longest)}, less than `minPollInterval` ({format_duration(shortest)})",
+                remedy="raise `maxPollInterval` (by default half of `heartbeatTimeout`) or lower `minPollInterval`",
             )
         if longest >= deadline:
-            problems.append(
-                problem(
-                    "max_poll_interval_seconds",
-                    f"is {format_duration(longest)}, so that a healthy leader would miss its `heartbeatTimeout` "
-                    f"({format_duration(deadline)}) and fence itself",
-                    "set it below `heartbeatTimeout`, or leave it out (half of `heartbeatTimeout`)",
-                )
+            yield Problem(
+                path=("max_poll_interval_seconds",),
+                message=f"is {format_duration(longest)}, so that a healthy leader would miss its `heartbeatTimeout` "
+                f"({format_duration(deadline)}) and fence itself",
+                remedy="set it below `heartbeatTimeout`, or leave it out (half of `heartbeatTimeout`)",
             )
         if self.poll_duration_seconds >= deadline:
-            problems.append(
-                problem(
-                    "poll_duration_seconds",
-                    f"is {format_duration(self.poll_duration_seconds)}, so that one poll could outlast "
-                    f"`heartbeatTimeout` ({format_duration(deadline)}) and a leader notice too late",
-                    "set it below `heartbeatTimeout`",
-                )
+            yield Problem(
+                path=("poll_duration_seconds",),
+                message=f"is {format_duration(self.poll_duration_seconds)}, so that one poll could outlast "
+                f"`heartbeatTimeout` ({format_duration(deadline)}) and a leader notice too late",
+                remedy="set it below `heartbeatTimeout`",
             )
-        raise_in_validator(type(self).__name__, problems)
-        return self
 
 
 Policy = Literal["hold_key", "skip", "stop"]

@@ -10,12 +10,11 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasGenerator, BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from harvest_lib.config.agreement import disagreements
 from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
@@ -24,9 +23,9 @@ from harvest_lib.config.durations import format_duration
 from harvest_lib.config.environment import environment_values
 from harvest_lib.config.kafka_settings import DELIVERY_TIMEOUTS, SESSION_TIMEOUT, TRANSLATED, KafkaSettings, canonical
 from harvest_lib.config.limits import Count, Limits, Policy, Seconds
-from harvest_lib.config.problems import Origins, Problem, custom_error, problems_of, raise_in_validator, unsendable
-from harvest_lib.config.report import config_error
-from harvest_lib.config.spelling import goharvest_name, to_field_names
+from harvest_lib.config.problems import Origins, Place, Problem, custom_error, raise_in_validator, unsendable
+from harvest_lib.config.settings import Settings, merged, paths, to_field_names
+from harvest_lib.config.spelling import goharvest_name
 from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
 from harvest_lib.table_names import name_parts
 
@@ -59,30 +58,22 @@ def _default_name() -> str:
     return f"{host}_{os.getpid()}_{int(time.time())}"
 
 
-class _Environment(PydanticBaseSettingsSource):
-    """pydantic-settings' own reader would take aliases for the names of variables, `NAME` among them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContents:
+    """What a file gives: values by the names of fields, the line of each path, and problems found before any check."""
 
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # asked for by the base class only
+    path: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    problems: Sequence[Problem] = ()
 
-    def __call__(self) -> dict[str, Any]:
-        return environment_values(os.environ, self.settings_cls.model_fields)[0]
 
-
-class HarvestConfig(BaseSettings):
+class HarvestConfig(Settings):
     """Configuration of a harvester. Both spellings of a field are accepted, Python's and goharvest's.
 
     No printed form of it shows a secret: `repr`, `str`, `model_dump`, `redacted()`, errors. Raises ConfigError with
     everything that is wrong.
     """
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        validate_default=False,
-        alias_generator=AliasGenerator(serialization_alias=goharvest_name),
-    )
 
     base_kafka_config: KafkaSettings = Field(
         default_factory=lambda: KafkaSettings({"bootstrap.servers": _DEFAULT_BOOTSTRAP_SERVERS})
@@ -147,35 +138,21 @@ class HarvestConfig(BaseSettings):
     """`sessionTimeout`: after so long without a sign of the leader's process Kafka elects another; more than
     `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
 
-    def __init__(self, _origins: Origins | None = None, **values: Any) -> None:
-        """Read Python arguments over the environment; `_origins` says where a reader of files found them."""
-        renamed, misnamed = named(values)
-        problems = [*(_origins.problems if _origins else ()), *misnamed]
-        try:
-            super().__init__(**renamed)
-        except ValidationError as error:
-            problems += problems_of(error)
-        origins = _origins or Origins(
-            variables=environment_values(os.environ, type(self).model_fields)[1], arguments=paths(renamed)
-        )
-        if problems:  # outside the handler, so that pydantic's error and the values it carries are no context of ours
-            raise config_error(problems, origins)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Refuse; pydantic's own refusal would show the value."""
-        raise AttributeError(f"{type(self).__name__} is frozen, `{name}` too: make another one")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it; ours takes its place
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise, and unused
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise, and unused
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments over environment; the files are merged in by their reader."""
-        return init_settings, _Environment(settings_cls)
+    def __init__(self, _file: FileContents | None = None, *, _file_first: bool = False, **arguments: Any) -> None:
+        """Read Python arguments over the environment, that over a file; with `_file_first` the file over it."""
+        file = _file or FileContents()
+        environment, variables = environment_values(os.environ, type(self).model_fields)
+        if _file_first:
+            variables = {path: variable for path, variable in variables.items() if path not in file.lines}
+        below = (file.values, environment) if _file_first else (environment, file.values)
+        problems = list(file.problems)
+        layers = []
+        for values in (arguments, *below):
+            layer, misnamed = _named(values)
+            layers.append(layer)
+            problems += misnamed
+        origins = Origins(file=file.path, lines=file.lines, variables=variables, arguments=paths(layers[0]))
+        self._check(merged(reversed(layers)), problems, origins)
 
     @property
     def delivery_timeout_seconds(self) -> float:
@@ -230,14 +207,7 @@ class HarvestConfig(BaseSettings):
     def redacted(self) -> dict[str, object]:
         """Return everything in goharvest's spelling, for display, with secrets hidden."""
         shown: dict[str, object] = self.model_dump(by_alias=True)
-        shown["limits"] = {
-            goharvest_name(name): format_duration(value) if name.endswith("_seconds") else value
-            for name, value in self.limits
-        }
-        shown["sessionTimeout"] = format_duration(self.session_timeout_seconds)
-        shown["keepSegments"] = format_duration(self.keep_segments_seconds)
-        shown["maxSegmentAge"] = format_duration(self.max_segment_age_seconds)
-        return shown
+        return shown | _durations(self) | {"limits": self.limits.model_dump(by_alias=True) | _durations(self.limits)}
 
     @field_validator("base_kafka_config")
     @classmethod
@@ -294,22 +264,18 @@ class HarvestConfig(BaseSettings):
         return self
 
 
-def named(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return Python arguments by the names of fields, those inside mappings as well, and problems of misnamed ones."""
+def _durations(settings: Settings) -> dict[str, str]:
+    return {goharvest_name(name): format_duration(value) for name, value in settings if name.endswith("_seconds")}
+
+
+def _named(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return values by the names of fields, those inside mappings as well, and problems of misnamed ones."""
     elsewhere = {alias: f"limits.{alias}" for name in Limits.model_fields for alias in (name, goharvest_name(name))}
-    renamed, problems = to_field_names(HarvestConfig, arguments, elsewhere=elsewhere)
-    for field in ("base_kafka_config", "producer_kafka_config"):
-        if isinstance(given := renamed.get(field), Mapping):
-            renamed[field] = canonical(given)
+    renamed, problems = to_field_names(HarvestConfig, values, elsewhere=elsewhere)
+    for name in ("base_kafka_config", "producer_kafka_config"):
+        if isinstance(given := renamed.get(name), Mapping):
+            renamed[name] = canonical(given)
     if isinstance(given := renamed.get("limits"), Mapping):
         renamed["limits"], misnamed = to_field_names(Limits, given)
         problems += [problem.under("limits") for problem in misnamed]
     return renamed, problems
-
-
-def paths(values: Mapping[str, Any]) -> set[tuple[str, ...]]:
-    """Return the paths of everything that values give, entries of mappings one by one."""
-    found: set[tuple[str, ...]] = set()
-    for field, value in values.items():
-        found |= {(field, str(key)) for key in value} if isinstance(value, Mapping) else {(field,)}
-    return found

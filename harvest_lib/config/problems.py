@@ -3,7 +3,8 @@
 Values may be secrets, so no problem repeats one: it names the field, the rule, and the remedy.
 """
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,20 +13,27 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from harvest_lib.config.durations import format_duration
+from harvest_lib.config.spelling import goharvest_name
+from harvest_lib.errors import ConfigError
+
+Place = tuple[str, ...]
 
 _OURS = "harvest"
+_WITH_NAMES_OF_OTHERS = ("base_kafka_config", "producer_kafka_config", "columns")
+"""Keys in these mappings have one spelling: Kafka's, or the name of a record's part."""
 
 _RANGES = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
     "less_than_equal": ("at most", "le"),
 }
+_A_MAPPING = ("must be a mapping of settings", "write its settings as indented `key: value` lines")
 _WRONG_TYPES = {
     "bool": ("must be true or false", "write `true` or `false`"),
     "int": ("must be a whole number", "write digits only"),
     "string": ("must be text", "write text, in quotes if it looks like something else"),
-    "model": ("must be a mapping of settings", "write its settings as indented `key: value` lines"),
-    "dict": ("must be a mapping of settings", "write its settings as indented `key: value` lines"),
+    "model": _A_MAPPING,
+    "dict": _A_MAPPING,
 }
 
 
@@ -36,7 +44,7 @@ class Problem:
     `line` and `written`, the field as the file has it, are given where the path does not lead to them.
     """
 
-    path: tuple[str, ...]
+    path: Place
     message: str
     remedy: str
     line: int | None = None
@@ -52,13 +60,11 @@ class Origins:
     """Origin of each value: an argument, a variable, or a line of the file. Paths are made of field names."""
 
     file: str = ""
-    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    arguments: AbstractSet[tuple[str, ...]] = frozenset()
-    problems: Sequence[Problem] = ()
-    """Found before the values were checked, to be reported with those that the check finds."""
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    variables: Mapping[Place, str] = field(default_factory=dict)
+    arguments: AbstractSet[Place] = frozenset()
 
-    def place(self, path: tuple[str, ...]) -> tuple[str, int | None]:
+    def place(self, path: Place) -> tuple[str, int | None]:
         """Return the source and the line of a path, or of the nearest thing around it that has one."""
         for length in range(len(path), 0, -1):
             prefix = path[:length]
@@ -71,6 +77,40 @@ class Origins:
         return self.file, self.lines.get(())
 
 
+def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
+    """Put problems into one error, in the order of their lines; its attributes are those of the first."""
+    errors = [_error(each, origins) for each in problems]
+    errors.sort(key=lambda each: (each.line is None, each.line or 0))
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    listed = [f"{_prefix(each)}{each.cause}; {each.next_step}" for each in errors]
+    cause = "\n    ".join([f"{len(errors)} settings are wrong:", *listed])
+    next_step = "correct all of them; they were checked together"
+    error = ConfigError(cause, field=first.field, source=first.source, line=first.line, next_step=next_step)
+    error.problems = errors
+    return error
+
+
+def _error(problem: Problem, origins: Origins) -> ConfigError:
+    """Report one problem, its field spelled as the source does."""
+    at = (origins.file, problem.line)
+    source, line = at if problem.line is not None else origins.place(problem.path)
+    path = problem.path
+    if origins.file and source == origins.file:
+        known = path[:1] if path[:1] and path[0] in _WITH_NAMES_OF_OTHERS else path
+        path = (*map(goharvest_name, known), *path[len(known) :])
+    name = problem.written or ".".join(path)
+    cause = f"`{name}` {problem.message}" if name else problem.message
+    return ConfigError(cause, field=name, source=source, line=line, next_step=problem.remedy)
+
+
+def _prefix(error: ConfigError) -> str:
+    if error.line is not None:
+        return f"line {error.line}: "
+    return f"{error.source}: " if error.source else ""
+
+
 def unsendable(text: str) -> str:
     """Say why neither Postgres nor Kafka could be sent a text; empty if both could."""
     if "\0" in text:
@@ -80,24 +120,32 @@ def unsendable(text: str) -> str:
     return ""
 
 
+def unknown(key: str, known: Iterable[str], *, elsewhere: Mapping[str, str] | None = None) -> Problem:
+    """Report a key that no field has, with the nearest one that exists. `elsewhere` maps a key to the place where it
+    would be right."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), by_lower, n=1)
+    if elsewhere and key in elsewhere:
+        remedy = f"move it to `{elsewhere[key]}`"
+    elif near:
+        remedy = f"did you mean `{by_lower[near[0]]}`?"
+    else:
+        remedy = f"remove it; known here: {', '.join(sorted(by_lower.values()))}"
+    return Problem(path=(key,), message="is not a setting", remedy=remedy)
+
+
 def custom_error(message: str, remedy: str) -> PydanticCustomError:
     """Return the error that a pydantic validator raises to be reported in these words."""
     return PydanticCustomError(_OURS, "{message}", {"message": message, "remedy": remedy})
 
 
-def raise_in_validator(title: str, problems: Sequence[Problem]) -> None:
+def raise_in_validator(title: str, problems: Iterable[Problem]) -> None:
     """Raise problems from inside a pydantic validator, each at its own path; do nothing if there are none."""
-    if not problems:
-        return
     details = [
-        InitErrorDetails(
-            type=custom_error(each.message, each.remedy),
-            loc=each.path,
-            input=None,
-        )
-        for each in problems
+        InitErrorDetails(type=custom_error(each.message, each.remedy), loc=each.path, input=None) for each in problems
     ]
-    raise ValidationError.from_exception_data(title, details, hide_input=True)
+    if details:
+        raise ValidationError.from_exception_data(title, details, hide_input=True)
 
 
 def problems_of(error: ValidationError) -> list[Problem]:

@@ -6,7 +6,7 @@ Promises
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ import yaml
 
 from harvest_lib.config.data_source import DataSource, complaint
 from harvest_lib.config.durations import BARE_NUMBER, SPELLING
-from harvest_lib.config.environment import environment_values
-from harvest_lib.config.kafka_settings import canonical, is_secret
+from harvest_lib.config.kafka_settings import is_secret
 from harvest_lib.config.limits import Limits
-from harvest_lib.config.model import HarvestConfig, named, paths
-from harvest_lib.config.problems import Origins, Problem
-from harvest_lib.config.spelling import goharvest_name, goharvest_names, unknown
-from harvest_lib.config.yaml_reader import NULL, Place, YamlReader, compose, line_of
+from harvest_lib.config.model import FileContents, HarvestConfig
+from harvest_lib.config.problems import Place, Problem, unknown
+from harvest_lib.config.spelling import goharvest_names
+from harvest_lib.config.yaml_reader import NULL, YamlReader, line_of
 from harvest_lib.errors import ConfigError
 
 LOGGING_LEVELS = {
@@ -37,7 +36,10 @@ LOGGING_LEVELS = {
 }
 """goharvest's levels and the nearest of Python's. An empty one is debug there."""
 
-_MAPPINGS = ("base_kafka_config", "producer_kafka_config", "limits")
+_NAMES = {(): goharvest_names(HarvestConfig), ("limits",): goharvest_names(Limits)}
+"""Fields by their names in a file, at the paths that have them."""
+_KAFKA = ("base_kafka_config", "producer_kafka_config")
+_MAPPINGS = {*_NAMES, *((name,) for name in _KAFKA)}
 _NAMES_IN_KAFKA = {"client.id", "client.rack", "sasl.username"}
 _TEXTS = ("leader_group_id", "leader_topic", "data_source", "outbox_table", "name", "leadership", "delivery", "parking")
 _DEFAULT_IF_EMPTY = ("leader_topic", "data_source", "outbox_table", "name")
@@ -61,150 +63,103 @@ def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments:
 
     Raises ConfigError with all that is wrong; its `source`, `line` and `field` are those of the first problem.
     """
-    contents = _Contents(Path(path))
-    environment, variables = environment_values(os.environ, HarvestConfig.model_fields)
-    given, misnamed = named(arguments)
-    origins = Origins(
-        file=str(path),
-        lines=contents.lines,
-        variables={path: name for path, name in variables.items() if not (file_first and path in contents.lines)},
-        arguments=paths(given),
-        problems=[*contents.problems, *misnamed],
-    )
-    below, above = (environment, contents.values) if file_first else (contents.values, environment)
-    values = _merged(_merged(below, above), given)
-    return ReaperFile(harvest=HarvestConfig(_origins=origins, **values), logging_level=contents.logging_level)
+    reader = _Reader(Path(path), needed="`leaderGroupID`")
+    values = reader.harvest()
+    contents = FileContents(path=str(path), values=values, lines=reader.lines, problems=reader.problems)
+    config = HarvestConfig(contents, _file_first=file_first, **arguments)
+    return ReaperFile(harvest=config, logging_level=reader.logging_level)
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**below, **above}
-    for name in _MAPPINGS:
-        lower, upper = below.get(name), above.get(name)
-        if isinstance(lower, Mapping) and isinstance(upper, Mapping):
-            merged[name] = {**canonical(lower), **canonical(upper)}
-    return merged
+class _Reader(YamlReader):
+    """Reads the harvest's values by the names of their fields. Fields are spelled as goharvest spells them."""
 
+    logging_level = "info"
 
-class _Contents:
-    """A file's values by field name, the line of each, and the problems found before any value was checked."""
-
-    def __init__(self, path: Path) -> None:
-        root, loader = compose(path)
-        self._reader = YamlReader(loader)
-        self.values: dict[str, Any] = {}
-        self.lines = self._reader.lines
-        self.problems = self._reader.problems
-        self.logging_level = "info"
-        self.lines[()] = line_of(root)
-        top = dict(self._reader.entries(root, ()))
+    def harvest(self) -> Mapping[str, Any]:
+        """Return what the file says of the harvest, and note what it says of logging."""
+        top = self.entries(self.root, ())
         if not {"harvest", "logging"} & top.keys():
-            self._harvest(top)
-            return
+            return self.mapping(top, ())
+        values = ...
         for key, node in top.items():
             if key == "harvest":
-                self.lines[()] = line_of(node)
-                self._harvest(dict(self._reader.entries(node, ())))
+                values = self.value(node, ())
             elif key == "logging":
                 self._logging(node)
             else:
-                elsewhere = {name: f"harvest.{name}" for name in goharvest_names(HarvestConfig)}
-                self._reader.note(unknown(key, ("harvest", "logging"), elsewhere=elsewhere), node)
-
-    def _harvest(self, entries: dict[str, yaml.Node]) -> None:
-        known = goharvest_names(HarvestConfig)
-        elsewhere = {name: f"limits.{name}" for name in goharvest_names(Limits)}
-        for name, node in self._known(entries, known, (), elsewhere):
-            self.lines[name,] = line_of(node)
-            if name in _DEFAULT_IF_EMPTY and isinstance(node, yaml.ScalarNode) and not node.value:
-                continue
-            if name in _MAPPINGS:
-                inner = dict(self._reader.entries(node, (name,)))
-                if isinstance(node, yaml.MappingNode):
-                    self.values[name] = self._limits(inner) if name == "limits" else self._kafka(inner, name)
-            elif name == "columns" and isinstance(node, yaml.MappingNode):
-                self.values[name] = self._columns(node)
-            elif name == "data_source" and isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
-                self._data_source(node)
-            else:
-                self._value(self.values, (name,), node, as_text=name in _TEXTS)
-
-    def _limits(self, entries: dict[str, yaml.Node]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name, node in self._known(entries, goharvest_names(Limits), ("limits",), {}):
-            self.lines["limits", name] = line_of(node)
-            self._value(values, ("limits", name), node)
-        return values
-
-    def _kafka(self, entries: dict[str, yaml.Node], mapping: str) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, node in entries.items():
-            self.lines[mapping, key] = line_of(node)
-            # A password of digits is the digits, not the number (0123 would become 83).
-            self._value(values, (mapping, key), node, as_text=is_secret(key) or key in _NAMES_IN_KAFKA)
-            if node.tag == NULL:
-                values[key] = None
-        return values
-
-    def _columns(self, node: yaml.MappingNode) -> dict[str, Any]:
-        """Take the mapping as it is; the model checks it."""
-        values: dict[str, Any] = {}
-        for key, each in self._reader.entries(node, ("columns",)):
-            path = ("columns", key)
-            self.lines[path] = line_of(each)
-            if isinstance(each, yaml.ScalarNode):
-                self._value(values, path, each)
-                continue
-            found = self._reader.construct(each, path, remedy="write one entry a line, its texts in quotes")
-            if found is not ...:
-                values[key] = found
-        return values
-
-    def _data_source(self, node: yaml.ScalarNode) -> None:
-        try:
-            self.values["data_source"] = DataSource.parse(node.value, lib_pq_defaults=True)
-        except ConfigError as error:
-            self._reader.note(Problem(path=("data_source",), message=complaint(error), remedy=error.next_step), node)
+                elsewhere = {name: f"harvest.{name}" for name in _NAMES[()]}
+                self.note(unknown(key, ("harvest", "logging"), elsewhere=elsewhere), node)
+        return {} if values is ... else values
 
     def _logging(self, node: yaml.Node) -> None:
-        if node.tag == NULL:
-            return
-        for key, value in self._reader.entries(node, ("logging",)):
+        entries = self.entries(node, ("logging",)) if self.is_mapping(node, ("logging",)) else {}
+        for key, value in entries.items():
+            level = LOGGING_LEVELS.get(value.value.lower()) if isinstance(value, yaml.ScalarNode) else None
             if key != "level":
-                self._reader.note(unknown(key, ("level",)).under("logging"), value)
-            elif isinstance(value, yaml.ScalarNode) and value.tag != NULL and value.value.lower() in LOGGING_LEVELS:
-                self.logging_level = LOGGING_LEVELS[value.value.lower()]
-            elif value.tag != NULL:
+                self.note(unknown(key, ("level",)).under("logging"), value)
+            elif value.tag != NULL and level is None:
                 remedy = f"choose one of {', '.join(filter(None, LOGGING_LEVELS))}"
-                self._reader.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
+                self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
+            elif value.tag != NULL and level is not None:
+                self.logging_level = level
 
-    def _known(
-        self, entries: dict[str, yaml.Node], known: dict[str, str], prefix: Place, elsewhere: dict[str, str]
-    ) -> Iterator[tuple[str, yaml.Node]]:
-        """Yield the entries of known fields; a file is read in goharvest's spelling only."""
-        seen: dict[str, str] = {}
+    def value(self, node: yaml.Node, path: Place) -> Any:
+        """Read a mapping where the model has one. Anything else with parts is of no type that a field has."""
+        self.lines[path] = line_of(node)
+        if path in _MAPPINGS:
+            return super().value(node, path) if self.is_mapping(node, path) else ...
+        if isinstance(node, yaml.ScalarNode) or (path == ("columns",) and isinstance(node, yaml.MappingNode)):
+            return super().value(node, path)
+        if path[0] == "columns" and len(path) > 1:  # taken as it is; the model checks it
+            return self.construct(node, path, remedy="write one entry a line, its texts in quotes")
+        return ()
+
+    def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
+        """Return the values of fields by their names; those of other mappings have the keys of the file."""
+        if path in _NAMES:
+            entries = self._by_field(entries, path)
+        return super().mapping(entries, path)
+
+    def _by_field(self, entries: dict[str, yaml.Node], prefix: Place) -> dict[str, yaml.Node]:
+        known = _NAMES[prefix]
+        elsewhere = {} if prefix else {name: f"limits.{name}" for name in _NAMES["limits",]}
+        found: dict[str, yaml.Node] = {}
+        keys: dict[str, str] = {}
         for key, node in entries.items():
             name = known.get(key)
             if name is None:
-                pythonic = goharvest_name(key) if goharvest_name(key) in known else None
-                problem = unknown(pythonic or key, known, elsewhere=elsewhere).under(*prefix)
-                self._reader.note(replace(problem, written=".".join([*prefix, key])), node)
-            elif name in seen:
-                remedy = f"remove `{key}` or `{seen[name]}`: they mean the same"
-                self._reader.note(Problem(path=(*prefix, name), message="is given twice", remedy=remedy), node)
+                problem = unknown(key, known, elsewhere=elsewhere).under(*prefix)
+                self.note(replace(problem, written=".".join([*prefix, key])), node)
+            elif name in found:
+                remedy = f"remove `{key}` or `{keys[name]}`: they mean the same"
+                self.note(Problem(path=(*prefix, name), message="is given twice", remedy=remedy), node)
             else:
-                seen[name] = key
-                yield name, node
+                found[name], keys[name] = node, key
+        return found
 
-    def _value(self, values: dict[str, Any], path: Place, node: yaml.Node, *, as_text: bool = False) -> None:
-        name = path[-1]
+    def scalar(self, node: yaml.Node, path: Place) -> Any:
+        """Read text where goharvest has text, whatever YAML takes it for, and durations with their unit alone."""
+        field, name = path[0], path[-1]
+        in_kafka = field in _KAFKA
         if node.tag == NULL:
-            return
-        if not isinstance(node, yaml.ScalarNode):
-            values[name] = ()  # of no type that a field has, so it is refused with the rest
-        elif as_text and node.tag in _SCALARS:
-            values[name] = node.value
-        elif (found := self._reader.construct(node, path)) is not ...:
-            if found and node.tag in _NUMBERS and name.endswith("_seconds") and not path[0].endswith("_kafka_config"):
-                self._reader.note(Problem(path=path, message=BARE_NUMBER, remedy=SPELLING), node)
-            else:
-                values[name] = found
+            return None if in_kafka else ...
+        if field in _DEFAULT_IF_EMPTY and not node.value:
+            return ...
+        if field == "data_source" and node.tag in _SCALARS:
+            return self._data_source(node)
+        # A password of digits is the digits, not the number (0123 would become 83).
+        as_text = field in _TEXTS or (in_kafka and (is_secret(name) or name in _NAMES_IN_KAFKA))
+        if as_text and node.tag in _SCALARS:
+            return node.value
+        found = self.construct(node, path)
+        if node.tag in _NUMBERS and name.endswith("_seconds") and not in_kafka and found not in (0, ...):
+            self.note(Problem(path=path, message=BARE_NUMBER, remedy=SPELLING), node)
+            return ...
+        return found
+
+    def _data_source(self, node: yaml.Node) -> Any:
+        try:
+            return DataSource.parse(node.value, lib_pq_defaults=True)
+        except ConfigError as error:
+            self.note(Problem(path=("data_source",), message=complaint(error), remedy=error.next_step), node)
+            return ...

@@ -7,8 +7,7 @@ import psycopg
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.agreement import disagreements
 from harvest_lib.config.choices import Choices, Table, choose
-from harvest_lib.config.problems import Origins
-from harvest_lib.config.report import config_error
+from harvest_lib.config.problems import Origins, config_error
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox import OutboxTable
 

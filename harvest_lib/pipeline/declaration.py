@@ -18,23 +18,26 @@ All problems of a file are reported together, each with its line, and none with 
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from harvest_lib.config.problems import Origins, Problem, problems_of
-from harvest_lib.config.report import config_error
-from harvest_lib.config.spelling import unknown
-from harvest_lib.config.yaml_reader import Place, read, spelled
+from harvest_lib.config.problems import Origins, Place, Problem, config_error, problems_of, unknown
+from harvest_lib.config.yaml_reader import INT, YamlReader
 from harvest_lib.errors import HarvestError
 from harvest_lib.pipeline import adaptors
 from harvest_lib.pipeline.adaptors import Reader, Side, Writer
 from harvest_lib.pipeline.settings import PipelineSettings, WriterSettings, by_their_names_in_files, name_complaint
 from harvest_lib.pipeline.transforms import Transform, loading
+
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 
 Model = TypeVar("Model", bound=BaseModel)
 Made = TypeVar("Made")
@@ -80,26 +83,45 @@ class Declaration:
 
 def load(path: str | os.PathLike[str]) -> Declaration:
     """Read a declaration; nothing is connected to. Raises ConfigError with all problems."""
-    file = Path(path)
-    values, origins = read(file)
-    return _Reading(file, origins).declaration(values)
+    return _Reading(Path(path), needed="`folder`, `reader` and `writers`").declaration()
 
 
-class _Reading:
-    """Collects problems while it makes a declaration of values."""
+class _Reading(YamlReader):
+    """Makes a declaration of a file, and collects its problems. `${NAME}` in a text stands for a variable: secrets
+    need not be in the file."""
 
-    def __init__(self, file: Path, origins: Origins) -> None:
-        self._file = file
-        self._origins = origins
-        self._problems = list(origins.problems)
-
-    def declaration(self, values: dict[str, Any]) -> Declaration:
+    def declaration(self) -> Declaration:
+        try:
+            values = self.value(self.root, ())
+        except RecursionError:  # an alias inside its own anchor
+            values = {}
+            self._note((), "the file contains itself", "write it without that alias")
         settings = self._settings(values)
         reader = self._reader(values.get("reader"))
         writers = self._writers(values.get("writers"))
-        if self._problems or settings is None or reader is None:
-            raise config_error(self._problems, self._origins)
+        if self.problems or settings is None or reader is None:
+            raise config_error(self.problems, self._origins)
         return Declaration(settings=settings, reader=reader, writers=writers)
+
+    def scalar(self, node: yaml.Node, path: Place) -> Any:
+        """Return the value of a node, with its variables; None for one that was noted."""
+        # YAML takes 0123 for 83, and 1_000 for 1000. Kafka's clients take texts: there the text counts as written.
+        is_other_number = node.tag == INT and not _PLAIN_NUMBER.fullmatch(node.value)
+        found = node.value if path[-2:-1] == ("kafka",) and is_other_number else self.construct(node, path)
+        if not isinstance(found, str):
+            return None if found is ... else found
+        if missing := sorted({name for name in _VARIABLE.findall(found) if name not in os.environ}):
+            remedy = f"set {', '.join(missing)}, or write what is meant"
+            self._note(path, f"needs {missing[0]}, which is not set", remedy)
+            return found
+        return _VARIABLE.sub(lambda match: os.environ[match[1]], found)
+
+    def spelled(self, path: Place) -> str:
+        """Write a path in readable form: `writers.lake.transforms[2]`."""
+        text = ""
+        for part in path:
+            text += f"[{int(part) + 1}]" if part.isdigit() and text else f".{part}" if text else part
+        return text
 
     def _settings(self, values: dict[str, Any]) -> PipelineSettings | None:
         known = by_their_names_in_files(PipelineSettings)
@@ -112,8 +134,8 @@ class _Reading:
             self._note(("name",), complaint, "choose another")
         return settings.model_copy(
             update={
-                "name": settings.name or self._file.stem,
-                "folder": self._file.parent.absolute() / settings.folder.expanduser(),
+                "name": settings.name or self.path.stem,
+                "folder": self.path.parent.absolute() / settings.folder.expanduser(),
             }
         )
 
@@ -149,7 +171,7 @@ class _Reading:
         found = []
         for number, entry in enumerate(entries if isinstance(entries, list) else []):
             try:
-                found.append(loading.load(entry, beside=self._file.parent.absolute()))
+                found.append(loading.load(entry, beside=self.path.parent.absolute()))
             except loading.NotATransform as error:
                 self._note((*path, "transforms", str(number)), str(error), "docs/pipelines.md says what each takes")
         return found
@@ -204,4 +226,8 @@ class _Reading:
 
     def _note(self, path: Place, message: str, remedy: str, *, at: Place | None = None) -> None:
         _, line = self._origins.place(path if at is None else at)
-        self._problems.append(Problem(path=path, message=message, remedy=remedy, line=line, written=spelled(path)))
+        self.problems.append(Problem(path=path, message=message, remedy=remedy, line=line, written=self.spelled(path)))
+
+    @property
+    def _origins(self) -> Origins:
+        return Origins(file=str(self.path), lines=self.lines)

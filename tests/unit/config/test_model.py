@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harvest_lib.config import HarvestConfig, KafkaSettings, Limits, load
+from harvest_lib.config import ColumnMapping, HarvestConfig, KafkaSettings, Limits, load
 from harvest_lib.errors import ConfigError
 from harvest_lib.outbox import OutboxTable
 
@@ -383,6 +383,7 @@ def test_an_error_names_the_variable(variable: str, text: str, field: str, monke
     assert error.source == f"environment variable {variable}"
     assert error.field == field
     assert error.line is None
+    assert len(error.problems) == 1
 
 
 def test_arguments_go_before_variables_before_files_before_defaults(
@@ -420,6 +421,11 @@ harvest:
     alone = config(name="argument", limits={"send_buffer": 44})
     assert (alone.leader_topic, alone.name, alone.limits.send_buffer) == ("variable", "argument", 44)
     assert alone.limits.send_concurrency == 22
+
+
+def test_columns_are_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARVEST_COLUMNS", '{"kafka_key": "variable", "headers": {"trace": "variable"}}')
+    assert config(columns={"id": "argument"}).columns == ColumnMapping(id="argument")
 
 
 def test_it_does_not_change() -> None:
