@@ -97,11 +97,13 @@ class _Reader(YamlReader):
             level = LOGGING_LEVELS.get(value.value.lower()) if isinstance(value, yaml.ScalarNode) else None
             if key != "level":
                 self.note(unknown(key, ("level",)).under("logging"), value)
-            elif value.tag != NULL and level is None:
+            elif value.tag == NULL:
+                continue
+            elif level is not None:
+                self.logging_level = level
+            else:
                 remedy = f"choose one of {', '.join(filter(None, LOGGING_LEVELS))}"
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
-            elif value.tag != NULL and level is not None:
-                self.logging_level = level
 
     def value(self, node: yaml.Node, path: Place) -> Any:
         """Read a mapping where the model has one. Anything else with parts is of no type that a field has."""

@@ -13,12 +13,6 @@ pytestmark = pytest.mark.quick
 ALWAYS = {"target_session_attrs": "read-write", "fallback_application_name": "harvest"}
 
 
-@pytest.fixture(autouse=True)
-def _no_libpq_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSSLMODE", "PGTARGETSESSIONATTRS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def parsed(text: str) -> dict[str, object]:
     """Return libpq's settings, less those that are always there."""
     reported = conninfo_to_dict(DataSource.parse(text).conninfo())

@@ -124,13 +124,3 @@ def test_all_problems_are_told_at_once() -> None:
     assert "did you mean `mark_query_records`?" in text
     assert "`send_buffer` is out of range: it must be at least 0" in text
     assert "`poll_duration_seconds` is not a duration" in text
-
-
-def test_an_unknown_limit_does_not_hide_what_is_wrong_with_the_known() -> None:
-    with pytest.raises(ConfigError, match="2 settings"):
-        Limits(bogus=1, sendBuffer=-1)
-
-
-def test_they_do_not_change() -> None:
-    with pytest.raises(AttributeError, match="frozen"):
-        Limits().send_buffer = 3

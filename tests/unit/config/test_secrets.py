@@ -1,7 +1,6 @@
 """A canary in every place that may hold a secret, and every way to show a configuration or to get it wrong."""
 
 import io
-import os
 import pprint
 import traceback
 from pathlib import Path
@@ -39,12 +38,6 @@ DATA_SOURCES = [
     f"postgres://bob:a@{CANARY}@db/shop",
     f"postgres://db/shop?user=bob&password={CANARY}",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("HARVEST_")]:
-        monkeypatch.delenv(name)
 
 
 def every_form(value: object) -> str:

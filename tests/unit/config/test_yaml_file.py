@@ -1,6 +1,5 @@
 """goharvest's files: what they mean here, and what is said about those that are wrong."""
 
-import os
 import re
 from pathlib import Path
 
@@ -49,12 +48,6 @@ harvest:
 logging:
   level: Debug
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("HARVEST_", "PG"))]:
-        monkeypatch.delenv(name)
 
 
 class File:
@@ -309,6 +302,13 @@ def test_an_error_names_file_line_and_field(file: File, text: str, line: int, fi
     assert f"line {line}" in str(error)
 
 
+@pytest.mark.parametrize("form", ["!!bool maybe", "!!int ''", "!!timestamp x", "!!binary ü", "9" * 5_000])
+@pytest.mark.parametrize("setting", ["recordHeader", "limits: {sendBuffer", "columns: {id"])
+def test_a_scalar_of_which_yaml_makes_nothing_is_refused_by_name(file: File, form: str, setting: str) -> None:
+    error = file.refused(f"leaderGroupID: g\n{setting}: {form}{'}' if '{' in setting else ''}\n")
+    assert (error.line, error.field) == (2, setting.replace(": {", "."))
+
+
 def test_all_problems_of_a_file_are_told_together_in_order(file: File) -> None:
     error = file.refused("""\
 harvest:
@@ -356,14 +356,12 @@ def test_a_file_that_refers_to_itself_without_end_is_refused(file: File) -> None
     assert "flat" in str(file.refused("leaderGroupID: g\nbaseKafkaConfig: &a\n  x: *a\n"))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not exist[\s\S]*missing\.yaml"):
-        load(tmp_path / "missing.yaml")
-
-
-def test_a_file_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder"):
-        load(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "words"), [("missing.yaml", r"does not exist[\s\S]*missing\.yaml"), ("", "is a folder")]
+)
+def test_a_file_that_is_none(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path / name)
 
 
 def test_a_file_that_is_not_text(file: File) -> None:
