@@ -343,6 +343,16 @@ def test_a_problem_that_an_argument_or_a_variable_brings_is_not_put_on_the_file(
     assert caught.value.source == "environment variable HARVEST_LIMITS__SEND_BUFFER"
 
 
+def test_with_file_first_the_file_goes_before_the_environment(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARVEST_LEADER_TOPIC", "variable")
+    monkeypatch.setenv("HARVEST_LIMITS", '{"sendBuffer": 2, "sendConcurrency": 2}')
+    text = "leaderGroupID: g\nleaderTopic: file\nlimits: {sendBuffer: 1}\n"
+    made = file.load(text, file_first=True).harvest
+    assert (made.leader_topic, made.limits) == ("file", Limits(send_buffer=1, send_concurrency=2))
+    assert file.load(text).harvest.leader_topic == "variable"
+    assert file.refused(text.replace("1}", "-1}"), file_first=True).line == 3
+
+
 def test_a_variable_cures_what_the_file_lacks(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "g")
     assert file.load("outboxTable: x\n").harvest.leader_group_id == "g"
