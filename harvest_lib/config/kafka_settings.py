@@ -28,92 +28,70 @@ _SECRET_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 _ALIASES = {"metadata.broker.list": "bootstrap.servers", "max.in.flight": IN_FLIGHT}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
-    """Settings that keep one of the `allowed` values (any value breaks the promise if there are none)."""
+    """A promise that rests on a setting, which keeps one of the `allowed` values; with none it is not to be set."""
 
-    names: tuple[str, ...]
-    allowed: frozenset[str] = frozenset()
     promise: str
+    allowed: frozenset[str] = frozenset()
     remedy: str = "remove it"
 
 
-_KEPT = (
-    _Kept(
-        names=("group.id",),
-        promise="all processes of a pool stand in one election, by the name `leaderGroupID`",
+_FALSE = frozenset({"false", "0", "f"})
+_KEPT = {
+    "group.id": _Kept(
+        "all processes of a pool stand in one election, by the name `leaderGroupID`",
         remedy="set `leaderGroupID` instead",
     ),
-    _Kept(names=("enable.auto.commit",), promise="the leader topic's offsets belong to the election"),
-    _Kept(
-        names=("auto.offset.reset",),
-        promise="a leader hears only heartbeats of its own term, so the leader topic is read from its end",
+    "enable.auto.commit": _Kept("the leader topic's offsets belong to the election"),
+    "auto.offset.reset": _Kept(
+        "a leader hears only heartbeats of its own term, so the leader topic is read from its end"
     ),
-    _Kept(
-        names=("group.protocol",),
-        allowed=frozenset({"classic"}),
-        promise="the session timeout that a leader fences itself by is the client's, as in the classic protocol",
+    "group.protocol": _Kept(
+        "the session timeout that a leader fences itself by is the client's, as in the classic protocol",
+        frozenset({"classic"}),
     ),
-    _Kept(
-        names=("partition.assignment.strategy",),
-        allowed=frozenset({"range,roundrobin"}),
-        promise="leadership is taken back as a whole before a successor is elected (eager rebalancing)",
+    "partition.assignment.strategy": _Kept(
+        "leadership is taken back as a whole before a successor is elected (eager rebalancing)",
+        frozenset({"range,roundrobin"}),
     ),
-    _Kept(
-        names=("group.instance.id",),
-        promise="leadership passes on at once when a process leaves; a static member keeps it until its session ends",
+    "group.instance.id": _Kept(
+        "leadership passes on at once when a process leaves; a static member keeps it until its session ends"
     ),
-    _Kept(
-        names=("acks", "request.required.acks"),
-        allowed=frozenset({"all", "-1"}),
-        promise="a record is purged only when every in-sync replica has it",
-        remedy="remove it, or set `all`",
+    "acks": _Kept(
+        "a record is purged only when every in-sync replica has it", frozenset({"all", "-1"}), "remove it, or set `all`"
     ),
-    _Kept(
-        names=("enable.idempotence",),
-        allowed=frozenset({"true", "1", "t"}),
-        promise="the producer's own retries neither repeat nor reorder records",
+    "enable.idempotence": _Kept(
+        "the producer's own retries neither repeat nor reorder records", frozenset({"true", "1", "t"})
     ),
-    _Kept(
-        names=(IN_FLIGHT,),
-        allowed=frozenset("12345"),
-        promise="an idempotent producer keeps order with at most 5 requests in flight",
-        remedy="set 5 or less",
+    IN_FLIGHT: _Kept(
+        "an idempotent producer keeps order with at most 5 requests in flight", frozenset("12345"), "set 5 or less"
     ),
-    _Kept(
-        names=("retries", "message.send.max.retries"),
-        promise="the producer sends again until the delivery timeout, so that no later record of a key is in its place",
+    "retries": _Kept(
+        "the producer sends again until the delivery timeout, so that no later record of a key is in its place",
         remedy="remove it; `delivery.timeout.ms` says for how long",
     ),
-    _Kept(
-        names=("transactional.id",),
-        promise="this delivery commits no transactions, so records of one would never become visible",
+    "transactional.id": _Kept("this delivery commits no transactions, so records of one would never become visible"),
+    "enable.gapless.guarantee": _Kept(
+        "it comes with `delivery`: pipelined rests on it, barrier on its absence", _FALSE
     ),
-    _Kept(
-        names=("enable.gapless.guarantee",),
-        allowed=frozenset({"false", "0", "f"}),
-        promise="it comes with `delivery`: pipelined rests on it, barrier on its absence",
-    ),
-    _Kept(
-        names=("delivery.report.only.error",),
-        allowed=frozenset({"false", "0", "f"}),
-        promise="a record is purged when it is reported delivered",
-    ),
-    _Kept(
-        names=("dr_cb", "dr_msg_cb", "on_delivery"),
-        promise="delivery reports come to the harvester, which purges or resets by them",
+    "delivery.report.only.error": _Kept("a record is purged when it is reported delivered", _FALSE),
+    "dr_cb": _Kept(
+        "delivery reports come to the harvester, which purges or resets by them",
         remedy="remove it, and set an event handler on the harvester",
     ),
-    _Kept(
-        names=("allow.auto.create.topics",),
-        allowed=frozenset({"false", "0", "f"}),
-        promise="a misspelled topic is an error, not a new topic that nobody reads",
-        remedy="remove it, and create the topics beforehand",
+    "allow.auto.create.topics": _Kept(
+        "a misspelled topic is an error, not a new topic that nobody reads",
+        _FALSE,
+        "remove it, and create the topics beforehand",
     ),
-)
-_KEPT_BY_NAME = {name: kept for kept in _KEPT for name in kept.names}
-
-
+}
+_OTHER_NAMES = {
+    "request.required.acks": "acks",
+    "message.send.max.retries": "retries",
+    "dr_msg_cb": "dr_cb",
+    "on_delivery": "dr_cb",
+}
 _BEYOND_LIBRDKAFKA = 2**63
 
 
@@ -201,8 +179,7 @@ def _check(name: object, value: object) -> Iterator[Problem]:
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
     elif isinstance(value, int) and abs(value) >= _BEYOND_LIBRDKAFKA:
         yield Problem(path=(name,), message="is out of range", remedy="choose a number that librdkafka can hold")
-    elif name in _KEPT_BY_NAME:
-        kept = _KEPT_BY_NAME[name]
+    elif kept := _KEPT.get(_OTHER_NAMES.get(name, name)):
         if str(value).strip().lower() not in kept.allowed:
             yield Problem(path=(name,), message=f"must not be changed: {kept.promise}", remedy=kept.remedy)
     elif name == BATCH_BYTES and not _is_digits(value, least=1):
