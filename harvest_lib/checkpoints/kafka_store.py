@@ -15,18 +15,21 @@ from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.checkpoints.topic import (
     Found,
     ensure_checkpoint_topic,
-    hidden_by_a_transaction,
     read_checkpoints,
     topic_id,
 )
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.delivery import CheckpointPlace
-from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing, TransactionOpen
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
+from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.outbox.identity import difference, has_unique_name
 from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
+
+_MARKERS_SECONDS = 5.0
+"""Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
 
 
 class KafkaStore(PostgresStore):
@@ -61,23 +64,39 @@ class KafkaStore(PostgresStore):
         choice = self._choice(self._mirror, under)
         timeline = {} if choice.timeline is None else {"timeline": choice.timeline}
         self._checkpoints.authors.add(kafka={name: value for name, value in under.items() if value}, **timeline)
+        if under["topic_id"] is not None:
+            self._refuse_hidden()
         try:
             record = self._read(choice)
         except TopicMissing:  # it was there when we started
             record = self._read_anew(choice)
+        return choice.newest(record)
+
+    def _refuse_hidden(self) -> None:
+        """Wait until readers of committed records see all of our partition. Raises CheckpointError if they do not.
+
+        Ours all have ended once a leader has begun, and nobody else writes to the partition. So a transaction that is
+        left open *hangs*: Kafka has forgotten to end it, and never will. The checkpoint in it may count: read without
+        it, records that are in Kafka would be sent again.
+        """
+        place = self._place
+        if self._is_placed:  # by an operator, who has read this error
+            return
         try:
-            return choice.newest(record)
-        except CheckpointError as error:
-            hidden = hidden_by_a_transaction(self._kafka, place.topic, place.partition, self._consumer_provider)
-            if hidden is None:
-                raise
+            settled_ends(self._kafka, [(place.topic, place.partition)], patience_seconds=_MARKERS_SECONDS)
+        except TransactionOpen as error:
             raise CheckpointError(
                 f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
-                evidence=f"partition {place.partition} has {hidden}; {error.cause}, {error.evidence}",
+                evidence=error.evidence,
                 next_step="end it with `kafka-transactions.sh find-hanging` and `abort`, in the records' topics too; "
                 "that takes back what it sent, so go back to before it: `harvest subscriptions rewind "
                 f"{self._name} --to SNAPSHOT`",
             ) from error
+
+    @property
+    def _is_placed(self) -> bool:
+        """Return True if an operator placed the mirror."""
+        return self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
 
     @property
     def _name(self) -> str:
@@ -108,11 +127,10 @@ class KafkaStore(PostgresStore):
 
     def _read(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
         """Return Kafka's checkpoint by a leader of ours. If an operator placed the mirror, unsound ones are skipped."""
-        is_placed = self._mirror.kept_in == "postgres" and bool(self._mirror.origin.get("placed"))
-        found = self._find(choice, to_sound=is_placed)
+        found = self._find(choice, to_sound=self._is_placed)
         if not found:
             return None
-        if is_placed or not found[0].trouble:
+        if self._is_placed or not found[0].trouble:
             self._checkpoints.forget_leaders(found[-1].record)
             if choice.is_of_another_timeline(found[-1].record):
                 _log.warning("standby_was_promoted", extra={"timeline": choice.timeline, "checkpoint": self._where})

@@ -142,28 +142,6 @@ def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
         return None
 
 
-def hidden_by_a_transaction(
-    settings: Mapping[str, object], topic: str, partition: int, provider: KafkaConsumerProvider = Consumer
-) -> str | None:
-    """Describe the part of the partition that readers of committed records cannot see, because a transaction in it was
-    neither committed nor aborted; None if they see all of it. Raises KafkaUnavailable.
-
-    Ours all have ended once a leader has begun, and nobody else writes to the partition. So one that is left *hangs*:
-    Kafka has forgotten to end it, and never will.
-    """
-    ends = []
-    for isolation in ("read_committed", "read_uncommitted"):
-        consumer = _reader(settings, topic, isolation, provider)
-        try:
-            ends.append(log_range(consumer, topic, partition, timeout_seconds=_READ_SECONDS)[1])
-        except KafkaException as error:
-            raise translate(error.args[0], settings=settings) from error
-        finally:
-            consumer.close()
-    seen, end = ends
-    return f"{end} offsets, of which readers of committed records see {seen}" if seen < end else None
-
-
 def _reader(settings: Mapping[str, object], topic: str, isolation: str, provider: KafkaConsumerProvider) -> Any:
     own = {
         "group.id": f"{topic}-reader",

@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 from confluent_kafka import Producer
@@ -35,13 +35,19 @@ def config(outbox, bootstrap_servers, group_id):
     return harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo", delivery="transactional", **soon)
 
 
+def repeated(found):
+    """Return each record that is there more than once: its id, with the term, partition and offset of each time."""
+    places = defaultdict(list)
+    for record in found:
+        places[record.outbox_id].append((str(record.leader_id), record.partition, record.offset))
+    return sorted((each, where) for each, where in places.items() if len(where) > 1)
+
+
 def check_exactly_once(outbox, bootstrap_servers):
     found = read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")
-    times, committed = Counter(record.outbox_id for record in found), outbox.ids()
-    lost, repeated = sorted({*committed} - {*times}), sorted(each for each, count in times.items() if count > 1)
-    terms = {record.outbox_id: str(record.leader_id) for record in found}
-    assert (lost, [(each, terms[each]) for each in repeated]) == ([], [])
-    assert sorted(times) == committed
+    ids, committed = {record.outbox_id for record in found}, outbox.ids()
+    assert (sorted({*committed} - ids), repeated(found)) == ([], [])
+    assert sorted(ids) == committed
     assert steps(found) == []
 
 
@@ -89,20 +95,28 @@ def test_kafka_goes_and_comes_back_in_mid_drain(outbox, config, stack, bootstrap
             (stack.kafka.kill if how == "killed" else stack.kafka.suspend)()
             gone.set()
 
-    with Harvest(config, kafka_producer_provider=lambda settings: DoomedProducer(settings, strike)) as harvest:
-        assert gone.wait(60)
-        began = time.monotonic()
-        eventually(lambda: time.monotonic() - began >= seconds, seconds=seconds + 1)
-        (stack.kafka.start if how == "killed" else stack.kafka.resume)()
-        assert harvest.delivered_records < RECORDS, "it was over before it began"
+    halted = None
+    try:
+        with Harvest(config, kafka_producer_provider=lambda settings: DoomedProducer(settings, strike)) as harvest:
+            assert gone.wait(60)
+            began = time.monotonic()
+            eventually(lambda: time.monotonic() - began >= seconds, seconds=seconds + 1)
+            (stack.kafka.start if how == "killed" else stack.kafka.resume)()
+            assert harvest.delivered_records < RECORDS, "it was over before it began"
 
-        def there():  # a batch whose commit was answered to nobody may have been committed, and is not counted
-            return len(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed"))
+            def there():  # a batch whose commit was answered to nobody may have been committed, and is not counted
+                return len(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed"))
 
-        # An error that killed the harvester is raised here.
-        eventually(lambda: harvest.await_stopped(0) or there() >= RECORDS, "the backlog is empty")
-        assert harvest.state is State.RUNNING
-    check_exactly_once(outbox, bootstrap_servers)
+            # An error that killed the harvester is raised here.
+            eventually(lambda: harvest.await_stopped(0) or there() >= RECORDS, "the backlog is empty")
+            assert harvest.state is State.RUNNING
+    except CheckpointError as error:  # a broker that starts again may forget to end a transaction: then we halt
+        halted = error.cause
+    if halted is None:
+        check_exactly_once(outbox, bootstrap_servers)
+    else:
+        assert "hangs" in halted
+        assert repeated(read_topic(bootstrap_servers, outbox.topic, isolation="read_committed")) == []
 
 
 def test_a_stop_while_kafka_is_away_ends_in_time(outbox, config, stack, bootstrap_servers):
@@ -176,8 +190,27 @@ def test_a_checkpoint_behind_a_transaction_that_hangs(outbox, config, stack, boo
     with pytest.raises(CheckpointError, match="hangs") as raised:
         Harvest(config).drain(60)
     hanging.abort_transaction(10)
-    assert "1 offsets, of which readers of committed records see 0" in raised.value.evidence
+    assert f"open in partition 0 of '{topic}' since offset 0: 1 offsets" in raised.value.evidence
     assert "kafka-transactions.sh" in raised.value.next_step
+
+
+def test_a_checkpoint_behind_one_that_hangs_is_not_taken_for_the_last(outbox, config, bootstrap_servers):
+    """The one before fits the mirror: read as the last, what followed it would be sent again."""
+    outbox.fill(500)
+    Harvest(config).drain(60)
+    topic = config.checkpoint_topic
+    hanging = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": f"{topic}.other"})
+    hanging.init_transactions(10)
+    hanging.begin_transaction()
+    hanging.produce(topic, "{}", "default/0")
+    assert hanging.flush(60) == 0
+    outbox.fill(500)
+    with pytest.raises(CheckpointError, match="hangs") as raised:
+        Harvest(config).drain(60)
+    assert "1 offsets behind it" in raised.value.evidence
+    hanging.abort_transaction(10)
+    Harvest(config).drain(60)
+    check_exactly_once(outbox, bootstrap_servers)
 
 
 def test_a_checkpoint_topic_of_another_outbox(outbox, config, bootstrap_servers, group_id):
