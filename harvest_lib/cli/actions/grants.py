@@ -21,7 +21,7 @@ def reading_mode(harvest: HarvestConfig, outbox: OutboxTable, source: Source | N
         with connect(harvest.data_source.conninfo()) as connection:
             kind = "snapshot" if outbox.kind(connection) == "native" else "mark"
     if kind == "mark":
-        return "mark_batches" if harvest.keeps_checkpoints else "mark"
+        return "mark_batches" if harvest.exactly_once else "mark"
     return "batches"
 
 

@@ -144,3 +144,11 @@ def test_a_role_has_one_part(options, tmp_path):
     result = CliRunner().invoke(app, ["grants", "postgres", "-f", str(file), *options])
     assert isinstance(result.exception, ConfigError)
     assert "is used for two parts" in str(result.exception)
+
+
+@pytest.mark.parametrize(("delivery", "has_checkpoints"), [("auto", False), ("barrier", False), ("sequenced", True)])
+def test_a_marked_table_has_tables_of_checkpoints_only_where_they_are_kept(delivery, has_checkpoints, monkeypatch):
+    monkeypatch.setenv("HARVEST_DELIVERY", delivery)
+    result = CliRunner().invoke(app, ["grants", "postgres", "--source", "mark"])
+    assert result.exit_code == 0, result.output
+    assert ("where checkpoints are mirrored" in result.stdout) is has_checkpoints
