@@ -5,9 +5,8 @@ Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or n
 9 pipeline; 10 nothing was checked; 11 archive; 130 interrupted.
 """
 
-# Help must be quick. The modules in this folder hold names, parameters and help of commands, and import only typer and
-# the standard library at their top. The code that a command runs is in `actions`, a package that loads a module at its
-# first use, or is imported in the command's function. tests/unit/cli/test_imports.py checks this for every command.
+# Help must be quick. A module that declares a command imports only typer, the standard library and light modules of
+# ours at its top, and everything else in its functions. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
 from importlib import import_module
@@ -18,22 +17,23 @@ from typing import Annotated, Any
 import typer
 
 import harvest_lib
-from harvest_lib.cli import actions
-from harvest_lib.cli.audit import audit
-from harvest_lib.cli.check import check
-from harvest_lib.cli.grants import app as grants
-from harvest_lib.cli.init import init
-from harvest_lib.cli.migrate import migrate
-from harvest_lib.cli.park import app as park
+from harvest_lib.cli import (
+    audit,
+    check,
+    grants,
+    init,
+    migrate,
+    park,
+    partition,
+    pipeline,
+    pump,
+    run,
+    segments,
+    stack,
+    status,
+    subscriptions,
+)
 from harvest_lib.cli.parsing import Group, OptionlessCommand
-from harvest_lib.cli.partition import partition
-from harvest_lib.cli.pipeline import app as pipeline
-from harvest_lib.cli.pump import pump
-from harvest_lib.cli.run import run
-from harvest_lib.cli.segments import app as segments
-from harvest_lib.cli.stack import app as stack
-from harvest_lib.cli.status import status
-from harvest_lib.cli.subscriptions import app as subscriptions
 from harvest_lib.errors import HarvestError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -69,10 +69,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for _command in (init, migrate, check, run, status, audit, partition, pump, *_checkout_commands()):
+for _command in (
+    *(init.init, migrate.migrate, check.check, run.run, status.status, audit.audit, partition.partition, pump.pump),
+    *_checkout_commands(),
+):
     app.command()(_command)
 for _group in (grants, park, pipeline, segments, subscriptions, stack):
-    app.add_typer(_group)
+    app.add_typer(_group.app)
 
 
 def _print_version(*, asked: bool) -> None:
@@ -102,9 +105,15 @@ def version() -> None:
 
     Example:  harvest version
     """
+    import confluent_kafka
+    from psycopg import pq
+
+    from harvest_lib.native import implementation
+
     typer.echo(f"harvest {harvest_lib.__version__}")
-    typer.echo(actions.version.client_libraries())
-    typer.echo(actions.version.hand_over())
+    typer.echo(f"librdkafka {confluent_kafka.libversion()[0]}, libpq {pq.version_pretty(pq.version())}")
+    chosen = implementation()
+    typer.echo(f"hand-over: {chosen.name} ({chosen.reason})")
 
 
 def main() -> None:
@@ -112,10 +121,9 @@ def main() -> None:
     try:
         app()
     except HarvestError as error:
-        from rich.console import Console
-        from rich.text import Text
+        from harvest_lib.cli.tables import print_line
 
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error:", "red"), f" {error}"))
+        print_line(("error:", "red"), f" {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,17 +1,47 @@
 """`harvest audit`: compare committed records with Kafka."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration
+from harvest_lib.cli.park import parked_table
 from harvest_lib.cli.terminal import json_text
 from harvest_lib.errors import NothingChecked
+
+if TYPE_CHECKING:
+    from psycopg import sql
+
+    from harvest_lib import audit as audits
+    from harvest_lib.config import HarvestConfig
+
+_ROWS = {
+    "committed": "committed",
+    "delivered": "delivered, without duplicates",
+    "pending": "not delivered yet, in the outbox",
+    "purged": "delivered and purged from the outbox",
+    "lost": "lost: committed, neither in Kafka nor pending",
+    "unknown": "unknown: in Kafka, never committed",
+    "wrong_keys": "with another key than committed",
+    "reordered": "reordered: first occurrences out of order",
+    "order_violations": "order violations: all steps back within a key",
+    "split_keys": "keys in several partitions",
+    "duplicates": "duplicates",
+    "adjacent_duplicates": "  directly after the original",
+    "separated_duplicates": "  after other records of the key",
+    "unexplained_duplicates": "  unexplained: not sent again by a later term",
+    "foreign": "records without an id (foreign)",
+}
+_ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
+
+_RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
+_PARKED = "SELECT id, kafka_key FROM {parked} WHERE kafka_topic = ANY (ARRAY[{topics}]::text[])"
+_IS_LISTED = "{id} IN (SELECT id FROM {parked_ids} WHERE subscription = {subscription})"
 
 
 def audit(
@@ -79,8 +109,6 @@ def audit(
 
       harvest audit --topic flights --committed-file flights.csv --isolation read_uncommitted
     """
-    from psycopg import sql
-
     from harvest_lib import audit as audits
 
     if not topic:
@@ -94,9 +122,9 @@ def audit(
     outbox_has_the_ids = id_header is None and committed_file is None
     outbox = waiting = None
     if (committed is None and committed_file is None) or (pending is None and outbox_has_the_ids):
-        outbox, waiting = actions.audit.outbox_queries(harvest, topic)
+        outbox, waiting = _outbox_queries(harvest, topic)
 
-    def from_database(query: str | sql.Composed | None) -> Iterator[audits.CommittedRecord]:
+    def from_database(query: "str | sql.Composed | None") -> Iterator[audits.CommittedRecord]:
         return audits.read_query(conninfo, query, topics=topic) if query is not None else iter(())
 
     report = audits.audit(
@@ -119,7 +147,7 @@ def audit(
     if as_json:
         typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
     else:
-        actions.audit.show_report(report, topic)
+        _show(report, topic)
     if report.is_empty and not allow_empty:
         raise NothingChecked(
             "the audit had nothing to compare",
@@ -128,3 +156,78 @@ def audit(
         )
     if not ok:
         raise typer.Exit(1)
+
+
+def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
+    """Return the queries of the outbox's records for topics that the subscription reads, with `columns` applied: of
+    all, and of those that are not delivered yet, or parked.
+
+    Where rows stay in the outbox, the subscription's position says which are delivered. The queries fail if row
+    security hides rows from this role: hidden rows would look delivered. Raises DatabaseError and CheckpointError.
+    """
+    from psycopg import sql
+
+    from harvest_lib.database import connect, in_statement
+    from harvest_lib.harvester.factory import make_selection
+    from harvest_lib.outbox import OutboxTable, ParkedIdTable
+    from harvest_lib.outbox.row_security import all_rows_guard
+    from harvest_lib.source.filters import filter_conditions
+    from harvest_lib.subscriptions.delivered import delivered, shards_of
+
+    table = OutboxTable.parse(harvest.outbox_table)
+    with connect(harvest.data_source.conninfo()) as connection:
+        shards = shards_of(connection, table, harvest.subscription)
+        parked = parked_table(connection, table, harvest)
+        is_parked = parked.exists(connection)
+    own = make_selection(harvest, table)
+    listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
+    conditions: list[sql.Composable] = [
+        sql.SQL("{} = ANY (ARRAY[{}]::text[])").format(own.columns["kafka_topic"], listed),
+        *(filter_conditions(shards[0].topics, shards[0].keys, own.columns) if shards else ()),
+    ]
+    every = replace(own, conditions=conditions, guard=all_rows_guard([table.identifier]))
+    waits: sql.Composable = sql.SQL("true")
+    if any(each.source != "mark" for each in shards):
+        waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
+        if is_parked and isinstance(parked, ParkedIdTable):
+            is_listed = sql.SQL(_IS_LISTED).format(
+                id=own.columns["id"],
+                parked_ids=in_statement(parked.table.identifier),
+                subscription=in_statement(sql.Literal(harvest.subscription)),
+            )
+            waits = sql.SQL("({} OR {})").format(waits, is_listed)
+    waiting = replace(every, conditions=[*conditions, waits]).fill(_RECORDS)
+    if is_parked and not isinstance(parked, ParkedIdTable):
+        also = sql.SQL(_PARKED).format(parked=in_statement(parked.table.identifier), topics=listed)
+        waiting = sql.SQL("({}) UNION ALL ({})").format(waiting, also)
+    return every.fill(_RECORDS), waiting
+
+
+def _show(report: "audits.AuditReport", topics: list[str]) -> None:
+    from harvest_lib import audit as audits
+    from harvest_lib.cli.tables import Cell, print_line, print_table, table_of
+
+    verdict = ("no anomalies", "green") if report.ok else ("anomalies found", "red")
+    print_line(f"audit of {', '.join(topics)}: ", ("nothing was compared", "yellow") if report.is_empty else verdict)
+    rows: list[tuple[str, Cell]] = []
+    for name, text in _ROWS.items():
+        count = getattr(report, name)
+        if name in audits.MUST_BE_ZERO:
+            rows.append((text, (f"{count:,}", "red" if count else "green")))
+        elif count or name in _ALWAYS_SHOWN:
+            rows.append((text, f"{count:,}"))
+    table = table_of(rows)
+    table.columns[1].justify = "right"
+    print_table(table)
+    for each in (*report.explanations, *report.moved_keys):
+        print_line(f"  {each}")
+    for name, examples in report.examples.items():
+        if name in audits.MUST_BE_ZERO:
+            for example in examples:
+                print_line(f"  {name}: {_described(example)}")
+
+
+def _described(example: "audits.Example") -> str:
+    place = f" at {example.topic}/{example.partition}@{example.offset}" if example.topic is not None else ""
+    key = f", key {example.key!r}" if example.key is not None else ""
+    return f"id {example.id}{place}{key}"

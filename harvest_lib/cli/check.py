@@ -1,12 +1,22 @@
 """`harvest check`: everything that keeps a harvester from working, before one runs."""
 
+import logging
 import sys
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, Json
+from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.errors import ConfigError, HarvestError, KafkaError
+
+if TYPE_CHECKING:
+    from harvest_lib.config import HarvestConfig
+    from harvest_lib.harvester.preflight import Report
+
+_COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def check(
@@ -29,9 +39,67 @@ def check(
 
       harvest check -f harvest.yaml --json | jq '.problems[].next_step'
     """
-    report = actions.check.inspected(config, topic or [])
+    report = _inspected(config, topic or [])
     if as_json:
-        typer.echo(actions.check.as_json(report))
+        problems = [
+            {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings
+        ]
+        passed = [{"area": area, "check": what} for area, what in report.passed]
+        typer.echo(json_text({"ok": not report.errors, "problems": problems, "passed": passed}))
     else:
-        actions.check.show(report)
+        _show(report)
     sys.exit(report.exit_code)
+
+
+def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
+    """Show everything that keeps a harvester from starting, and exit as `error` does. Raises `error` itself if there is
+    nothing more to say."""
+    from harvest_lib.harvester.preflight import Finding, inspect
+
+    report = inspect(config)
+    if not any(each.cause != error.cause for each in report.errors):
+        raise error
+    if all(each.cause != error.cause for each in report.errors):
+        report.findings.insert(0, Finding.of(error, "kafka" if isinstance(error, KafkaError) else "postgres"))
+    report.passed[1:] = []
+    _show(report, err=True)
+    raise SystemExit(error.exit_code)
+
+
+def _inspected(config: Path | None, topics: list[str]) -> "Report":
+    """Return the report of all checks. With a configuration that cannot be read, nothing else is checked."""
+    from harvest_lib.harvester.preflight import Finding, Report, inspect
+
+    logging.getLogger("harvest_lib").addHandler(logging.NullHandler())  # messages of clients are in the evidence
+    try:
+        harvest = configuration(config, elects=True).harvest
+    except ConfigError as error:
+        report = Report()
+        for each in error.problems:
+            report.add(Finding.of(each, "configuration"))
+        return report
+    report = inspect(harvest, topics)
+    report.passed.insert(0, ("configuration", "it can be read"))
+    return report
+
+
+def _show(report: "Report", *, err: bool = False) -> None:
+    """Print the passed checks, then each problem. The terminal breaks long lines, so that commands can be copied."""
+    from harvest_lib.cli.tables import print_line
+
+    for area in dict.fromkeys(area for area, _ in report.passed):
+        checks = ", ".join(what for each, what in report.passed if each == area)
+        print_line(("ok", "green"), f"       {area}: {printable(checks)}", err=err)
+    for each in report.findings:
+        print_line((f"{each.severity:<9}", _COLOURS[each.severity]), f"{each.area}: {printable(each.cause)}", err=err)
+        for what, text in (("evidence", each.evidence), ("next step", each.next_step)):
+            if text:
+                print_line(f"         {what}: {printable(text)}", err=err)
+    if report.findings and not report.passed:
+        print_line("Postgres and Kafka were not checked: correct the configuration first.", err=err)
+    errors, warnings = len(report.errors), len(report.findings) - len(report.errors)
+    print_line(f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}", err=err)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

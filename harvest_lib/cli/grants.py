@@ -1,19 +1,27 @@
 """`harvest grants postgres | kafka | consumer postgres | consumer kafka`: scripts that grant the least privileges."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
 from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import printable
+from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.errors import ConfigError, DatabaseError, OutboxTableError
+from harvest_lib.record import is_legal_topic
+
+if TYPE_CHECKING:
+    from harvest_lib.config import HarvestConfig
+    from harvest_lib.grants import ReadingMode
+    from harvest_lib.grants.kafka import Acl
+    from harvest_lib.outbox import OutboxTable
 
 app = group("grants", "Least privilege: print the grants that each role needs in Postgres and Kafka.")
 consumer = group("consumer", "Least privilege for a consumer built with `harvest_lib.consume`.")
 app.add_typer(consumer)
 
 _Topics = list[str] | None
+_JsonList = Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")]
 
 
 @app.command()
@@ -57,21 +65,24 @@ def postgres(
     """
     from harvest_lib.database import connect
     from harvest_lib.grants import Grants
+    from harvest_lib.harvester.choices import reads_table
     from harvest_lib.outbox import OutboxTable
 
     harvest = configuration(config).harvest
+    if source is not None:
+        harvest = harvest.model_copy(update={"source": source})
     outbox = OutboxTable.parse(table or harvest.outbox_table)
     grants = Grants(
         outbox=outbox,
-        mode=actions.grants.reading_mode(harvest, outbox, source),
+        mode=reading_mode(harvest, outbox),
         harvester=harvester,
         reader=reader,
-        writers=actions.grants.writer_topics(writer or ["writer"], allow or [], harvester, reader),
+        writers=_writer_topics(writer or ["writer"], allow or [], harvester, reader),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
         has_column_mapping=harvest.columns is not None,
     )
-    if actions.grants.reads_table(harvest, source):  # otherwise the database is not needed
+    if reads_table(harvest):  # otherwise the database is not needed
         with connect(harvest.data_source.conninfo()) as connection:
             for role in grants.missing(connection):
                 typer.echo(
@@ -91,7 +102,7 @@ def kafka(
     create: Annotated[
         bool, typer.Option(help="Allow the harvester to create its topics for election and checkpoints.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
+    as_json: _JsonList = False,
 ) -> None:
     """Print the ACLs that harvester and reader need, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
@@ -107,12 +118,12 @@ def kafka(
     from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
     configured = configuration(config, elects=True).harvest
-    actions.grants.check_topics(topic, "--topic")
-    who, whose = (actions.grants.principal_name(each) if each else "" for each in (harvester, reader))
-    harvest, asks_group = actions.grants.elected(configured), configured.leadership == "auto"
+    _check_topics(topic, "--topic")
+    who, whose = (_principal_name(each) if each else "" for each in (harvester, reader))
+    harvest, asks_group = elected(configured), configured.leadership == "auto"
     acls = harvester_acls(harvest, who, topic, creates=create, asks_group=asks_group) if who else []
     acls += reader_acls(harvest, whose, topic) if whose else []
-    actions.grants.show_acls(acls, harvest, as_json=as_json)
+    _show_acls(acls, harvest, as_json=as_json)
 
 
 @consumer.command("postgres")
@@ -133,7 +144,7 @@ def consumer_postgres(
     """
     from harvest_lib.consume import consumer_grants
 
-    actions.grants.check_name(role, "--role")
+    _check_name(role, "--role")
     typer.echo(consumer_grants(role, table, key_values=key_values), nl=False)
 
 
@@ -150,7 +161,7 @@ def consumer_kafka(
     log: Annotated[_Topics, typer.Option("--log", help="The recovery log of a `SqliteStore`; may be repeated.")] = None,
     principal: Annotated[str, typer.Option(help="Principal of the consumer.")] = "User:consumer",
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of commands.")] = False,
+    as_json: _JsonList = False,
 ) -> None:
     """Print the ACLs that a consumer needs, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
@@ -166,9 +177,99 @@ def consumer_kafka(
     """
     from harvest_lib.grants.kafka import consumer_acls
 
-    actions.grants.check_topics([*topic, *(publish or ()), *(log or ())], "--topic, --publish, --log")
-    who = actions.grants.principal_name(principal)
+    _check_topics([*topic, *(publish or ()), *(log or ())], "--topic, --publish, --log")
+    who = _principal_name(principal)
     harvest = configuration(config).harvest
     pool = [each for each in (harvest.leader_topic, harvest.checkpoint_topic) if each]
     acls = consumer_acls(name, who, topic, published=publish or (), logs=log or (), pool=pool)
-    actions.grants.show_acls(acls, harvest, as_json=as_json)
+    _show_acls(acls, harvest, as_json=as_json)
+
+
+def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMode":
+    """Return how a configuration reads records. If it leaves that open, the table decides."""
+    from harvest_lib.database import connect
+    from harvest_lib.harvester.choices import reads_table
+
+    marks = harvest.source == "mark"
+    if reads_table(harvest):
+        with connect(harvest.data_source.conninfo()) as connection:
+            marks = outbox.kind(connection) != "native"
+    if not marks:
+        return "batches"
+    return "mark_batches" if harvest.exactly_once else "mark"
+
+
+def elected(harvest: "HarvestConfig") -> "HarvestConfig":
+    """Return a configuration with each `auto` resolved. If it leaves that open, the table decides."""
+    from harvest_lib.database import connect
+    from harvest_lib.harvester import choices
+    from harvest_lib.outbox import OutboxTable
+
+    outbox = OutboxTable.parse(harvest.outbox_table)
+    if "auto" not in (harvest.delivery, harvest.leadership):
+        return harvest
+    if not choices.reads_table(harvest):
+        return choices.resolved(harvest, choices.choices_of(harvest), outbox)
+    try:
+        with connect(harvest.data_source.conninfo()) as connection:
+            return choices.resolved(harvest, choices.read_choices(harvest, connection, outbox), outbox)
+    except (DatabaseError, OutboxTableError) as error:
+        next_step = f"{error.next_step}; or name `source` in the configuration: then the table is not asked"
+        raise type(error)(error.cause, evidence=error.evidence, next_step=next_step) from error
+
+
+def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[str, list[str] | None]:
+    """Return the topics of each writer. Raise ConfigError for a role with two parts: the grants of one would undo the
+    other's."""
+    writers: dict[str, list[str] | None] = dict.fromkeys(names)
+    for each in allowed:
+        name, _, topic = each.rpartition("=")  # a topic's name has no `=`
+        if name not in writers or not is_legal_topic(topic):
+            raise ConfigError(
+                "the value of --allow is invalid",
+                field="--allow",
+                next_step="write ROLE=TOPIC, the role as in --writer, the topic by a-z, A-Z, 0-9, `.`, `_` and `-`",
+            )
+        writers[name] = [*(writers[name] or []), topic]
+    for name in writers:
+        _check_name(name, "--writer")
+    roles = [*writers, *filter(None, others)]
+    for name in roles:
+        if roles.count(name) > 1:
+            raise ConfigError(
+                f"the role {name!r} is used for two parts",
+                field="--writer, --harvester, --reader",
+                next_step="use a separate role for each part; one login can be a member of both",
+            )
+    return writers
+
+
+def _check_name(name: str, field: str) -> None:
+    """Raise ConfigError for the name of nobody."""
+    if not name.strip():
+        raise ConfigError("the name is empty", field=field, next_step="name the role, or omit the option")
+
+
+def _check_topics(topics: list[str], field: str) -> None:
+    for each in topics:
+        if each != "*" and not is_legal_topic(each.removesuffix("*")):
+            raise ConfigError(
+                "Kafka cannot have a topic of this name",
+                field=field,
+                next_step="name topics by a-z, A-Z, 0-9, `.`, `_` and `-`, with * at the end for a prefix",
+            )
+
+
+def _show_acls(acls: "list[Acl]", harvest: "HarvestConfig", *, as_json: bool) -> None:
+    from harvest_lib.grants.kafka import commands
+
+    if as_json:
+        typer.echo(json_text([acl.as_json() for acl in acls], indent=2))
+        return
+    for line in commands(acls, servers=str(harvest.base_kafka_config["bootstrap.servers"])):
+        typer.echo(line)
+
+
+def _principal_name(name: str) -> str:
+    _check_name(name.partition(":")[2] if ":" in name else name, "--principal, --harvester, --reader")
+    return name if ":" in name else f"User:{name}"

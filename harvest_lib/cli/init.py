@@ -1,11 +1,22 @@
 """`harvest init`: create the outbox table and its companion tables, or print their DDL."""
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile, TableName, configuration
+from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ColumnType, ConfigFile, TableName, configuration, open_outbox
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from harvest_lib.config import ColumnMapping
+    from harvest_lib.outbox import NativeTable, OutboxTable
+
+    Connection = psycopg.Connection[Any]
 
 
 def init(
@@ -53,24 +64,114 @@ def init(
 
       harvest init --print > migrations/0001_outbox.sql
     """
-    from harvest_lib.database import connect
     from harvest_lib.outbox import NativeTable, OutboxTable
-    from harvest_lib.outbox.checks import check_statements
 
-    harvest = None if print_ and config is None and table is not None else configuration(config).harvest
-    outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
-    if harvest is not None and harvest.columns is not None:
-        actions.init.create_beside_mapped(harvest, harvest.columns, outbox, print_=print_)
+    define = partial(NativeTable, value_type=value_type, segment_size=segment_size, has_checks=checks is not False)
+    if print_:
+        harvest = None if config is None and table is not None else configuration(config).harvest
+        outbox = OutboxTable.parse(table or (harvest.outbox_table if harvest is not None else ""))
+        is_mapped = harvest is not None and harvest.columns is not None
+        _print_statements(define(outbox=outbox), native=native, has_checks=bool(checks), is_mapped=is_mapped)
         return
-    definition = NativeTable(
-        outbox=outbox, value_type=value_type, segment_size=segment_size, has_checks=checks is not False
-    )
-    if print_ or harvest is None:
-        goharvest = [outbox.create_statement(), *(check_statements(outbox) if checks else [])]
-        actions.init.print_statements(outbox, goharvest if native is False else definition.create_statements())
-        return
-    with connect(harvest.data_source.conninfo()) as connection, actions.init.creating(connection, outbox):
-        for name, new in actions.init.create_tables(connection, definition, native=native):
-            typer.echo(f"{'created' if new else 'already exists and is valid'}: {name}")
-        if checks or (checks is None and outbox.kind(connection) == "native"):
-            actions.init.add_missing_checks(connection, outbox)
+    with open_outbox(config, table) as (configured, outbox, connection):
+        if configured.columns is not None:
+            _create_beside_mapped(connection, outbox, configured.columns)
+            return
+        with _creating(connection, outbox):
+            _create_tables(connection, define(outbox=outbox), native=native)
+            if checks or (checks is None and outbox.kind(connection) == "native"):
+                _add_missing_checks(connection, outbox)
+
+
+def _print_statements(definition: "NativeTable", *, native: bool | None, has_checks: bool, is_mapped: bool) -> None:
+    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.checks import check_statements
+    from harvest_lib.outbox.native_table import beside_statements
+
+    outbox = definition.outbox
+    if is_mapped:
+        statements = [*beside_statements(outbox)]
+    elif native is False:
+        statements = [outbox.create_statement(), *(check_statements(outbox) if has_checks else [])]
+    else:
+        statements = [*definition.create_statements()]
+    if not is_mapped:
+        statements.append(ParkedRecords(outbox).create_statement())
+    for statement in statements:
+        typer.echo(f"{statement.as_string(None)};\n")
+
+
+def _create_beside_mapped(connection: "Connection", outbox: "OutboxTable", columns: "ColumnMapping") -> None:
+    """Check a table with mapped columns, which the user creates, and create its companion tables."""
+    from harvest_lib.outbox import check_column_mapping, create_beside
+
+    if not outbox.exists(connection):
+        outbox.refuse_hidden(connection)
+        raise OutboxTableError(
+            f"there is no table {outbox} in this database",
+            evidence="`columns` maps a table of another layout, which the harvester cannot create",
+            next_step="create it, then run this again; or leave `columns` out for a native table",
+        )
+    check_column_mapping(connection, outbox, columns)
+    new = create_beside(connection, outbox)
+    _say_created([outbox, outbox.subscriptions, outbox.parked_ids], [False, new, new])
+
+
+@contextmanager
+def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]:
+    """Say who may create tables, where our role may not."""
+    from psycopg import sql
+
+    try:
+        yield
+    except DatabaseAccessDenied as error:
+        schema = sql.Identifier(outbox.parts[0] if len(outbox.parts) > 1 else "public").as_string(None)
+        role = sql.Identifier(connection.info.user).as_string(None)
+        raise DatabaseAccessDenied(
+            f"the user {connection.info.user!r} may not create {outbox} and the tables beside it",
+            evidence=error.evidence,
+            next_step=f"run this as the owner of the schema (HARVEST_DSN names another user), or let it create tables: "
+            f"GRANT CREATE ON SCHEMA {schema} TO {role}",
+        ) from error
+
+
+def _create_tables(connection: "Connection", definition: "NativeTable", *, native: bool | None) -> None:
+    """Create missing tables, and say of each table whether it was created."""
+    from harvest_lib.outbox import ParkedRecords, create_beside
+
+    outbox, parked = definition.outbox, ParkedRecords(definition.outbox)
+    tables = [outbox, outbox.parked]  # named before anything is created: a name that is too long fails
+    tables += [] if native is False else [outbox.subscriptions, outbox.segments]
+    new = outbox.create(connection) if native is False else definition.create(connection)
+    kind = outbox.kind(connection)
+    if native is not None and native is not (kind == "native"):
+        raise OutboxTableError(
+            f"the table {outbox} exists with the other layout",
+            evidence=f"it has the {kind} layout",
+            next_step="`harvest migrate` converts it to the native layout while it is in use"
+            if native
+            else "name another table with --table, or leave out --goharvest: the native layout works with every source",
+        )
+    created = [new, parked.create(connection)]
+    if kind == "native":
+        created += [create_beside(connection, outbox) or new] * 2
+    outbox.check(connection)
+    parked.check(connection)
+    _say_created(tables, created)
+
+
+def _say_created(tables: "Sequence[OutboxTable]", created: Sequence[bool]) -> None:
+    for table, is_new in zip(tables, created, strict=False):  # a table of goharvest has fewer beside it
+        typer.echo(f"{'created' if is_new else 'already exists and is valid'}: {table}")
+
+
+def _add_missing_checks(connection: "Connection", outbox: "OutboxTable") -> None:
+    from harvest_lib.outbox import add_checks
+
+    added = add_checks(connection, outbox)
+    if added is None:
+        typer.echo(
+            f"constraints are missing; only the owner of {outbox} can add them by running this command", err=True
+        )
+    for name in added or ():
+        typer.echo(f"added, for new records: CHECK {name} of {outbox}")

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName
+from harvest_lib.cli.options import DEFAULT_SEGMENT_SIZE, ConfigFile, TableName, open_outbox
 
 
 def migrate(
@@ -39,7 +38,7 @@ def migrate(
     """
     from harvest_lib.outbox import Migration, Restamping
 
-    opened = actions.outbox.open_outbox(config, table, refuse_columns="only goharvest's layout can be migrated")
+    opened = open_outbox(config, table, refuse_columns="only goharvest's layout can be migrated")
     with opened as (_, outbox, connection):
         if restamp:
             restamped = Restamping(outbox=outbox).run(connection, force=force)

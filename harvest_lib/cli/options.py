@@ -1,13 +1,20 @@
-"""Options that several commands share, and how they become a configuration."""
+"""Options that several commands share, and how they become a configuration and a connection to its outbox."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from harvest_lib.errors import ConfigError
+
 if TYPE_CHECKING:
-    from harvest_lib.config import ReaperFile
+    import psycopg
+
+    from harvest_lib.config import HarvestConfig, ReaperFile
+    from harvest_lib.outbox import OutboxTable
 
 ConfigFile = Annotated[
     Path | None,
@@ -58,3 +65,23 @@ def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
         return load(path)
     grouped = elects or "HARVEST_LEADER_GROUP_ID" in os.environ
     return ReaperFile(harvest=HarvestConfig() if grouped else HarvestConfig(leadership="solo"))
+
+
+@contextmanager
+def open_outbox(
+    config: Path | None, table: str | None = None, *, refuse_columns: str = ""
+) -> "Iterator[tuple[HarvestConfig, OutboxTable, psycopg.Connection[Any]]]":
+    """Connect to the outbox. Raise ConfigError if it maps `columns` and there is a reason to refuse that."""
+    from harvest_lib.database import connect
+    from harvest_lib.outbox import OutboxTable
+
+    harvest = configuration(config).harvest
+    if refuse_columns and harvest.columns is not None:
+        raise ConfigError(
+            f"the table {harvest.outbox_table} has another layout: {refuse_columns}",
+            field="columns",
+            next_step="leave `columns` out of the configuration if you mean another table",
+        )
+    outbox = OutboxTable.parse(table or harvest.outbox_table)
+    with connect(harvest.data_source.conninfo()) as connection:
+        yield harvest, outbox, connection

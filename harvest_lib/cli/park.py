@@ -1,15 +1,25 @@
 """`harvest park list | show | retry | drop`: list parked records, send them again, or delete them."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, Json
+from harvest_lib.cli.options import ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.terminal import age, counted, json_text
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from harvest_lib.config import HarvestConfig
+    from harvest_lib.config.columns import ColumnMapping, Part
+    from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, ParkedSelection
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
@@ -17,6 +27,10 @@ _Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids o
 _Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only records for this topic.")]
 _Key = Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key.")]
 _All = Annotated[bool, typer.Option("--all", help="All parked records.")]
+
+_NOTHING_PARKED = "no matching record is parked"
+_HEADER_COLUMNS = ("kafka_header_keys", "kafka_header_values")
+_SHOWN_COLUMNS = {"id", "create_time", "kafka_topic", "kafka_key", *_HEADER_COLUMNS, "leader_id"}
 
 _Subscription = Annotated[
     str | None,
@@ -45,18 +59,20 @@ def list_(
 
       harvest park list -f reaper.yaml --topic orders --json | jq '.[].id'
     """
+    from harvest_lib.cli.tables import print_table, table_of
     from harvest_lib.outbox import ParkedSelection
 
-    with actions.park.open_parked(config, subscription) as (parked, connection, _):
+    with _open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
         counts = parked.counts(connection, ParkedSelection(topic=topic, key=key))
     if as_json:
-        typer.echo(json_text([actions.park.record_json(record) for record in records]))
+        typer.echo(json_text([_record_json(record) for record in records]))
         return
     if not records:
-        typer.echo("nothing is parked" if topic is None and key is None else actions.park.NOTHING_PARKED)
+        typer.echo("nothing is parked" if topic is None and key is None else _NOTHING_PARKED)
         return
-    actions.park.show_records(records)
+    rows = [(str(each.id), each.topic, each.key, _state(each), age(each.age_seconds), each.reason) for each in records]
+    print_table(table_of(rows, ("id", "topic", "key", "state", "age", "reason")))
     if counts is not None:
         more = f", the first {limit:,} shown; --limit shows more" if counts.parked + counts.held > len(records) else ""
         typer.echo(f"{counts.parked:,} parked, {counts.held:,} held behind them{more}")
@@ -78,17 +94,16 @@ def show(
 
       harvest park show 4711 -f reaper.yaml --value --json | jq -r .row.kafka_value
     """
-    from harvest_lib.outbox import ParkedIdTable
+    from harvest_lib.cli.tables import print_table, table_of
 
-    with actions.park.open_parked(config, subscription) as (parked, connection, harvest):
+    with _open_parked(config, subscription) as (parked, connection, harvest):
         record = parked.show(connection, record_id)
-    columns = harvest.columns if isinstance(parked, ParkedIdTable) else None
     if as_json:
-        shown = actions.park.shown_columns(columns)
+        shown = _shown_columns(harvest.columns)
         row = {name: content for name, content in record.row.items() if value or name in shown}
-        typer.echo(json_text({**actions.park.record_json(record), "row": row}))
+        typer.echo(json_text({**_record_json(record), "row": row}))
         return
-    actions.park.show_fields(record, columns, with_value=value)
+    print_table(table_of(_record_fields(record, harvest.columns, with_value=value)))
 
 
 @app.command()
@@ -120,16 +135,18 @@ def retry(
     """
     from harvest_lib.outbox import ParkedRecords
 
-    selection = actions.park.selected(ids, topic, key, everything=all_)
-    with actions.park.open_parked(config, subscription) as (parked, connection, harvest):
+    selection = _selected(ids, topic, key, everything=all_)
+    with _open_parked(config, subscription) as (parked, connection, harvest):
         done = parked.retry(connection, selection, keep_order=harvest.parking != "skip")
     if as_json:
         typer.echo(json_text(asdict(done)))
         return
     verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent again"
-    typer.echo(f"{verb}: {actions.park.counted_records(done.parked)}, and {done.held:,} held behind them")
+    typer.echo(f"{verb}: {counted(done.parked, 'parked record')}, and {done.held:,} held behind them")
     if done.waiting:
-        typer.echo(actions.park.waiting_text(done))
+        behind = ", ".join(map(str, done.behind))
+        verb, pronoun = ("waits", "its key") if done.waiting == 1 else ("wait", "their keys")
+        typer.echo(f"{done.waiting:,} {verb} behind an earlier record of {pronoun} that is still parked: {behind}")
 
 
 @app.command()
@@ -157,20 +174,123 @@ def drop(
     """
     from harvest_lib.outbox import ParkedRecords
 
-    selection = actions.park.selected(ids, topic, key, everything=all_)
+    selection = _selected(ids, topic, key, everything=all_)
     if not yes and not sys.stdin.isatty():
         raise typer.BadParameter("there is no terminal to ask for confirmation: use --yes", param_hint="--yes")
-    with actions.park.open_parked(config, subscription) as (parked, connection, _):
+    with _open_parked(config, subscription) as (parked, connection, _):
         if not yes:
             counts = parked.counts(connection, selection)
             number = len(selection.ids or ()) or (counts.parked if counts is not None else 0)
             if not number:
-                typer.echo(actions.park.NOTHING_PARKED, err=True)
+                typer.echo(_NOTHING_PARKED, err=True)
                 return
-            typer.confirm(f"Delete {actions.park.counted_records(number)} permanently?", abort=True, err=True)
+            typer.confirm(f"Delete {counted(number, 'parked record')} permanently?", abort=True, err=True)
         done = parked.drop(connection, selection)
     if as_json:
         typer.echo(json_text(asdict(done)))
     else:
         verb = "put back" if isinstance(parked, ParkedRecords) else "will be sent"
-        typer.echo(f"dropped: {actions.park.counted_records(done.dropped)}; {verb}: {done.released:,} held behind them")
+        typer.echo(f"dropped: {counted(done.dropped, 'parked record')}; {verb}: {done.released:,} held behind them")
+
+
+def parked_table(
+    connection: "psycopg.Connection[Any]",
+    table: "OutboxTable",
+    config: "HarvestConfig",
+    subscription: str | None = None,
+) -> "ParkedRecords | ParkedIdTable":
+    """Return the table in which the configuration's source parks records: of a subscription if it reads in batches."""
+    from harvest_lib.outbox import ParkedIdTable, ParkedRecords
+    from harvest_lib.source.selection import COLUMNS, columns_of
+
+    mapped = config.columns is not None
+    if config.source == "mark" or not (mapped or subscription is not None or table.kind(connection) == "native"):
+        return ParkedRecords(table)
+    columns = COLUMNS if config.columns is None else columns_of(config.columns)
+    return ParkedIdTable(table, subscription or config.subscription, columns["id"], columns["transaction_id"])
+
+
+@contextmanager
+def _open_parked(
+    config: Path | None, subscription: str | None
+) -> "Iterator[tuple[ParkedRecords | ParkedIdTable, psycopg.Connection[Any], HarvestConfig]]":
+    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.row_security import check_all_rows
+
+    with open_outbox(config) as (harvest, table, connection):
+        parked = parked_table(connection, table, harvest, subscription)
+        if isinstance(parked, ParkedRecords):
+            check_all_rows(connection, [parked.table.identifier])
+        yield parked, connection, harvest
+
+
+def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> "ParkedSelection":
+    from harvest_lib.outbox import ParkedSelection
+
+    if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
+        raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")
+    return ParkedSelection(ids=ids or None, topic=topic, key=key)
+
+
+def _record_json(record: "ParkedRecord") -> dict[str, object]:
+    return {**asdict(record), "parked_at": record.parked_at.isoformat()}
+
+
+def _state(record: "ParkedRecord") -> tuple[str, str]:
+    if record.gone:
+        return "no longer in the outbox", "dim"
+    return ("held", "dim") if record.held else ("parked", "yellow")
+
+
+def _record_fields(
+    record: "ParkedRow", columns: "ColumnMapping | None", *, with_value: bool
+) -> Iterator[tuple[str, str]]:
+    row = record.row
+    yield "id", str(record.id)
+    yield "topic", record.topic
+    yield "key", record.key
+    yield "state", _state(record)[0]
+    yield "reason", record.reason
+    yield "parked", f"{record.parked_at.isoformat(timespec='seconds')}, {age(record.age_seconds)} ago"
+    if not row:
+        yield "value", "the record is no longer in the outbox"
+        return
+    created = "create_time" if columns is None else columns.create_time
+    yield "created", "not known" if created is None else str(row.get(created))
+    if columns is None:
+        names, contents = (row.get(column) or [] for column in _HEADER_COLUMNS)
+    else:
+        names, contents = list(columns.headers), [_part(row, each) for each in columns.headers.values()]
+    if len(names) != len(contents):
+        yield "headers", f"{len(names)} names, {len(contents)} values"
+    for name, content in zip_longest(names, contents, fillvalue=None):
+        yield f"header {_text(name)}", _text(content)
+    value_part = "kafka_value" if columns is None else columns.kafka_value
+    payload = _part(row, value_part)
+    if payload is None:
+        yield "value", "none: a tombstone"
+    else:
+        yield "value", _text(payload) if with_value else f"{len(_text(payload)):,} characters, shown with --value"
+    others = [name for name in row if name not in {*_shown_columns(columns), value_part}]
+    if with_value:
+        yield from ((f"column {name}", _text(row[name])) for name in others)
+    elif others:
+        yield "other columns", f"{len(others)}, shown with --value"
+
+
+def _text(content: object) -> str:
+    return "(none)" if content is None else content if isinstance(content, str) else json_text(content)
+
+
+def _part(row: dict[str, Any], part: "Part") -> object:
+    """Return a part of a record: a column's value or, with mapped columns, a constant."""
+    return row.get(part) if isinstance(part, str) else part.value
+
+
+def _shown_columns(columns: "ColumnMapping | None") -> set[str]:
+    """Return the columns that are shown without --value."""
+    if columns is None:
+        return _SHOWN_COLUMNS
+    parts = (columns.id, columns.transaction_id, columns.kafka_topic, columns.kafka_key, columns.create_time)
+    named = (each for each in (*parts, *columns.headers.values()) if isinstance(each, str))
+    return {each for each in named if each != columns.kafka_value}

@@ -1,12 +1,14 @@
 """`harvest partition`: to which partition of a topic keys go, and which of them moved when partitions were added."""
 
-from typing import Annotated
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, Json
-from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.options import ConfigFile, Json, configuration, open_outbox
+from harvest_lib.cli.terminal import json_text, printable
 
 
 def partition(
@@ -27,6 +29,41 @@ def partition(
 
       harvest partition orders customer-17 --before 6 -f harvest.yaml
     """
-    places = actions.partition.places(config, topic, keys, before)
-    for each in places:
-        typer.echo(json_text(each) if as_json else actions.partition.place_text(each))
+    for place in _places(config, topic, keys, before):
+        typer.echo(json_text(place) if as_json else _place_text(place))
+
+
+def _places(config: Path | None, topic: str, keys: list[str], before: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the partition of each key, now and before. The earlier number is read from Postgres unless it is given."""
+    from harvest_lib.delivery.partitioners import DEFAULT, partition_of
+    from harvest_lib.kafka_client import topic_missing, topic_partitions
+
+    settings = configuration(config).harvest.kafka_settings(for_producer=True)
+    partitions = topic_partitions(settings).get(topic)
+    if partitions is None:
+        raise topic_missing(topic, partitions=1)
+    partitioner, earlier = str(settings.get("partitioner", DEFAULT)), before or _noticed(config, topic)
+    for key in keys:
+        yield {
+            "key": key,
+            "partition": partition_of(os.fsencode(key), partitions, partitioner),
+            "partitions": partitions,
+            "partition_before": None if earlier is None else partition_of(os.fsencode(key), earlier, partitioner),
+            "partitions_before": earlier,
+        }
+
+
+def _noticed(config: Path | None, topic: str) -> int | None:
+    from harvest_lib.harvester.added_partitions import read_added
+
+    with open_outbox(config) as (harvest, outbox, connection):
+        added = read_added(connection, outbox.placed(connection), harvest.subscription)
+    return next((each.before for each in added if each.topic == topic), None)
+
+
+def _place_text(place: dict[str, Any]) -> str:
+    said = f"{printable(place['key'])}: partition {place['partition']} of {place['partitions']}"
+    if place["partitions_before"] is None:
+        return said
+    moved = "moved" if place["partition"] != place["partition_before"] else "did not move"
+    return f"{said}, {place['partition_before']} of {place['partitions_before']} before: {moved}"

@@ -1,20 +1,29 @@
 """`harvest pipeline run | check | status | resume | show | ack | skip | compact`: pipelines declared in YAML."""
 
+import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
 from harvest_lib.cli.options import Json, Listen, LogFormatOption
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_signals
+
+if TYPE_CHECKING:
+    from harvest_lib.pipeline.declaration import Declaration
+    from harvest_lib.pipeline.message import Message
+    from harvest_lib.pipeline.operations import PipelineStatus
 
 app = group("pipeline", "Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
 _Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
 _Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
+
+_OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
 
 @app.command()
@@ -28,11 +37,10 @@ def run(
 
     Example:  harvest pipeline run -f flights.yaml
     """
-    from harvest_lib.harvester.interpreter import tune_collector
+    from harvest_lib.cli.log_output import configure_logging
 
-    actions.log_output.configure_logging(log_format, log_level)
-    tune_collector()
-    actions.pipeline.run_until_stopped(file, listen=listen)
+    configure_logging(log_format, log_level)
+    _run_until_stopped(file, listen=listen)
 
 
 @app.command()
@@ -72,7 +80,7 @@ def status(file: _File, as_json: Json = False) -> None:
         undeclared = [{"writer": name, "next": position} for name, position in found.undeclared.items()]
         typer.echo(json_text({"begin": found.begin, "end": found.end, "writers": writers, "undeclared": undeclared}))
     else:
-        actions.pipeline.show_status(declared, found)
+        _show_status(declared, found)
 
 
 @app.command()
@@ -91,16 +99,17 @@ def resume(
 
       harvest pipeline resume -f flights.yaml --step --writer lake
     """
+    from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.pipeline import declaration, operations
 
     if writer is not None and not step:
         raise typer.BadParameter("--writer needs --step", param_hint="--writer")
-    actions.log_output.configure_logging(log_format, log_level)
+    configure_logging(log_format, log_level)
     if not step:
-        actions.pipeline.run_until_stopped(file, resume_only=True)
+        _run_until_stopped(file, resume_only=True)
         return
     for done in operations.step(declaration.load(file), writer):
-        what = "nothing to send" if done.sent is None else f"sent {actions.pipeline.message_line(done.sent)}"
+        what = "nothing to send" if done.sent is None else f"sent {_message_line(done.sent)}"
         typer.echo(f"{done.writer}: {what}; next is offset {done.position:,}, {done.behind:,} behind")
 
 
@@ -120,7 +129,7 @@ def show(
     """
     from harvest_lib.pipeline import declaration, operations
 
-    found = actions.pipeline.OFFSET_RANGE.fullmatch(offsets)
+    found = _OFFSET_RANGE.fullmatch(offsets)
     if found is None:
         raise typer.BadParameter("write the first and the last offset, as in 9..15", param_hint="X..Y")
     first, last = int(found[1]), int(found[2] or found[1])
@@ -130,7 +139,7 @@ def show(
         )
     shown = 0
     for message in operations.messages(declaration.load(file), first, last):
-        actions.pipeline.show_message(message, as_json=as_json)
+        _show_message(message, as_json=as_json)
         shown += 1
     if not shown:
         typer.echo("none of these messages is in the log: they were compacted or skipped", err=True)
@@ -185,5 +194,62 @@ def compact(file: _File) -> None:
     from harvest_lib.pipeline import declaration, operations
 
     compacted = operations.compact(declaration.load(file))
-    segments = f"{compacted.segments:,} segment{'' if compacted.segments == 1 else 's'}"
+    segments = counted(compacted.segments, "segment")
     typer.echo(f"{segments} of the commit log compacted, {compacted.freed_bytes:,} bytes freed; offsets compacted")
+
+
+def _run_until_stopped(file: Path, *, resume_only: bool = False, listen: str | None = None) -> None:
+    from harvest_lib.harvester.interpreter import tune_interpreter
+    from harvest_lib.pipeline.declaration import load
+    from harvest_lib.pipeline.pipeline import Pipeline
+    from harvest_lib.pipeline.telemetry import PipelineTelemetry
+    from harvest_lib.telemetry.otel_metrics import reported
+    from harvest_lib.telemetry.server import Listener
+
+    tune_interpreter()
+    pipeline = Pipeline(load(file))
+    stop_on_signals(pipeline.stop)
+    telemetry = PipelineTelemetry(pipeline)
+    with Listener(listen, telemetry) if listen else nullcontext(), reported(telemetry):
+        pipeline.run(resume_only=resume_only)
+
+
+def _show_status(declaration: "Declaration", status: "PipelineStatus") -> None:
+    from harvest_lib.cli.tables import print_line, print_table, table_of
+    from harvest_lib.pipeline.folder import offsets_folder
+
+    rows = [
+        (each.name, each.adaptor, f"{each.position:,}", f"{each.behind:,}", f"{each.parked:,}")
+        for each in status.writers
+    ]
+    print_table(table_of(rows, ("writer", "adaptor", "next", "behind", "parked")))
+    last = "is empty" if status.begin == status.end else f"has offsets {status.begin:,} to {status.end - 1:,}"
+    print_line(f"the commit log {last}; the next message gets {status.end:,}")
+    for name in (each.name for each in status.writers if each.position > status.end):
+        print_line(f"{name} has acknowledged more than the log has: this is not the log of its offsets")
+    for name, position in status.undeclared.items():
+        kept = f"{printable(name)} is not declared: the log is kept for it from {position:,} on"
+        folder = printable(str(offsets_folder(declaration.folder, name)))
+        print_line(f"{kept}; to give that up, remove {folder}")
+
+
+def _message_line(message: "Message") -> str:
+    return f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
+
+
+def _show_message(message: "Message", *, as_json: bool) -> None:
+    from harvest_lib.pipeline import extended_json
+
+    data = extended_json.dumps(message.data).decode()
+    if not as_json:
+        typer.echo(f"{_message_line(message)} {printable(data)}")
+        return
+    shown = {
+        "offset": message.offset,
+        "op": message.op.name.lower(),
+        "mode": message.mode.name.lower(),
+        "timestamp": message.timestamp,
+        "namespace": message.namespace,
+        "data": json.loads(data),
+    }
+    typer.echo(json_text(shown))

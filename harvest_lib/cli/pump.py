@@ -3,14 +3,16 @@
 import random
 import threading
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile
-from harvest_lib.cli.terminal import stop_on_signals
+from harvest_lib.cli.options import ConfigFile, open_outbox
+from harvest_lib.cli.terminal import stop_on_signals, watched
 from harvest_lib.errors import RecordError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _INTERRUPTED = 130
 
@@ -56,7 +58,7 @@ def pump(
         keys=keys,
         records=records,
         per_transaction=transaction,
-        interval_seconds=actions.pump.interval_seconds(interval),
+        interval_seconds=_interval_seconds(interval),
         blank=blank,
         value_chars=value_size,
         headers=headers,
@@ -68,8 +70,8 @@ def pump(
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     began, written = time.monotonic(), 0
-    opened = actions.outbox.open_outbox(config, table, refuse_columns="pump does not know what its other columns need")
-    with opened as (_, outbox, connection), actions.pump.progress_bar() as progress:
+    opened = open_outbox(config, table, refuse_columns="pump does not know what its other columns need")
+    with opened as (_, outbox, connection), _progress_bar() as progress:
         task = progress.add_task("pump", total=records)
         for written in pump_into(connection, outbox, load, dice=random.Random(), stopping=stopping):  # noqa: S311
             progress.update(task, completed=written)
@@ -81,3 +83,38 @@ def pump(
     if written < records:
         typer.echo(f"interrupted: {records - written:,} records were not written", err=True)
         raise typer.Exit(_INTERRUPTED)
+
+
+def _interval_seconds(duration: str) -> float:
+    from harvest_lib.config.durations import SPELLING, parse_duration
+
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(f"{duration!r} {error}: {SPELLING}", param_hint="--interval") from error
+    if seconds < 0:
+        raise typer.BadParameter(f"{duration!r} is negative", param_hint="--interval")
+    return seconds
+
+
+def _progress_bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Records a second, over the last ones."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed or 0:,.0f}/s", style="cyan")
+
+    return Progress(
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:,} of {task.total:,} records"),
+        Rate(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+        disable=not watched(),
+    )

@@ -1,15 +1,20 @@
 """`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is asked to stop."""
 
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
+from harvest_lib.cli.check import refuse_to_start
 from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration
 from harvest_lib.cli.terminal import end_on_signals, stop_on_signals, watched
+from harvest_lib.errors import HarvestError
+
+if TYPE_CHECKING:
+    from harvest_lib.harvester.harvest import Harvest
 
 
 def run(
@@ -45,15 +50,17 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
-    from harvest_lib.errors import HarvestError
+    from harvest_lib.cli.liveness import Liveness
+    from harvest_lib.cli.log_output import configure_logging
+    from harvest_lib.cli.status_line import status_line
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.health import live
     from harvest_lib.harvester.interpreter import tune_interpreter
 
     settings = configuration(config, elects=True)
-    handler = actions.log_output.configure_logging(log_format, log_level or settings.logging_level)
+    handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
-    liveness = actions.liveness.Liveness(alive_file)
+    liveness = Liveness(alive_file)
     harvest, asked = Harvest(settings.harvest), threading.Event()
 
     def stop() -> None:
@@ -62,9 +69,9 @@ def run(
 
     stop_on_signals(stop)
     shown = watched() and log_format == "console" and not no_status
-    with actions.telemetry.served_harvest(listen, harvest):
+    with served_harvest(listen, harvest):
         try:
-            with actions.status_line.status_line(harvest, handler) if shown else nullcontext():
+            with status_line(harvest, handler) if shown else nullcontext():
                 if drain:
                     done = harvest.drain()
                 else:
@@ -78,6 +85,23 @@ def run(
             if harvest.has_started or asked.is_set():
                 raise
             end_on_signals()
-            actions.check.refuse_to_start(settings.harvest, error)
+            refuse_to_start(settings.harvest, error)
     if drain:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")
+
+
+@contextmanager
+def served_harvest(address: str | None, harvest: "Harvest") -> Iterator[None]:
+    """Serve numbers and health of a harvester at `HOST:PORT`, if there is an address, and report the numbers to
+    OpenTelemetry, if the process has a meter provider. Raises ConfigError."""
+    from harvest_lib.harvester.telemetry import HarvestTelemetry
+    from harvest_lib.telemetry.otel_metrics import is_reported, reported
+    from harvest_lib.telemetry.server import Listener
+
+    with ExitStack() as opened:
+        if address or is_reported():
+            telemetry = opened.enter_context(HarvestTelemetry(harvest))
+            if address:
+                opened.enter_context(Listener(address, telemetry))
+            opened.enter_context(reported(telemetry))
+        yield

@@ -1,13 +1,22 @@
 """`harvest segments list | ensure | rotate | drop | archive | verify`: the partitions of a native outbox."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json
+from harvest_lib.cli.options import DEFAULT_AHEAD, ConfigFile, Json, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
+from harvest_lib.errors import NothingChecked
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from harvest_lib.archive import Archived
+    from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments
 
 app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
@@ -18,16 +27,18 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
     Example:  harvest segments list -f reaper.yaml
     """
-    from harvest_lib.outbox import detached_segments
+    from harvest_lib.outbox import Segments, detached_segments
 
-    with actions.segments.open_native(config) as (outbox, connection):
-        rows, next_id = actions.segments.segment_rows(outbox, connection)
+    with _open_native(config) as (outbox, connection):
+        segments = Segments(outbox)
+        rows = [_segment_row(segments, connection, each) for each in segments.close_passed(connection)]
+        next_id = segments.next_id(connection)
         detached = detached_segments(connection, outbox)
-    rows += map(actions.segments.detached_row, detached)
+    rows += map(_detached_row, detached)
     if as_json:
         typer.echo(json_text(rows))
         return
-    actions.segments.show_rows(rows)
+    _show_rows(rows)
     typer.echo(f"next id: {next_id}")
     for each in detached:
         typer.echo(printable(str(each)))
@@ -49,7 +60,7 @@ def ensure(
     """
     from harvest_lib.outbox import ensure_segments
 
-    with actions.segments.open_native(config) as (outbox, connection):
+    with _open_native(config) as (outbox, connection):
         done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
@@ -79,8 +90,8 @@ def rotate(
     """
     from harvest_lib.outbox import rotate_segment
 
-    age_seconds = None if older_than is None else actions.segments.seconds(older_than, "--older-than")
-    with actions.segments.open_native(config) as (outbox, connection):
+    age_seconds = None if older_than is None else _seconds(older_than, "--older-than")
+    with _open_native(config) as (outbox, connection):
         done = rotate_segment(connection, outbox, older_than_seconds=age_seconds)
     if done is None:
         typer.echo("nothing to rotate: the segment has no record" + (f" older than {older_than}" if older_than else ""))
@@ -104,8 +115,8 @@ def drop(
     """
     from harvest_lib.outbox import drop_passed
 
-    keep_seconds = actions.segments.seconds(keep, "--keep")
-    with actions.segments.open_native(config) as (outbox, connection):
+    keep_seconds = _seconds(keep, "--keep")
+    with _open_native(config) as (outbox, connection):
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
@@ -131,10 +142,10 @@ def archive(
     from harvest_lib.archive import archive_segments, closed_segments
 
     done = 0
-    with actions.segments.open_native(config) as (outbox, connection):
+    with _open_native(config) as (outbox, connection):
         which = closed_segments(connection, outbox) if again else None
         for each in archive_segments(connection, outbox, url, which):
-            typer.echo(f"archived: {actions.segments.archived_text(each)}")
+            typer.echo(f"archived: {_archived_text(each)}")
             done += 1
     if not done:
         typer.echo("nothing to archive: every closed segment is in the archive")
@@ -149,11 +160,10 @@ def verify(
     Example:  harvest segments verify /srv/archive/orders
     """
     from harvest_lib.archive import verify_archive
-    from harvest_lib.errors import NothingChecked
 
     done = 0
     for each in verify_archive(url):
-        typer.echo(f"as written: {actions.segments.archived_text(each)}")
+        typer.echo(f"as written: {_archived_text(each)}")
         done += 1
     if not done:
         raise NothingChecked(
@@ -161,3 +171,66 @@ def verify(
             evidence="there is no manifest in its folder `segments`",
             next_step="correct the URL, or run `harvest segments archive`",
         )
+
+
+@contextmanager
+def _open_native(config: Path | None) -> "Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]":
+    why = "it has no segments; docs/subscriptions.md says how its records are removed"
+    with open_outbox(config, refuse_columns=why) as (_, outbox, connection):
+        outbox.check_native(connection)
+        yield outbox, connection
+
+
+def _seconds(duration: str, option: str) -> float:
+    """Return a duration of the command line in seconds. Raises BadParameter for one that is spelled wrong."""
+    from harvest_lib.config.durations import SPELLING, parse_duration
+
+    try:
+        return parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(f"{duration!r}: {error}; {SPELLING}", param_hint=option) from error
+
+
+def _segment_row(segments: "Segments", connection: "psycopg.Connection[Any]", segment: "Segment") -> dict[str, Any]:
+    waited_for = segments.waited_for(connection, segment) if segment.passed_at and not segment.closed_at else []
+    state = "closed" if segment.closed_at else f"waits for {', '.join(waited_for)}" if waited_for else "open"
+    return {
+        "segment": segment.name,
+        "lower": segment.lower,
+        "upper": segment.upper,
+        "bytes": segments.size_bytes(connection, segment),
+        "state": "detaching" if segment.detaching else state,
+    }
+
+
+def _detached_row(detached: "Detached") -> dict[str, Any]:
+    return {
+        "segment": detached.name,
+        "lower": detached.lowest_id,
+        "upper": None if detached.highest_id is None else detached.highest_id + 1,
+        "bytes": None,
+        "state": "detached by hand",
+        "records": detached.records,
+        "unseen": detached.unseen,
+    }
+
+
+def _show_rows(rows: list[dict[str, Any]]) -> None:
+    from harvest_lib.cli.tables import print_table, table_of
+
+    cells = [
+        (
+            row["segment"],
+            "start" if row["lower"] is None else str(row["lower"]),
+            "no end" if row["upper"] is None else str(row["upper"]),
+            "" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f}",
+            row["state"],
+        )
+        for row in rows
+    ]
+    print_table(table_of(cells, ("segment", "from", "to", "MB", "state")))
+
+
+def _archived_text(archived: "Archived") -> str:
+    size = f"{archived.bytes / 1e6:,.1f} MB in {archived.files} files"
+    return f"{printable(archived.segment)}, {archived.records:,} records, {size}"

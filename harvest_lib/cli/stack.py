@@ -4,20 +4,26 @@ Exit codes: 0 done, 7 the stack could not be started or stopped (the message say
 is up.
 """
 
+import importlib
+import json
+import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harvest_lib.cli import actions
 from harvest_lib.cli.options import Json
 from harvest_lib.cli.terminal import json_text
-from harvest_lib.errors import StackError
+from harvest_lib.errors import StackError, install_hint
+
+if TYPE_CHECKING:
+    from harvest_lib.local_stack.description import Description
 
 app = typer.Typer(rich_markup_mode="rich")
 
 _FOLLOW_SECONDS = 0.2
+_MEBIBYTE = 1024 * 1024
 
 
 @app.command(
@@ -59,50 +65,30 @@ def up(
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
     """
-    supervisor = actions.stack.local_stack("supervisor")
-    state = actions.stack.state_folder()
-    served = definitions if all_ else ""
+    supervisor, state = _local_stack("supervisor"), _state_folder()
     if dags is not None and not all_:
         raise typer.BadParameter("Airflow runs with --all only: add it, or leave --dags out")
     if observe and not all_:
         raise typer.BadParameter("Prometheus runs with --all only: add it, or leave --observe out")
-    folder = str(actions.stack.local_stack("airflow").checked_dags(dags)) if dags is not None else ""
+    wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
+    wanted |= {"definitions": definitions if all_ else "", "observe": observe}
+    wanted["dags"] = str(_local_stack("airflow").checked_dags(dags)) if dags is not None else ""
     if foreground:
         supervisor.stop_on_signals()
         try:
-            with actions.stack.local_stack("stack").Stack(
-                state,
-                postgres,
-                kafka,
-                brokers,
-                fresh=fresh,
-                definitions=served,
-                dags=folder,
-                observe=observe,
-                secure=secure,
-            ) as stack:
-                actions.stack.show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
+            with _local_stack("stack").Stack(state, **wanted) as stack:
+                _show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
                 supervisor.hold(stack)
         except supervisor.Stopped:
             return
-    description, already = supervisor.up(
-        state,
-        postgres=postgres,
-        kafka=kafka,
-        brokers=brokers,
-        fresh=fresh,
-        definitions=served,
-        dags=folder,
-        observe=observe,
-        secure=secure,
-    )
-    actions.stack.show_description(description, "already running" if already else "up", as_json=as_json)
+    description, already = supervisor.up(state, **wanted)
+    _show_description(description, "already running" if already else "up", as_json=as_json)
 
 
 @app.command(epilog="Example: harvest down")
 def down(*, as_json: Json = False) -> None:
     """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
-    ended = actions.stack.local_stack("supervisor").down(actions.stack.state_folder())
+    ended = _local_stack("supervisor").down(_state_folder())
     if as_json:
         typer.echo(json_text({"ended": ended}))
     else:
@@ -112,11 +98,11 @@ def down(*, as_json: Json = False) -> None:
 @app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
     """Show the servers of the stack. Exits with 1 if no stack is running."""
-    description = actions.stack.local_stack("description").running(actions.stack.state_folder())
+    description = _local_stack("description").running(_state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
         raise typer.Exit(1)
-    actions.stack.show_servers(description, as_json=as_json)
+    _show_servers(description, as_json=as_json)
 
 
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
@@ -129,7 +115,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
 ) -> None:
     """Show the logs of the servers, including stopped ones. Exits with 7 if there is no such log."""
-    files = sorted((actions.stack.state_folder() / "logs").glob(f"{server}*.log"))
+    files = sorted((_state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(
             f"there is no log of {server or 'the stack'}",
@@ -138,8 +124,8 @@ def logs(
     prefix = len(files) > 1
     ends = {}
     for file in files:
-        text, ends[file] = actions.stack.last_lines(file, lines)
-        actions.stack.print_lines(file, text, prefix=prefix)
+        text, ends[file] = _last_lines(file, lines)
+        _print_lines(file, text, prefix=prefix)
     while follow:
         try:
             time.sleep(_FOLLOW_SECONDS)
@@ -152,4 +138,104 @@ def logs(
                 log.seek(ends[file])
                 text = log.read()
                 ends[file] = log.tell()
-            actions.stack.print_lines(file, text, prefix=prefix)
+            _print_lines(file, text, prefix=prefix)
+
+
+def _state_folder() -> Path:
+    state: Path = _local_stack("state").default_state()
+    return state
+
+
+def _local_stack(name: str) -> Any:
+    """Return a module of the local stack, whose requirements are not those of the library."""
+    try:
+        return importlib.import_module(f"harvest_lib.local_stack.{name}")
+    except ModuleNotFoundError as error:
+        raise StackError(
+            "the local stack is not installed",
+            evidence=f"there is no module {error.name}",
+            next_step=install_hint("local"),
+        ) from error
+
+
+def _show_description(description: "Description", state: str, *, as_json: bool) -> None:
+    from harvest_lib.cli.tables import print_line, print_table, table_of
+
+    text = description.to_json()
+    if as_json:
+        typer.echo(text)
+        return
+    content = json.loads(text)
+    password = f"in {_state_folder() / 'stack.json'}" if "********" in content["dsn"] else ""
+    rows = []
+    for server in description.servers:
+        place = f"port {server.port}, " if server.port else ""
+        rows.append((server.name, f"{server.version}, {place}pid {server.pid}"))
+    rows += [("DSN", content["dsn"]), ("password", password), ("bootstrap", content["bootstrap_servers"])]
+    rows += [(each.name.partition("-")[0].capitalize(), each.url) for each in description.servers]
+    rows += [("Airflow login", description.airflow_login), ("DAGs", description.dags)]
+    print_line((state, "bold green"))
+    print_table(table_of([row for row in rows if row[1]], boxed=False))
+    if description.secure:
+        typer.echo(_local_stack("secure").settings_text(Path(description.secure)))
+
+
+def _show_servers(description: "Description", *, as_json: bool) -> None:
+    from harvest_lib.cli.tables import print_line, print_table, table_of
+
+    servers = description.servers
+    rows = [_server_row(each.name, each.version, each.pid, each.port or None, each.url) for each in servers]
+    rows.append(_server_row("supervisor", "", description.pid, None, ""))
+    if as_json:
+        typer.echo(json_text(rows, indent=2))
+        return
+    last = ["url"] if any(row["url"] for row in rows) else []
+    cells = []
+    for row in rows:
+        values = (row["server"], row["version"], row["pid"], row["port"] or "", row["state"])
+        cells.append([*map(str, values), f"{row['memory_bytes'] // _MEBIBYTE} MB", *(row[name] for name in last)])
+    print_table(table_of(cells, ["server", "version", "pid", "port", "state", "memory", *last], boxed=False))
+    if description.airflow_login:
+        print_line(f"Airflow's login: {description.airflow_login}")
+
+
+def _server_row(name: str, version: str, pid: int, port: int | None, url: str) -> dict[str, Any]:
+    psutil = importlib.import_module("psutil")
+    try:
+        process = psutil.Process(pid)
+        status = process.status()
+        state = {psutil.STATUS_ZOMBIE: "ended", psutil.STATUS_STOPPED: "frozen"}.get(status, "running")
+        family = [process, *([] if name == "supervisor" else process.children(recursive=True))]
+        memory = sum(_memory(member, psutil) for member in family)
+    except psutil.NoSuchProcess:
+        state, memory = "ended", 0
+    row = {"server": name, "version": version, "pid": pid, "port": port, "state": state, "memory_bytes": memory}
+    return {**row, "url": url}
+
+
+def _memory(process: Any, psutil: Any) -> int:
+    """Return the bytes of memory of a process alone: Postgres's processes share most of theirs."""
+    try:
+        information = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(information.rss - getattr(information, "shared", 0))
+
+
+def _print_lines(file: Path, text: bytes, *, prefix: bool) -> None:
+    for line in text.decode(errors="replace").splitlines():
+        sys.stdout.write(f"{file.stem} | {line}\n" if prefix else f"{line}\n")
+    sys.stdout.flush()
+
+
+def _last_lines(file: Path, count: int) -> tuple[bytes, int]:
+    """Return the last lines of a file, read from its end, and where the file ended."""
+    with file.open("rb") as log:
+        position = end = log.seek(0, 2)
+        text = b""
+        while position and text.count(b"\n") <= count:
+            step = min(65536, position)
+            position -= step
+            log.seek(position)
+            text = log.read(step) + text
+    return b"".join(text.splitlines(keepends=True)[-count:] if count else []), end

@@ -1,14 +1,20 @@
 """`harvest subscriptions list | add | remove | rewind | move | reshard | sql`: the readers of an outbox."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli import actions
-from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.options import ConfigFile, Json, configuration, open_outbox
 from harvest_lib.cli.parsing import group
-from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.errors import ConfigError
+
+if TYPE_CHECKING:
+    from harvest_lib.config import HarvestConfig
+    from harvest_lib.subscriptions.admin import Moved, Subscriptions
 
 app = group("subscriptions", "Readers of one outbox, each with its own position: list, add, move and remove them.")
 
@@ -28,14 +34,19 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
       harvest subscriptions list -f reaper.yaml --json | jq '.[] | {name, shard, lag_records}'
     """
+    from harvest_lib.cli.shards import HEADER, cells, shard_json
+    from harvest_lib.cli.tables import print_table, table_of
+    from harvest_lib.subscriptions.admin import unreadable_note
 
-    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
-        found = [(each, subscriptions.lag(each)) for each in subscriptions.shards()]
+    with _open_subscriptions(config) as (subscriptions, _):
+        shards = subscriptions.shards()
+        rows = [shard_json(each, subscriptions.lag(each)) for each in shards]
     if as_json:
-        typer.echo(json_text([actions.subscriptions.shard_json(*each) for each in found]))
-    elif found:
-        actions.subscriptions.show_shards(found)
-        actions.subscriptions.show_unreadable([shard for shard, _ in found])
+        typer.echo(json_text(rows))
+    elif rows:
+        print_table(table_of(map(cells, rows), HEADER))
+        for note in (unreadable_note(each) for each in shards if each.checkpoint_trouble):
+            typer.echo(f"warning: {printable(note)}", err=True)
     else:
         typer.echo("no subscriptions; a harvester adds its own when it first becomes leader")
 
@@ -72,13 +83,12 @@ def add(
 
       harvest subscriptions add eu -f reaper.yaml --topic orders --topic refunds --keys '^eu-'
     """
-
-    with actions.subscriptions.open_subscriptions(config) as (subscriptions, harvest):
+    with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
         moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topic, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
-    actions.subscriptions.show_warnings(moved)
+    _show_warnings(moved)
 
 
 @app.command()
@@ -97,12 +107,14 @@ def remove(
 
       harvest subscriptions remove audit -f reaper.yaml
     """
+    from harvest_lib.cli.shards import lag_text
 
-    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
+    with _open_subscriptions(config) as (subscriptions, _):
         lags = [subscriptions.lag(each) for each in subscriptions.get(name)]
         removed = subscriptions.remove(name, force=force)
         others = sorted({each.name for each in subscriptions.shards()})
-    typer.echo(f"removed: {name}, with {actions.subscriptions.lag_text(lags)} not delivered")
+    lag = lag_text(sum(each.records for each in lags), is_estimate=any(each.is_estimate for each in lags))
+    typer.echo(f"removed: {name}, with {lag} not delivered")
     if others:
         typer.echo(f"retention now drops what {', '.join(others)} {'has' if len(others) == 1 else 'have'} passed")
     else:
@@ -134,12 +146,11 @@ def rewind(
 
       harvest subscriptions rewind audit -f reaper.yaml --to mirror --source transaction_id
     """
-
-    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
+    with _open_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
     goes_on = "its leader continues from there within a second" if moved.is_led else "it has no leader now"
     typer.echo(f"rewound: {name} to {moved.to}; {goes_on}")
-    actions.subscriptions.show_warnings(moved)
+    _show_warnings(moved)
 
 
 @app.command()
@@ -224,7 +235,7 @@ def reshard(
     """
     from harvest_lib.subscriptions.resharding import Resharding
 
-    with actions.subscriptions.open_subscriptions(config) as (subscriptions, _):
+    with _open_subscriptions(config) as (subscriptions, _):
         resharding = Resharding(subscriptions, name, shards, tell=lambda text: typer.echo(text, err=True))
         done = resharding.run(timeout)
     if done.before == done.after:
@@ -249,3 +260,22 @@ def sql_(config: ConfigFile = None) -> None:
 
     harvest = configuration(config).harvest
     typer.echo(subscribers_sql(OutboxTable.parse(harvest.outbox_table), harvest.columns), nl=False)
+
+
+@contextmanager
+def _open_subscriptions(config: Path | None) -> "Iterator[tuple[Subscriptions, HarvestConfig]]":
+    """Open the subscriptions of the configured outbox. Create their table if it is missing."""
+    from harvest_lib.harvester.factory import make_selection
+    from harvest_lib.outbox import create_beside
+    from harvest_lib.subscriptions.admin import Subscriptions
+
+    with open_outbox(config) as (harvest, outbox, connection):
+        if harvest.columns is None:
+            outbox.check_native(connection)
+        create_beside(connection, outbox)
+        yield Subscriptions(connection, outbox.placed(connection), make_selection(harvest, outbox)), harvest
+
+
+def _show_warnings(moved: "Moved") -> None:
+    for warning in moved.warnings:
+        typer.echo(f"warning: {warning}", err=True)

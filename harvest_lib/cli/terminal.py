@@ -1,4 +1,4 @@
-"""The terminal: whether it can redraw a line, how foreign text and numbers are made safe to print, and Ctrl-C."""
+"""The terminal: Ctrl-C, if it can redraw a line, and text and numbers that are safe and easy to read."""
 
 import json
 import os
@@ -65,3 +65,8 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{int(seconds)} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, as in "1 record" or "1,200 records"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, LiteralString
 
 import typer
 
-from harvest_lib.cli.actions.log_output import configure_logging
+from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL

@@ -204,7 +204,7 @@ def _run_one(plan: Any, schedule: Any, histories: Path | None, *, quiet: bool) -
 def _show(found: dict[str, Any], table: Any) -> None:
     from rich.console import Console
 
-    from harvest_lib.cli.actions.tables import print_table
+    from harvest_lib.cli.tables import print_table
 
     console = Console(soft_wrap=True, highlight=False)
     print_table(table)

@@ -88,7 +88,7 @@ def show_verdict(verdict: "Verdict", bad: "list[BadLine]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from harvest_lib.cli.actions.tables import print_table
+    from harvest_lib.cli.tables import print_table
     from infra.chaos.checker import ANOMALIES
 
     console = Console(highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from harvest_lib.cli.actions.telemetry import served_harvest
+from harvest_lib.cli.run import served_harvest
 from harvest_lib.config import HarvestConfig
 from harvest_lib.events import Event, LeaderAcquired
 from harvest_lib.harvester.factory import make_source

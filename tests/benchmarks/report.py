@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from harvest_lib.cli.actions.tables import print_table
+from harvest_lib.cli.tables import print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import signal
 
 from support.faulty import FaultyProducers
 
-from harvest_lib.cli.actions.log_output import configure_logging
+from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.harvester.harvest import Harvest, State
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.acls import bindings, filter_of
 from support.waiting import eventually
 
-from harvest_lib.cli.actions.grants import elected, reading_mode
+from harvest_lib.cli.grants import elected, reading_mode
 from harvest_lib.cli.options import configuration
 from harvest_lib.errors import DatabaseError, HarvestError, OutboxTableError
 from harvest_lib.grants import Grants

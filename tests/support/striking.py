@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 
 from harvest_lib.batching.guarantees import TransactionalBatches
 from harvest_lib.batching.parking import BatchParking
-from harvest_lib.cli.actions.log_output import configure_logging
+from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
 from harvest_lib.delivery import BatchCommitted

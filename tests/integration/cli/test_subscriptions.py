@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from support.subscribed import Subscribed
 
-from harvest_lib.cli.actions.status import StatusReadings
+from harvest_lib.cli.status import StatusReadings
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 
@@ -119,7 +119,7 @@ def test_status_tells_how_fast_a_table_goes_that_is_not_purged_and_who_leads_eac
             after = look.next()
         assert after.records_per_second == 0
         assert after.outbox_bytes == seen.outbox_bytes > 0
-        monkeypatch.setattr("harvest_lib.cli.actions.status._SLOW_EVERY_SECONDS", 0.0)
+        monkeypatch.setattr("harvest_lib.cli.status._SLOW_EVERY_SECONDS", 0.0)
         outbox.fill(4_000)
         assert look.next().outbox_bytes > seen.outbox_bytes
     assert seen.leaders == [None, None]

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import eventually
 
 from harvest_lib import Harvest, HarvestConfig
-from harvest_lib.cli.actions.liveness import Liveness
+from harvest_lib.cli.liveness import Liveness
 from harvest_lib.leadership import Solo
 
 pytestmark = pytest.mark.gate
@@ -59,7 +59,7 @@ def test_a_sign_that_cannot_be_given_ends_it(harvest, reaper, outbox, tmp_path):
 
 def test_a_later_sign_that_cannot_be_given_ends_nothing(tmp_path, monkeypatch):
     """The harvester may lead: a disk that fails for a moment is for the probe to judge."""
-    monkeypatch.setattr("harvest_lib.cli.actions.liveness._EVERY_SECONDS", 0)
+    monkeypatch.setattr("harvest_lib.cli.liveness._EVERY_SECONDS", 0)
     folder = tmp_path / "run"
     folder.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:

@@ -33,7 +33,7 @@ if sys.argv[1] == "hidden":
     sys.meta_path.insert(0, Hidden())
 import psycopg
 from harvest_lib import Harvest, HarvestConfig, OutboxRecord, append
-from harvest_lib.cli.actions.telemetry import served_harvest
+from harvest_lib.cli.run import served_harvest
 
 settings = json.loads(sys.argv[2])
 with psycopg.connect(settings["data_source"]) as connection:

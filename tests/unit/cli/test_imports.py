@@ -30,6 +30,9 @@ HEAVY = {
 LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events"} | {
     f"harvest_lib.record{module}" for module in ("", ".header", ".outbox_record", ".row")
 }
+OF_RUNNING_COMMANDS = {
+    f"harvest_lib.cli.{module}" for module in ("tables", "shards", "log_output", "liveness", "status_line")
+}
 
 SHOW_EVERY_HELP = """
 import json, sys
@@ -70,8 +73,7 @@ def output(script, *arguments):
 
 def unwanted(modules):
     ours = {name for name in modules if name.startswith("harvest_lib") and not name.startswith("harvest_lib.cli")}
-    actions = {name for name in modules if name.startswith("harvest_lib.cli.actions.")}
-    return (HEAVY & set(modules)) | (ours - LIGHT_OF_OURS) | actions
+    return ((HEAVY | OF_RUNNING_COMMANDS) & set(modules)) | (ours - LIGHT_OF_OURS)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from harvest_lib.cli.actions.status_line import StatusLine
+from harvest_lib.cli.status_line import StatusLine
 from harvest_lib.cli.terminal import age, printable, watched
 from harvest_lib.harvester.harvest import State
 

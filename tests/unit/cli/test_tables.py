@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harvest_lib.cli.actions.tables import Fitting, print_table
+from harvest_lib.cli.tables import Fitting, print_table, table_of
 
 pytestmark = pytest.mark.quick
 
@@ -73,6 +73,11 @@ def test_a_file_or_a_pipe_gets_each_row_in_one_line(make, width):
     (row,) = [line for line in lines if "dagster" in line or "note" in line]
     assert URL in row
     assert len({len(line) for line in lines if line[:1] in "┏┡│└┌"}) == 1, "one table"
+
+
+def test_foreign_text_is_no_markup_and_moves_no_cursor():
+    table = table_of([("[red]key", ("a\x1b[2J", "bold"))], title="[outbox]", boxed=False)
+    assert printed(table, width=80).split() == ["[outbox]", "[red]key", r"a\x1b[2J"]
 
 
 @pytest.mark.parametrize("width", [40, 80])

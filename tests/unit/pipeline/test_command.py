@@ -40,7 +40,7 @@ def whole(message):
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.delitem(sys.modules, "checks_of_this_test", raising=False)
-    monkeypatch.setattr("harvest_lib.cli.actions.log_output.configure_logging", lambda *_: None)
+    monkeypatch.setattr("harvest_lib.cli.log_output.configure_logging", lambda *_: None)
     monkeypatch.setattr("harvest_lib.cli.terminal.signal", SimpleNamespace(signal=lambda *_: None))
     (tmp_path / "checks_of_this_test.py").write_text(CHECK)
     rows = [{"id": number, "dest": None if number == 3 else "IAH"} for number in range(6)]

@@ -1,20 +1,50 @@
-"""Tables of the commands' output: values are never cut, so that they can be copied.
+"""Lines and tables of the commands' output: values are never cut, so that they can be copied.
 
-- Not a terminal: as wide as needed; nothing is cut or wrapped.
-- A terminal that is wide enough: as a table.
+- Not a terminal: a table as wide as needed; nothing is cut or wrapped.
+- A terminal that is wide enough: a table.
 - A terminal that is too narrow: each row as lines, one per column. The terminal breaks a line that is too long, so
   that a selected value stays one word.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harvest_lib.cli.terminal import printable
+
+Cell = str | tuple[str, str] | Text
+"""Text of any origin, alone or with a style; or text that is made ready already."""
+
 _ENOUGH = 100_000
+
+
+def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
+    """Print texts, of which some have a style, as one line."""
+    Console(stderr=err, highlight=False).print(Text.assemble(*parts), soft_wrap=True)
+
+
+def table_of(
+    rows: Iterable[Sequence[Cell]], header: Sequence[str] = (), *, title: str = "", boxed: bool = True
+) -> Table:
+    """Return a table. What foreign text has of control characters is escaped, and its markup is text."""
+    table = Table(*header, title=escape(title) or None, show_header=bool(header), pad_edge=boxed)
+    if not boxed:
+        table.box = None
+    for row in rows:
+        table.add_row(*map(_ready, row))
+    return table
+
+
+def _ready(cell: Cell) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Text(printable(text), style)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:

@@ -1,0 +1,59 @@
+"""Shards of subscriptions as `harvest subscriptions list` and `harvest status` show them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harvest_lib.cli.tables import Cell
+from harvest_lib.cli.terminal import age, counted
+from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.lag import Lag
+from harvest_lib.subscriptions.starting_points import system_of
+
+HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
+
+
+def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
+    """Return a shard as `list --json` and `status --json` print it."""
+    checkpoint = shard.checkpoint
+    return {
+        **{name: value for name, value in asdict(shard).items() if name != "checkpoint"},
+        "system": system_of(checkpoint),
+        "number": checkpoint.number if checkpoint is not None else None,
+        "kept_in": checkpoint.kept_in if checkpoint is not None else None,
+        "updated_at": shard.updated_at.isoformat(),
+        "updated_seconds_ago": round(shard.updated_seconds_ago, 3),
+        "lag_records": lag.records,
+        "lag_is_estimate": lag.is_estimate,
+        "oldest_age_seconds": round(lag.oldest_age_seconds, 3) if lag.oldest_age_seconds is not None else None,
+    }
+
+
+def cells(row: dict[str, Any]) -> Sequence[Cell]:
+    """Return the columns of a row of `shard_json`."""
+    only = [*(row["topics"] or ()), *([f"keys {row['keys']}"] if row["keys"] is not None else [])]
+    number = "-" if row["number"] is None else str(row["number"])
+    seen = row["seen"]
+    for name, text in (("system", "@"), ("holds", ", holds "), ("until", ", stops at ")):
+        seen += "" if row[name] is None else f"{text}{row[name]}"
+    lag = lag_text(row["lag_records"], is_estimate=row["lag_is_estimate"])
+    waits = "" if row["oldest_age_seconds"] is None else f", {age(row['oldest_age_seconds'])} old"
+    leader = "nobody yet" if row["leader_id"] is None else row["leader_id"]
+    if row["leader_id"] is not None and not row["is_led"]:
+        leader += ", gone"
+    return (
+        ", ".join([row["name"], *only]),
+        f"{row['shard']}/{row['shards']}",
+        row["source"],
+        str(row["generation"]),
+        str(row["epoch"]),
+        ("unreadable", "red") if row["checkpoint_trouble"] else number,
+        seen,
+        f"{lag}{waits}",
+        f"{age(row['updated_seconds_ago'])} ago",
+        (leader, "none" if row["is_led"] else "yellow"),
+    )
+
+
+def lag_text(records: int, *, is_estimate: bool) -> str:
+    return f"{records:,}+ records" if is_estimate else counted(records, "record")
