@@ -6,26 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, ConfigResource
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.outbox import harvest_config
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
 from support.servers import standby_of
 from support.waiting import eventually
@@ -34,6 +23,7 @@ from trustme import CA
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
+from harvest_lib.grants.kafka import Acl
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import kafka as kafka_checks
@@ -53,33 +43,49 @@ WHERE datname = current_database() AND state = 'idle' AND query LIKE '%checkpoin
 """A harvester that starts has asked the last thing of Postgres."""
 
 
+def goharvest(connection):
+    OutboxTable.parse("outbox").create(connection)
+
+
+def native_table(connection, name="outbox"):
+    NativeTable(outbox=OutboxTable.parse(name)).create(connection)
+
+
 @pytest.fixture
 def native(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
-        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+        native_table(connection)
         yield connection
 
 
 @pytest.fixture
-def inspected(dsn, bootstrap_servers, group_id):
-    def inspect(*topics, **settings):
-        known = {"base_kafka_config": {"bootstrap.servers": bootstrap_servers}, "data_source": dsn}
-        known |= {"delivery": "barrier", "leadership": "neli"}
-        return preflight.inspect(HarvestConfig(leader_group_id=group_id, **{**known, **settings}), topics)
+def configured(dsn, bootstrap_servers, group_id):
+    """Return the configuration of a harvester, with settings of its own."""
 
-    return inspect
+    def config(**settings):
+        kafka = {"bootstrap.servers": bootstrap_servers}
+        known = {"base_kafka_config": kafka, "data_source": dsn, "leader_group_id": group_id}
+        return HarvestConfig(**{**known, "delivery": "barrier", "leadership": "neli", **settings})
+
+    return config
 
 
 @pytest.fixture
-def checked(harvest, dsn, bootstrap_servers, group_id):
+def inspected(configured):
+    return lambda *topics, **settings: preflight.inspect(configured(**settings), topics)
+
+
+@pytest.fixture
+def servers(dsn, bootstrap_servers, group_id):
+    """The variables that name the servers to a command."""
+    return {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "HARVEST_LEADER_GROUP_ID": group_id}
+
+
+@pytest.fixture
+def checked(harvest, servers):
     """Run the command; return its exit code and what it found, by JSON."""
 
     def check(*arguments, **variables):
-        servers = {
-            "HARVEST_DSN": dsn,
-            "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
-            "HARVEST_LEADER_GROUP_ID": group_id,
-        }
         done = harvest("check", *arguments, "--json", **{**servers, **variables})
         assert done.stderr == ""
         return done.returncode, json.loads(done.stdout)
@@ -91,14 +97,13 @@ def causes(report, severity="error"):
     return [each.cause for each in report.findings if each.severity == severity]
 
 
-@contextmanager
-def role_of(native, unique):
+@pytest.fixture
+def role(native, dsn, unique):
+    """A role without rights: its name, and how to connect as it."""
     name = unique("role")[:60]
     native.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), sql.Literal(CANARY)))
-    try:
-        yield name
-    finally:
-        native.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+    yield name, make_conninfo(dsn, user=name, password=CANARY)
+    native.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
 
 
 def test_all_is_well(native, checked, make_topic, group_id, admin):
@@ -107,45 +112,32 @@ def test_all_is_well(native, checked, make_topic, group_id, admin):
     assert (code, found["ok"]) == (0, True)
     assert [each["severity"] for each in found["problems"]] == ["warning"], "the only broker"
     checks = {each["check"] for each in found["passed"]}
-    assert {
-        "columns",
-        "sequence",
-        "index",
-        "grants",
-        "row-level security",
-        "transactions",
-        f"the topic {topic}",
-    } <= checks
+    known = {"columns", "sequence", "index", "grants", "row-level security", "transactions"}
+    assert {*known, f"the topic {topic}"} <= checks
     assert [name for name in admin.list_topics(timeout=60).topics if name.startswith(group_id)] == [], "made nothing"
 
 
-def test_everything_that_is_wrong_is_said_at_once(native, checked, dsn, unique, make_topic):
+def test_everything_that_is_wrong_is_said_at_once(native, role, checked, make_topic):
     """A role without rights, a sequence that hands out lots, no index, two topics of three missing."""
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10; DROP INDEX outbox_transaction_id_idx")
     topic = make_topic()
     native.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('in-the-outbox', 'k')")
-    with role_of(native, unique) as role:
-        native.execute(sql.SQL("GRANT SELECT ON outbox TO {}").format(sql.Identifier(role)))
-        limited = make_conninfo(dsn, user=role, password=CANARY)
-        code, found = checked("--topic", "missing", "--topic", topic, HARVEST_DSN=limited)
-        assert (code, found["ok"]) == (4, False)
-        said = [(each["severity"], each["cause"]) for each in found["problems"] if topic not in each["cause"]]
-        assert [severity for severity, _ in said] == ["error", "warning", "error", "error", "error"]
-        for (_, cause), part in zip(
-            said, ("in lots", "no index", "lacks", "'in-the-outbox'", "'missing'"), strict=True
-        ):
-            assert part in cause
-        assert CANARY not in json.dumps(found)
-        mends = {each["cause"]: each["next_step"] for each in found["problems"]}
-        (grants,) = [step for cause, step in mends.items() if "lacks" in cause]
-        native.execute(grants.removeprefix("as the owner: ").partition("; or run")[0].encode())
-        (lots,) = [step for cause, step in mends.items() if "in lots" in cause]
-        native.execute(lots.encode())
-        (index,) = [step for cause, step in mends.items() if "no index" in cause]
-        native.execute(index.partition(" (as the owner")[0].encode())
-        _, found = checked("--topic", topic, HARVEST_DSN=limited)
-        assert [each["cause"] for each in found["problems"] if "'in-the-outbox'" in each["cause"]]
-        assert len(found["problems"]) == 2, "what was said is what mended it"
+    name, limited = role
+    native.execute(sql.SQL("GRANT SELECT ON outbox TO {}").format(sql.Identifier(name)))
+    code, found = checked("--topic", "missing", "--topic", topic, HARVEST_DSN=limited)
+    assert (code, found["ok"]) == (4, False)
+    said = [each for each in found["problems"] if topic not in each["cause"]]
+    assert [each["severity"] for each in said] == ["error", "warning", "error", "error", "error"]
+    parts = ("in lots", "no index", "lacks", "'in-the-outbox'", "'missing'")
+    assert [part for part, each in zip(parts, said, strict=True) if part not in each["cause"]] == []
+    assert CANARY not in json.dumps(found)
+    lots, index, grants = (each["next_step"] for each in said[:3])
+    native.execute(grants.removeprefix("as the owner: ").partition("; or run")[0].encode())
+    native.execute(lots.encode())
+    native.execute(index.partition(" (as the owner")[0].encode())
+    _, found = checked("--topic", topic, HARVEST_DSN=limited)
+    assert [each["cause"] for each in found["problems"] if "'in-the-outbox'" in each["cause"]]
+    assert len(found["problems"]) == 2, "what was said is what mended it"
 
 
 def test_two_servers_that_are_away_are_two_problems(checked):
@@ -158,13 +150,9 @@ def test_two_servers_that_are_away_are_two_problems(checked):
     assert CANARY not in json.dumps(found)
 
 
-def test_run_says_the_same_when_it_cannot_start(native, harvest, dsn, group_id):
+def test_run_says_the_same_when_it_cannot_start(native, harvest, servers):
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
-    variables = {
-        "HARVEST_DSN": dsn,
-        "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2",
-        "HARVEST_LEADER_GROUP_ID": group_id,
-    }
+    variables = {**servers, "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2"}
     for arguments in (("run",), ("run", "--drain")):
         done = harvest(*arguments, **variables)
         assert done.returncode == 4
@@ -184,17 +172,13 @@ def _catches(pid, number):
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
 
-def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, group_id):
+def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, servers):
     """Kafka takes the connection and does not answer: to look at everything takes as long again."""
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        servers = {
-            "HARVEST_DSN": dsn,
-            "HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}",
-            "HARVEST_LEADER_GROUP_ID": group_id,
-        }
+        address = {"HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}"}
         command = [sys.executable, "-m", "harvest_lib.cli", "run"]
-        run = subprocess.Popen(command, env={**environment, **servers}, stderr=subprocess.PIPE, text=True)
+        run = subprocess.Popen(command, env={**environment, **servers, **address}, stderr=subprocess.PIPE, text=True)
         eventually(lambda: _catches(run.pid, signal.SIGTERM))
         eventually(lambda: native.execute(LAST_ASKED_OF_POSTGRES).fetchone(), "it waits for Kafka")
         native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
@@ -205,14 +189,6 @@ def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, dsn, gr
 
 
 # -- the faults that a harvester refuses to start with are found, and nothing else
-
-
-def goharvest(connection):
-    OutboxTable.parse("outbox").create(connection)
-
-
-def native_table(connection, name="outbox"):
-    NativeTable(outbox=OutboxTable.parse(name)).create(connection)
 
 
 def native_with_a_reader(connection):
@@ -243,12 +219,10 @@ def parked_elsewhere(connection):
         (partial(native_table, name="100%s of it"), {"outbox_table": "100%s of it"}, ""),
     ],
 )
-def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, bootstrap_servers, group_id, make, settings, said):
+def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, configured, make, settings, said):
     with psycopg.connect(dsn, autocommit=True) as connection:
         make(connection)
-    kafka = {"bootstrap.servers": bootstrap_servers}
-    known = {"delivery": "barrier", "leadership": "neli", **settings}
-    config = HarvestConfig(leader_group_id=group_id, base_kafka_config=kafka, data_source=dsn, **known)
+    config = configured(**settings)
     found = causes(preflight.inspect(config))
     refused = ""
     try:
@@ -270,15 +244,9 @@ def test_where_records_cannot_be_parked_beside_checkpoints_is_a_warning(dsn, ins
 
 
 def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not_told(
-    native, inspected, dsn, bootstrap_servers, unique
+    native, inspected, configured, unique
 ):
-    other = HarvestConfig(
-        leader_group_id=unique("other"),
-        base_kafka_config={"bootstrap.servers": bootstrap_servers},
-        data_source=dsn,
-        delivery="barrier",
-    )
-    with Harvest(other) as harvest:
+    with Harvest(configured(leader_group_id=unique("other"))) as harvest:
         eventually(lambda: harvest.is_leader, "leads")
         eventually(lambda: causes(inspected()), "is found")
         (said,) = causes(inspected())
@@ -286,29 +254,21 @@ def test_a_subscription_that_another_pool_harvests_is_found_and_that_pool_is_not
         assert native.execute("SELECT leader ? 'rival' FROM outbox_subscriptions").fetchall() == [(False,)]
 
 
-def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, dsn, bootstrap_servers, group_id):
+def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, configured):
     native_table(native, "billing")
-    used = HarvestConfig(
-        leader_group_id=group_id,
-        base_kafka_config={"bootstrap.servers": bootstrap_servers},
-        data_source=dsn,
-        delivery="transactional",
-        leadership="neli",
-    )
-    Harvest(used).drain(60)
+    Harvest(configured(delivery="transactional")).drain(60)
     assert causes(inspected(delivery="transactional")) == []
     (said,) = causes(inspected(delivery="transactional", outbox_table="billing"))
     assert "belongs to another outbox" in said
 
 
-def test_what_writers_name_moves_no_cursor(dsn, harvest, bootstrap_servers, group_id):
+def test_what_writers_name_moves_no_cursor(dsn, harvest, servers):
     with psycopg.connect(dsn, autocommit=True) as connection:
         goharvest(connection)
         connection.execute(
             "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
             "VALUES (now(), E'a\\x1b[2J\\nok       kafka', 'k', '{}', '{}')"
         )
-    servers = {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "HARVEST_LEADER_GROUP_ID": group_id}
     done = harvest("check", **servers)
     assert done.returncode == 6
     assert "\x1b" not in done.stdout
@@ -339,38 +299,29 @@ def test_five_mistakes_of_a_file_are_five_problems(harvest, tmp_path):
     assert CANARY not in shown.stdout + done.stdout + shown.stderr + done.stderr
 
 
-def test_a_missing_table_and_tables_beside_it(native, inspected, dsn, unique):
+def test_a_missing_table_and_tables_beside_it(native, role, inspected):
     assert any("there is no table" in each for each in causes(inspected(outbox_table="absent")))
-    with role_of(native, unique) as role:
-        native.execute("DROP TABLE outbox_set_aside, outbox_subscriptions")
-        (missing,) = [
-            each
-            for each in inspected(data_source=make_conninfo(dsn, user=role, password=CANARY)).errors
-            if "beside" in each.cause
-        ]
-        assert '"outbox_subscriptions", "outbox_set_aside"' in missing.cause
-        assert "harvest init" in missing.next_step
+    native.execute("DROP TABLE outbox_set_aside, outbox_subscriptions")
+    (missing,) = [each for each in inspected(data_source=role[1]).errors if "beside" in each.cause]
+    assert '"outbox_subscriptions", "outbox_set_aside"' in missing.cause
+    assert "harvest init" in missing.next_step
     assert causes(inspected()) == [], "the owner's harvester creates them"
 
 
-@pytest.mark.parametrize("kind", ["goharvest", "native"])
-def test_the_index_that_is_needed_follows_the_source(dsn, inspected, kind):
+@pytest.mark.parametrize("make", [goharvest, native_table])
+def test_the_index_that_is_needed_follows_the_source(dsn, inspected, make):
     with psycopg.connect(dsn, autocommit=True) as connection:
-        if kind == "native":
-            NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
-        else:
-            OutboxTable.parse("outbox").create(connection)
+        make(connection)
     assert not any("no index" in each for each in causes(inspected(), "warning"))
 
 
-def test_rows_that_are_hidden_are_an_error(native, inspected, dsn, unique):
-    with role_of(native, unique) as role:
-        name, limited = sql.Identifier(role), make_conninfo(dsn, user=role, password=CANARY)
-        native.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(name))
-        assert causes(inspected(data_source=limited)) == []
-        native.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
-        (said,) = causes(inspected(data_source=limited))
-        assert "row-level security hides rows" in said
+def test_rows_that_are_hidden_are_an_error(native, role, inspected):
+    name, limited = role
+    native.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA public TO {}").format(sql.Identifier(name)))
+    assert causes(inspected(data_source=limited)) == []
+    native.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+    (said,) = causes(inspected(data_source=limited))
+    assert "row-level security hides rows" in said
 
 
 def test_a_standby_is_an_error(tmp_path, inspected):
@@ -432,18 +383,17 @@ def test_without_a_topic_it_says_that_none_was_checked(native, inspected):
     assert any("no topic" in each for each in causes(inspected(), "warning"))
 
 
-def test_init_says_who_may_create_the_tables(native, harvest, dsn, unique):
-    with role_of(native, unique) as role:
-        limited = make_conninfo(dsn, user=role, password=CANARY)
-        done = harvest("init", "--table", "shop", HARVEST_DSN=limited)
-        assert done.returncode == 5
-        assert f"the user '{role}' may not create \"shop\"" in done.stderr
-        assert f'GRANT CREATE ON SCHEMA "public" TO "{role}"' in done.stderr
-        assert CANARY not in done.stderr
-        done = harvest("init", "--table", "billing.outbox", HARVEST_DSN=dsn)
-        assert done.returncode == 4
-        assert 'schema "billing" does not exist' in done.stderr
-        assert "CREATE SCHEMA" in done.stderr
+def test_init_says_who_may_create_the_tables(role, harvest, dsn):
+    name, limited = role
+    done = harvest("init", "--table", "shop", HARVEST_DSN=limited)
+    assert done.returncode == 5
+    assert f"the user '{name}' may not create \"shop\"" in done.stderr
+    assert f'GRANT CREATE ON SCHEMA "public" TO "{name}"' in done.stderr
+    assert CANARY not in done.stderr
+    done = harvest("init", "--table", "billing.outbox", HARVEST_DSN=dsn)
+    assert done.returncode == 4
+    assert 'schema "billing" does not exist' in done.stderr
+    assert "CREATE SCHEMA" in done.stderr
 
 
 # -- on servers that ask who it is
@@ -472,12 +422,9 @@ def test_each_grant_that_is_taken_away_is_named(secured):
     with secured.connect("harvester") as connection:
         assert missing_grants(connection, needs) == []
         for need in needs:
+            columns = sql.SQL(", ").join(map(sql.Identifier, need.columns))
+            part = sql.SQL("({})").format(columns) if need.columns else sql.SQL("")
             for privilege in need.privileges:
-                part = (
-                    sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Identifier, need.columns)))
-                    if need.columns
-                    else sql.SQL("")
-                )
                 names = (sql.SQL(privilege), part, need.table.identifier)
                 secured.owner.execute(sql.SQL("REVOKE {} {} ON {} FROM harvester").format(*names))
                 (said,) = missing_grants(connection, needs)
@@ -493,17 +440,8 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
     eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [], "what was granted counts")
     ours = {"principal": "User:harvester", "name": secured.topic, "operation": AclOperation.WRITE}
     with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
-        seen = AclBinding(
-            ResourceType.TOPIC,
-            secured.topic,
-            ResourcePatternType.LITERAL,
-            "User:harvester",
-            "*",
-            AclOperation.DESCRIBE,
-            AclPermissionType.ALLOW,
-        )
-        for future in secured.admin.create_acls([seen]).values():
-            future.result(60)
+        seen = Acl(principal="User:harvester", resource="topic", name=secured.topic, operation="Describe")
+        secured.put_in(json.dumps([seen.as_json()]))
         said = f"we lack Write on the topic {secured.topic!r}"
         eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], "it is found")
 
@@ -511,24 +449,19 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
 # -- where it is shown
 
 
-def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, dsn, bootstrap_servers, group_id):
+def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, servers):
     for more in ({"COLUMNS": "60"}, {"PYTHONIOENCODING": "ascii", "LC_ALL": "POSIX", "PYTHONUTF8": "0"}):
         done = subprocess.run(
             [sys.executable, "-m", "harvest_lib.cli", "check", "--topic", "no-such-topic"],
             capture_output=True,
             text=True,
             timeout=60,
-            env={
-                **environment,
-                **more,
-                "HARVEST_DSN": dsn,
-                "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
-                "HARVEST_LEADER_GROUP_ID": group_id,
-            },
+            env={**environment, **more, **servers},
             check=False,
         )
         assert done.returncode == 6, done.stderr
-        assert f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic no-such-topic" in done.stdout
+        address = servers["HARVEST_BOOTSTRAP_SERVERS"]
+        assert f"kafka-topics.sh --bootstrap-server {address} --create --topic no-such-topic" in done.stdout
 
 
 def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path, monkeypatch):
@@ -558,22 +491,19 @@ def test_certificates_that_expire_are_a_warning(native, inspected, tmp_path, mon
 
 
 def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
-    native, inspected, make_topic, group_id, admin, dsn, bootstrap_servers, caplog
+    native, configured, make_topic, group_id, admin, caplog
 ):
     topic = make_topic(name=f"{group_id}.checkpoint")  # as it is made by default: old records are removed
+    config = configured(delivery="transactional", checkpoint_topic=topic)
 
     def warned():
-        report = inspected(delivery="transactional", checkpoint_topic=topic)
-        return [each for each in report.findings if "removes old checkpoints" in each.cause]
+        return [each for each in preflight.inspect(config).findings if "removes old checkpoints" in each.cause]
 
     def logged():
         caplog.clear()
-        prepare_transactions(
-            harvest_config(dsn, bootstrap_servers, group_id, delivery="transactional", checkpoint_topic=topic)
-        )
-        return [
-            (each.topic, each.cleanup_policy) for each in caplog.records if each.getMessage() == "checkpoints_removed"
-        ]
+        prepare_transactions(config)
+        found = [each for each in caplog.records if each.getMessage() == "checkpoints_removed"]
+        return [(each.topic, each.cleanup_policy) for each in found]
 
     (said,) = warned()
     assert "'delete'" in said.evidence

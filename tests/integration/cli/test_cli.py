@@ -91,31 +91,6 @@ def test_errors_name_the_cause_and_have_their_exit_code(harvest, reaper, outbox,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "init",
-        "run",
-        "status",
-        "audit",
-        "pump",
-        "version",
-        "park list",
-        "park show",
-        "park retry",
-        "park drop",
-        "up",
-        "down",
-        "ps",
-        "logs",
-    ],
-)
-def test_every_command_has_an_example(harvest, command):
-    shown = harvest(*command.split(), "--help")
-    assert shown.returncode == 0
-    assert f"harvest {command}" in shown.stdout
-
-
 def test_a_harvester_that_dies_shows_no_payload(harvest, reaper, outbox):
     """I10. The log shows where it died, not what it held."""
     append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="canary-payload")])
@@ -143,9 +118,3 @@ def test_a_drain_ends_cleanly_on_sigterm(reaper, outbox, allowed):
         process.wait()
     assert outbox.count() > 0
     assert outbox.leaders() == set()
-
-
-def test_version_names_the_libraries(harvest):
-    shown = harvest("version").stdout
-    assert "librdkafka" in shown
-    assert "libpq" in shown

@@ -76,9 +76,3 @@ def test_a_port_that_is_taken_ends_it_before_it_starts(harvest, reaper, outbox):
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
     assert "ss -ltnp" in ended.stderr
     assert "harvester_started" not in ended.stderr
-
-
-def test_an_address_that_is_none_says_how_to_write_one(harvest, reaper):
-    ended = harvest("run", "-f", str(reaper), "--listen", "9464")
-    assert ended.returncode == 3
-    assert "write HOST:PORT" in ended.stderr

@@ -3,6 +3,7 @@
 import json
 import signal
 import uuid
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -71,13 +72,11 @@ def in_batches(dsn):
         keys = ("o-1", "o-2", "o-1", "o-1", "o-3")
         append(connection, [OutboxRecord(topic="orders", key=key, value="canary") for key in keys])
         entries = [("default", 1, "o-1", False), ("default", 2, "o-2", False), ("default", 3, "o-1", True)]
-        for subscription, record_id, key, held in [*entries, ("other", 4, "o-1", False)]:
-            values = (subscription, record_id, key, held)
-            connection.execute(
-                "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
-                "VALUES (%s, 0, %s, 'orders', %s, 'because', %s)",
-                values,
-            )
+        connection.cursor().executemany(
+            "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
+            "VALUES (%s, 0, %s, 'orders', %s, 'because', %s)",
+            [*entries, ("other", 4, "o-1", False)],
+        )
         yield connection
 
 
@@ -144,13 +143,10 @@ def test_drop_asks_first(park, parking, environment, dsn):
     assert (refused.returncode, parking.ids()[1]) == (2, [1, 2])
     variables = {**environment, "HARVEST_DSN": dsn}
     for answer, left in (("n", [1, 2]), ("y", [2])):
-        screen = Screen(["park", "drop", "--key", "o-1"], environment=variables)
-        try:
+        with closing(Screen(["park", "drop", "--key", "o-1"], environment=variables)) as screen:
             screen.until("Delete 1 parked record permanently?")
             screen.type(f"{answer}\n")
             assert screen.rest() == (1 if answer == "n" else 0)
-        finally:
-            screen.close()
         assert parking.ids()[1] == left
     assert parking.ids() == ([3, 4], [2], [])
     assert park("drop", "2", "--yes").stdout.startswith("dropped: 1 parked record;")
@@ -182,35 +178,29 @@ def test_pump_writes_and_sums_up(harvest, outbox, reaper):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("options", "code"),
     [
-        ["--keys", "0", "--records", "1"],
-        ["--records", "1"],
-        ["--keys", "1"],
-        ["--keys", "1", "--records", "1", "--interval", "5"],
-        ["--keys", "1", "--records", "1", "--interval", "-5s"],
-        ["--keys", "1", "--records", "1", "--topic", "no topic"],
-        ["--keys", "1", "--records", "1", "--blank", "--value-size", "3"],
+        ("--keys 0 --records 1", 2),
+        ("--records 1", 2),
+        ("--keys 1", 2),
+        ("--keys 1 --records 1 --interval 5", 2),
+        ("--keys 1 --records 1 --interval -5s", 2),
+        ("--keys 1 --records 1 --topic no/topic", 2),
+        ("--keys 1 --records 1 --blank --value-size 3", 2),
+        ("--keys 1 --records 1", 4),  # there is no table
     ],
 )
-def test_wrong_options_of_pump_are_usage_errors(harvest, wrong):
-    assert harvest("pump", *wrong).returncode == 2
-
-
-def test_pump_without_a_table_says_so(harvest, dsn):
-    assert harvest("pump", "--keys", "1", "--records", "1", HARVEST_DSN=dsn).returncode == 4
+def test_pump_refuses_wrong_options_and_a_missing_table(harvest, dsn, options, code):
+    assert harvest("pump", *options.split(), HARVEST_DSN=dsn).returncode == code
 
 
 def test_pump_shows_its_progress_and_ends_cleanly_on_ctrl_c(environment, outbox, dsn):
     arguments = ["pump", "--keys", "5", "--records", "1000000", "--interval", "1ms"]
-    screen = Screen(arguments, environment={**environment, "HARVEST_DSN": dsn})
-    try:
+    with closing(Screen(arguments, environment={**environment, "HARVEST_DSN": dsn})) as screen:
         screen.until(" of 1,000,000 records ")
         eventually(outbox.count, "something is written")
         screen.process.send_signal(signal.SIGINT)
         assert screen.rest() == 130
-    finally:
-        screen.close()
     *_, summary, interrupted = screen.lines[:-1]
     assert f"{outbox.count():,} records in {outbox.count() // 20:,} transactions" in summary
     assert interrupted.startswith("interrupted: ")
@@ -219,15 +209,12 @@ def test_pump_shows_its_progress_and_ends_cleanly_on_ctrl_c(environment, outbox,
 def test_run_has_a_status_line_only_for_a_person(reaper, outbox, allowed):
     outbox.fill(300)
     for options, expected in (([], True), (["--no-status"], False), (["--log-format", "json"], False)):
-        screen = Screen(["run", "-f", reaper, *options], environment=allowed("run", "-f", reaper))
-        try:
+        with closing(Screen(["run", "-f", reaper, *options], environment=allowed("run", "-f", reaper))) as screen:
             screen.until("leader_acquired")
             if expected:
                 screen.until("  delivered 300  ")
             screen.process.send_signal(signal.SIGINT)
             assert screen.rest() == 0
-        finally:
-            screen.close()
         assert (" in flight " in screen.plain) is expected
         log = [line for line in screen.lines if line]
         assert [line for line in log if not line.startswith(("20", "{"))] == [], "whole lines of the log only"

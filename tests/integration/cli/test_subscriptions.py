@@ -80,18 +80,6 @@ def test_what_does_not_fit_is_said_with_its_exit_code(outbox, harvest, reaper):
     assert "were never led" in said
 
 
-def test_a_harvester_that_is_configured_otherwise_stops_at_start(outbox, harvest, reaper):
-    outbox.subscriptions.add("default", shards=3)
-    done = harvest("run", "-f", str(reaper), "--drain", HARVEST_SOURCE="snapshot")
-    assert done.returncode == 8
-    assert "harvest subscriptions reshard default --shards 1" in done.stderr
-
-
-def test_the_sql_for_plain_subscribers_runs(outbox, subscriptions):
-    outbox.connection.execute(subscriptions("sql").split("-- 2.")[0])
-    assert outbox.connection.execute("SELECT count(*) FROM subscribers").fetchone() == (0,)
-
-
 def test_status_shows_who_reads_the_table(outbox, subscriptions, harvest, reaper):
     outbox.fill(3)
     subscriptions("add", "audit")

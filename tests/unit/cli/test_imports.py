@@ -45,12 +45,12 @@ def commands(command, path):
     for name, member in getattr(command, "commands", {}).items():
         yield from commands(member, [*path, name])
 
-loaded = {}
+shown = {}
 for path in commands(get_command(app), []):
     done = CliRunner().invoke(app, [*path, "--help"])
     assert done.exit_code == 0, done.output
-    loaded[" ".join(path)] = sorted(sys.modules)
-print(json.dumps(loaded))
+    shown[" ".join(path)] = done.output, sorted(sys.modules)
+print(json.dumps(shown))
 """
 """Loads every module of `harvest_lib.cli`, as each call of `harvest` does."""
 
@@ -77,14 +77,22 @@ def unwanted(modules):
 
 
 @pytest.fixture(scope="module")
-def loaded():
+def shown():
+    """By command, its help and the modules that are loaded then."""
     return json.loads(output(SHOW_EVERY_HELP)[-1])
 
 
-def test_the_help_of_no_command_loads_what_it_does_not_use(loaded):
-    assert len(loaded) > 40
-    assert {"", "status", "history", "grants consumer kafka"} <= loaded.keys()
-    assert {command: found for command, modules in loaded.items() if (found := unwanted(modules))} == {}
+def test_the_help_of_no_command_loads_what_it_does_not_use(shown):
+    assert len(shown) > 40
+    assert {"", "status", "history", "grants consumer kafka"} <= shown.keys()
+    assert {command: found for command, (_, modules) in shown.items() if (found := unwanted(modules))} == {}
+
+
+def test_every_command_has_an_example(shown):
+    groups = {name.rpartition(" ")[0] for name in shown}
+    commands = {name: text for name, (text, _) in shown.items() if name not in groups}
+    assert len(commands) > 40
+    assert [name for name, text in commands.items() if text.count(f"harvest {name}") < 2] == [], "beside its usage"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""The status line of `harvest run`, and what the commands say of a terminal."""
+"""The status line of `harvest run`, and text and numbers as the terminal, or a reader of JSON, takes them."""
 
+import json
+import math
 import re
 import uuid
 
 import pytest
 
 from harvest_lib.cli.status_line import StatusLine
-from harvest_lib.cli.terminal import age, printable, watched
+from harvest_lib.cli.terminal import age, json_text, printable, watched
 from harvest_lib.harvester.harvest import State
 
 pytestmark = pytest.mark.quick
@@ -71,3 +73,13 @@ def test_nobody_looks_on_where_a_line_cannot_be_redrawn(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert watched() is False
+
+
+def test_json_has_no_number_that_json_does_not_know():
+    given = {"ages": [1.5, math.inf, (-math.inf,)], "record": {"price": math.nan, "none": None}}
+    text = json_text(given)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "ages": [1.5, "inf", ["-inf"]],
+        "record": {"price": "nan", "none": None},
+    }
+    assert json_text({"a": 1.5}, indent=1) == '{\n "a": 1.5\n}'
