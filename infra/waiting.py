@@ -1,7 +1,7 @@
 """Waiting for a condition, for so long and no longer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from harvest_lib.clock import Deadline
@@ -24,14 +24,19 @@ def until(
     next_step: str,
     evidence: Callable[[], str] = _nothing,
     tick_seconds: float = _TICK_SECONDS,
+    watched: Sequence[Callable[[], object]] = (),
 ) -> Found:
-    """Wait until `condition` returns something true, and return that. It is asked once at least.
+    """Wait until `condition` returns something true, and return that. It is asked once at least, each time after those
+    in `watched`, which raise what has gone wrong meanwhile.
 
     Raises StackError after so many seconds: `otherwise` is what is wrong then, `evidence` is asked for how that shows.
     """
     deadline = Deadline(seconds)
-    while not (found := condition()):
+    while True:
+        for look in watched:
+            look()
+        if found := condition():
+            return found
         if deadline.passed:
             raise StackError(otherwise, evidence=evidence(), next_step=next_step)
         time.sleep(tick_seconds)
-    return found

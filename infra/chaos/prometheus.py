@@ -14,9 +14,10 @@ import yaml
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import keep_ports
-from harvest_lib.local_stack.process import ServerProcess, tail
+from harvest_lib.local_stack.process import ServerProcess
 from harvest_lib.local_stack.prometheus import find_prometheus, prepared
 from harvest_lib.local_stack.service import ask
+from infra.processes import failed
 
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 5.0
@@ -63,7 +64,7 @@ class Prometheus:
             kept=_KEPT,
         )
         self._process = ServerProcess(
-            "prometheus", log=folder / "prometheus.log", stop_signals={signal.SIGTERM: _STOP_SECONDS}
+            "Prometheus", log=folder / "prometheus.log", stop_signals={signal.SIGTERM: _STOP_SECONDS}
         )
 
     def __enter__(self) -> Self:
@@ -100,8 +101,7 @@ class Prometheus:
     def _ask(self, what: str, asked: Mapping[str, str] | None = None) -> Any:
         answer = ask(f"{self._url}/{what}?{urllib.parse.urlencode(asked or {})}")
         if answer is None:
-            log = self._process.log
-            raise StackError("Prometheus does not answer", evidence=tail(log), next_step=f"read {log}")
+            raise failed(self._process, "does not answer")
         return answer["data"]
 
     def _is_ready(self) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +12,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.errors import StackError
+from harvest_lib.clock import boot_seconds
 from harvest_lib.grants import ReadingMode
 from harvest_lib.kafka_client import create_topic
+from harvest_lib.local_stack.harvester import Harvester
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres import PostgresServer
@@ -28,6 +27,7 @@ from infra.chaos.link import Links
 from infra.chaos.member import Member
 from infra.chaos.network_path import NetworkPath
 from infra.chaos.role import Role
+from infra.processes import end_in_order, require_up
 from infra.waiting import until
 
 TOPIC = "chaos"
@@ -173,51 +173,41 @@ class System:
     def await_members(self, seconds: float = _READY_SECONDS) -> None:
         """Wait until all harvesters have started: one that finds no server then has a right to give up. Raises
         StackError, also if one has ended by itself."""
-        deadline = Deadline(seconds)
-        for member in self.members:
-            until(
-                partial(self._is_started, member),
-                deadline.remaining_seconds,
-                f"{member.name} did not start within {seconds:.0f} s",
-                evidence=partial(_last_words, member),
-                next_step=f"read {_log(member)}",
-            )
+
+        def starting() -> list[Member]:
+            return [member for member in self.members if not member.is_started]
+
+        until(
+            lambda: not starting(),
+            seconds,
+            f"not all harvesters started within {seconds:.0f} s",
+            evidence=lambda: "; ".join(f"{each.name}: {_last_words(each)}" for each in starting()),
+            next_step="read the logs of the harvesters, beside the history",
+            watched=[self.require_all_up],
+        )
         self.require_all_up()
 
-    def _is_started(self, member: Member) -> bool:
-        """Return True if it has started. Raises StackError if it, or another one, has ended by itself."""
-        if member.is_started:
-            return True
-        self.require_all_up()
-        return False
+    @property
+    def _harvesters(self) -> list[Harvester]:
+        return [member.harvester for member in self.members if member.harvester is not None]
 
     def require_all_up(self) -> None:
         """Raise StackError if a harvester has ended by itself."""
-        for member in self.members:
-            if not member.is_up:
-                raise _failed(member, "ended by itself")
+        for harvester in self._harvesters:
+            require_up(harvester.process, lines=2)
 
     def end(self) -> None:
         """Ask all harvesters to stop, and raise StackError if one does not do so in order."""
         self.require_all_up()
-        for member in self.members:
-            assert member.harvester is not None  # noqa: S101 - it is up
-            member.harvester.process.begin_stop()
-        for member in self.members:
-            assert member.harvester is not None  # noqa: S101 - it was up
-            member.harvester.process.stop()
-            member.harvester.look()
-            if not member.harvester.stopped_cleanly:
-                raise _failed(member, "did not stop in order")
+        end_in_order(self._harvesters)
 
     def stop(self) -> None:
         """End all processes, harvesters first."""
-        harvesters = [member.harvester for member in self.members if member.harvester is not None]
         for member in self.members:
             member.heal()
-        for harvester in harvesters:
+        for harvester in self._harvesters:
             harvester.process.begin_stop()
-        for harvester in harvesters:
+        for harvester in self._harvesters:
             harvester.process.stop()
         self.kafka.resume()
         self.kafka.kill()
@@ -286,17 +276,8 @@ def _grants_for(mode: Mode) -> ReadingMode:
     return "mark_batches" if mode.exactly_once else "mark"
 
 
-def _failed(member: Member, what: str) -> StackError:
-    return StackError(f"{member.name} {what}", evidence=_last_words(member), next_step=f"read {_log(member)}")
-
-
 def _last_words(member: Member) -> str:
-    return tail(_log(member), lines=2)
-
-
-def _log(member: Member) -> Path:
-    assert member.harvester is not None  # noqa: S101 - all were started
-    return member.harvester.process.log
+    return tail(member.harvester.process.log, lines=2) if member.harvester is not None else "never started"
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-from harvest_lib.errors import StackError
 from harvest_lib.local_stack.harvester import Harvester, Lead
-from harvest_lib.local_stack.process import tail
+from infra.processes import end_in_order, failed
 
 SIZE = 3
 
@@ -38,7 +37,7 @@ class Pool:
             ended = harvester.process.pid is None
             began += harvester.look()
             if ended:
-                raise _failed(harvester, "ended by itself")
+                raise failed(harvester.process, "ended by itself", lines=2)
         self.leads += began
         return began
 
@@ -68,13 +67,8 @@ class Pool:
     def end(self) -> float:
         """Ask those that live to stop, and return how long they took. Raises StackError when one had to be forced."""
         began = time.monotonic()
-        self.stop()
-        seconds = time.monotonic() - began
-        for harvester in self._living:
-            self.leads += harvester.look()
-            if not harvester.stopped_cleanly:
-                raise _failed(harvester, "did not stop in order")
-        return seconds
+        self.leads += end_in_order(self._living)
+        return time.monotonic() - began
 
     def stop(self) -> None:
         """End all, in order and then by force."""
@@ -82,8 +76,3 @@ class Pool:
             harvester.process.begin_stop()
         for harvester in [*self._living, *self._leaving]:
             harvester.process.stop()
-
-
-def _failed(harvester: Harvester, what: str) -> StackError:
-    log = harvester.process.log
-    return StackError(f"{harvester.process.name} {what}", evidence=tail(log, lines=2), next_step=f"read {log}")

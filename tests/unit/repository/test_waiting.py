@@ -26,3 +26,11 @@ def test_what_does_not_come_is_said_with_its_evidence_of_then():
         "asked 1 x",
         "look",
     )
+
+
+def test_what_goes_wrong_meanwhile_is_raised_at_once():
+    def look():
+        raise StackError("it ended by itself", next_step="look")
+
+    with pytest.raises(StackError, match="it ended by itself"):
+        until(lambda: True, 60, "it did not come", next_step="", watched=[look])
