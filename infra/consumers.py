@@ -1,6 +1,5 @@
 """Consumers as processes that are killed, frozen and thawed; their events are read from their logs."""
 
-import os
 import random
 import signal
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from harvest_lib.local_stack.log_lines import JsonLines
 from harvest_lib.local_stack.process import ServerProcess
+from infra.processes import environment
 from infra.waiting import until
 
 SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")
@@ -23,35 +23,33 @@ _WAIT_SECONDS = 60.0
 class ConsumerPool:
     """Some members of a group. A number identifies a member, whichever process it has by now."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, variables: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, size: int, variables: Mapping[str, str], folder: Path
+    ) -> None:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
         self.kills = self.freezes = 0
         self.fenced = 0
         """Refused transactions of members that had been frozen, as of the last look."""
         self._command = [sys.executable, "-m", module, *arguments]
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")},
-            **variables,
-        }
+        self._environment = {**environment(), **variables}
         self._folder = folder
         self._random = random.Random()  # noqa: S311 - nothing is kept secret by it
-        self._members: list[ServerProcess] = []
-        self._logs: list[JsonLines] = []
+        self._members = [
+            ServerProcess(
+                f"consumer {number}",
+                log=folder / f"consumer-{number}.log",
+                stop_signals={signal.SIGTERM: _STOP_SECONDS},
+            )
+            for number in range(1, size + 1)
+        ]
+        self._logs = [JsonLines(member.log) for member in self._members]
         self._were_frozen: set[int] = set()  # and not killed since
         self._owner: dict[str, int] = {}  # by shard: who began last
 
-    def start(self, size: int) -> None:
-        """Start so many more members; returns at once."""
-        for _ in range(size):
-            number = len(self._members) + 1
-            member = ServerProcess(
-                f"consumer {number}",
-                log=self._folder / f"consumer-{number}.log",
-                stop_signals={signal.SIGTERM: _STOP_SECONDS},
-            )
-            self._members.append(member)
-            self._logs.append(JsonLines(member.log))
-            self._spawn(number - 1)
+    def start(self) -> None:
+        """Start all; returns at once."""
+        for member in self._members:
+            member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
         """Kill one member and freeze another, anywhere in a transaction. Thaw that one once others have its partitions.
@@ -70,11 +68,7 @@ class ConsumerPool:
         self._await(lambda: taken() >= goal, "consumers do not catch up")
 
     def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
-        def looked() -> bool:
-            self.look()
-            return condition()
-
-        until(looked, _WAIT_SECONDS, otherwise, next_step=f"read the logs in {self._folder}")
+        until(condition, _WAIT_SECONDS, otherwise, next_step=f"read the logs in {self._folder}", watched=[self.look])
 
     def kill(self, member: int) -> None:
         """SIGKILL a member, and start another in its place."""
@@ -83,7 +77,7 @@ class ConsumerPool:
         self._were_frozen.discard(member)
         self._forget(member)
         self.kills += 1
-        self._spawn(member)
+        self._members[member].spawn(self._command, environment=self._environment)
 
     def freeze(self, member: int) -> None:
         """Stop a member's time."""
@@ -126,6 +120,3 @@ class ConsumerPool:
         for member in self._members:
             member.stop()
         self.look()
-
-    def _spawn(self, member: int) -> None:
-        self._members[member].spawn(self._command, environment=self._environment)

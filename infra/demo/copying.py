@@ -1,14 +1,12 @@
 """The same flights once more, for the act that delivers exactly once: from Spark's table into an outbox."""
 
-import queue
-import threading
 import time
+from collections.abc import Iterator
 
-import psycopg
 from psycopg import sql
 
 from harvest_lib.database import connect, translated
-from harvest_lib.errors import HarvestError
+from infra.demo.feeding import Feed
 from infra.demo.loading import Month
 from infra.demo.place import Place
 
@@ -21,64 +19,37 @@ FROM flights WHERE month = %(month)s ORDER BY flight_id
 _MONTHS = range(1, 13)
 
 
-class Copying:
+class Copying(Feed):
     """A thread that writes an outbox row for each flight that is in Postgres, a transaction per month."""
 
     writer = "SQL"
 
     def __init__(self, place: Place) -> None:
         """Prepare; the flights are in the database of `place`."""
+        super().__init__("copying", self._copy)
         self.months: list[Month] = []
-        self.done = False
+        self._copied: list[Month] = []
         self._place = place
-        self._came: queue.SimpleQueue[Month | HarvestError | None] = queue.SimpleQueue()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="copying", daemon=True)
 
     @property
     def rows(self) -> int:
-        """Rows committed so far."""
+        """Rows committed, as of the last look."""
         return sum(month.rows for month in self.months)
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
 
     def look(self) -> list[Month]:
         """Return the months committed since the last look. Raises HarvestError when Postgres has refused one."""
-        new: list[Month] = []
-        while not self._came.empty():
-            match self._came.get():
-                case None:
-                    self.done = True
-                case Month() as month:
-                    new.append(month)
-                case error:
-                    raise error
+        super().look()
+        new = self._copied[len(self.months) :]
         self.months += new
         return new
 
-    def stop(self) -> None:
-        """Let the month that is being written be the last."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with connect(self._place.dsn) as connection:
-                for month in _MONTHS:
-                    if self._stopping.is_set():
-                        return
-                    self._came.put(self._copied(connection, month))
-        except HarvestError as error:
-            self._came.put(error)
-        else:
-            self._came.put(None)
-
-    def _copied(self, connection: psycopg.Connection[tuple[object, ...]], month: int) -> Month:
-        batch, began = f"flights-2013-{month:02}", time.monotonic()
+    def _copy(self) -> Iterator[float]:
         statement = sql.SQL(_COPY).format(outbox=sql.Identifier(self._place.outbox))
-        with translated():
-            done = connection.execute(statement, {"topic": self._place.topic, "batch": batch, "month": month})
-        return Month(batch=batch, rows=done.rowcount, seconds=time.monotonic() - began, at=time.time())
+        with connect(self._place.dsn) as connection:
+            for number in _MONTHS:
+                batch, began = f"flights-2013-{number:02}", time.monotonic()
+                with translated():
+                    done = connection.execute(statement, {"topic": self._place.topic, "batch": batch, "month": number})
+                seconds = time.monotonic() - began
+                self._copied.append(Month(batch=batch, rows=done.rowcount, seconds=seconds, at=time.time()))
+                yield 0.0

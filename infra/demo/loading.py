@@ -1,18 +1,17 @@
 """The Spark job of a demo: a process that loads the flights month by month and says so as it goes."""
 
-import os
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from harvest_lib.errors import StackError
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.log_lines import JsonLines
-from harvest_lib.local_stack.process import ServerProcess, tail
-from harvest_lib.local_stack.state import make_folder
+from harvest_lib.local_stack.process import ServerProcess
+from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.place import Place
+from infra.processes import failed
 
 FLIGHTS = 336_776
 """Rows of the real data set: for progress and for choosing the moments; the number committed is asked of Postgres."""
@@ -33,15 +32,14 @@ class Loading:
 
     writer = "Spark"
 
-    def __init__(self, place: Place, *, folder: Path, state: Path) -> None:
-        """Prepare; `state` has the jars and the Java, the log goes into `folder`."""
+    def __init__(self, place: Place, folder: Path) -> None:
+        """Prepare; the log goes into `folder`."""
         self.months: list[Month] = []
         self.done = False
         self._place = place
         self._folder = folder
-        self._state = state
         self._process = ServerProcess(
-            "spark", log=folder / "spark.log", stop_signals={signal.SIGINT: 5, signal.SIGTERM: 2}
+            "Spark", log=folder / "spark.log", stop_signals={signal.SIGINT: 5, signal.SIGTERM: 2}
         )
         self._lines = JsonLines(self._process.log)
 
@@ -52,13 +50,11 @@ class Loading:
 
     def start(self) -> None:
         """Start the job; returns at once."""
-        java_home = find_java(self._state)
-        jars = resolve(POSTGRES_JDBC, self._state, java_home)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
-        environment |= {
+        java_home = find_java(default_state())
+        jars = resolve(POSTGRES_JDBC, default_state(), java_home)
+        environment = self._place.environment() | {
             "JAVA_HOME": str(java_home),
             "HARVEST_SPARK_JARS": ",".join(map(str, jars)),
-            "PGPASSWORD": self._place.password(),
             "TMPDIR": str(make_folder(self._folder / "tmp")),
         }
         command = [sys.executable, "-m", "spark_jobs.flights_to_outbox", "--json"]
@@ -77,11 +73,7 @@ class Loading:
                 new.append(Month(batch=line["batch"], rows=line["rows"], seconds=seconds, at=line["at"]))
         self.months += new
         if ended and not self.done:
-            raise StackError(
-                f"Spark ended after {len(self.months)} of 12 months",
-                evidence=tail(self._process.log),
-                next_step=f"read {self._process.log}",
-            )
+            raise failed(self._process, f"ended after {len(self.months)} of 12 months")
         return new
 
     def stop(self) -> None:

@@ -15,12 +15,15 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harvest_lib.config import HarvestConfig
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.database import connect, translated
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack import Stack
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.native_table import NativeTable
+from infra.processes import environment
 
 PARTITIONS = 8
 
@@ -40,6 +43,8 @@ class Place:
     topic: str
     group: str
     outbox: str = "outbox"
+    own_kafka: bool = True
+    """True if the brokers are the demo's, which ends with them and knows their settings."""
 
     @property
     def kafka(self) -> dict[str, str | int | float | bool]:
@@ -52,9 +57,10 @@ class Place:
         parameters.pop("password", None)
         return make_conninfo("", **parameters)
 
-    def password(self) -> str:
-        """Return the password, which the DSN for a command line lacks."""
-        return str(conninfo_to_dict(self.dsn).get("password", ""))
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a program with that command line: no settings of others, and the password."""
+        password = str(conninfo_to_dict(self.dsn).get("password", ""))
+        return {**environment("PG"), "PGPASSWORD": password}
 
     def reaper_yaml(self, **more: object) -> str:
         """Write the configuration of a harvester as goharvest spells it, and `more`. Holds the password."""
@@ -81,27 +87,40 @@ def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
             bootstrap_servers=stack.bootstrap_servers,
             topic=f"{topic}{suffix}",
             group=f"harvest-demo{suffix}",
+            own_kafka=stack.kafka is not None,
         )
-        if not stack.kafka:
-            removal.callback(_remove_topics, place)
         with connect(place.dsn) as connection:
-            OutboxTable.parse("outbox").create(connection)
-        create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
+            OutboxTable.parse(place.outbox).create(connection)
+        removal.enter_context(_topic(place))
         yield place
 
 
 @contextmanager
-def native(place: Place, *, is_ours: bool) -> Iterator[Place]:
-    """Make a native outbox beside the other one, with a topic of its own, which is removed at the end unless the
-    servers `is_ours`."""
+def native(place: Place) -> Iterator[Place]:
+    """Make a native outbox beside the other one, with a topic of its own."""
     beside = replace(place, topic=f"{place.topic}-exactly-once", group=f"{place.group}-exactly-once", outbox=_NATIVE)
-    with ExitStack() as removal:
-        if not is_ours:
-            removal.callback(_remove_topics, beside)
-        with connect(beside.dsn) as connection:
-            NativeTable(outbox=OutboxTable.parse(beside.outbox)).create(connection)
-        create_topic(beside.kafka, beside.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
+    with connect(beside.dsn) as connection:
+        NativeTable(outbox=OutboxTable.parse(beside.outbox)).create(connection)
+    with _topic(beside):
         yield beside
+
+
+@contextmanager
+def _topic(place: Place) -> Iterator[None]:
+    """Make the topic; remove it at the end from the user's brokers, with those that harvesters made."""
+    try:
+        create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
+        yield
+    finally:
+        if not place.own_kafka:
+            _remove_topics(place)
+
+
+def is_delivered(dsn: str, group: str, outbox: str = "outbox") -> bool:
+    """Return True if nothing waits in an outbox."""
+    config = HarvestConfig(data_source=dsn, leader_group_id=group, outbox_table=outbox)
+    with connect(dsn) as connection:
+        return StatusReader(connection, config).waiting().is_empty
 
 
 @contextmanager

@@ -63,9 +63,14 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
     def say(self, text: str, style: str = "") -> None:
         """Tell of an event."""
-        line = Text(f"{time.monotonic() - self._began:6.1f} s  ", style="dim")
+        line = Text(f"{self.seconds:6.1f} s  ", style="dim")
         self._console.print(line.append(Text(text, style=style or "not dim")), soft_wrap=True)
 
     def show(self, view: View) -> None:
@@ -118,32 +123,28 @@ def summary(report: Mapping[str, Any]) -> Table:
     return table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table. `key` leads to the number in the report of an act; `unit` stands behind it."""
+    """A line of the table; its number is in the report of an act under `key`, or that of a failover."""
 
     label: str
     key: str
-    note: str = ""
+    note: str
     must_be_zero: bool = False
-    unit: str = ""
+    failover: int = 0
 
     def of(self, act: Mapping[str, Any]) -> float | None:
         """Return its number."""
-        found = act
-        for part in self.key.split("."):
-            if isinstance(found, list):
-                found = found[int(part)] if int(part) < len(found) else {"seconds": None}
-            else:
-                found = found[part]
-        return found  # type: ignore[return-value]  # a number, by the keys that there are
+        if not self.failover:
+            return act[self.key]  # type: ignore[no-any-return]  # a number, by the keys that there are
+        return next((each[self.key] for each in act["failovers"][self.failover - 1 :]), None)
 
     def text(self, act: Mapping[str, Any]) -> str:
         """Return its number as it is shown."""
         number = self.of(act)
         if number is None:
             return "never"
-        return f"{number:.1f} {self.unit}" if self.unit else f"{number:,}"
+        return f"{number:.1f} s" if self.failover else f"{number:,}"
 
     def is_good(self, act: Mapping[str, Any]) -> bool | None:
         """Return True if the number is as promised; None where nothing was."""
@@ -156,37 +157,20 @@ class Line:
 def lines(report: Mapping[str, Any]) -> list[Line]:
     """Return the lines of the table."""
     repeated = "\n".join(explained(report[ACTS[0]])) or "none were in flight"
+    failover = "from SIGKILL to the next record in Kafka"
     return [
-        Line(label="committed", key="committed", note="flights in Postgres"),
-        Line(label="delivered", key="delivered", note="of them in Kafka"),
-        Line(label="lost", key="lost", note="committed, not in Kafka", must_be_zero=True),
-        Line(label="reordered", key="reordered", note="first occurrences out of order", must_be_zero=True),
-        Line(
-            label="order violations",
-            key="order_violations",
-            note="any step back of a key, repeats included",
-            must_be_zero=True,
-        ),
-        Line(label="duplicates", key="duplicates", note=repeated),
-        Line(
-            label="unexplained duplicates",
-            key="unexplained_duplicates",
-            note="not sent again by a later term",
-            must_be_zero=True,
-        ),
-        Line(label="unknown", key="unknown", note="in Kafka, never committed", must_be_zero=True),
-        *(
-            Line(
-                label=f"failover {number}",
-                key=f"failovers.{number - 1}.seconds",
-                note="from SIGKILL to the next record in Kafka",
-                unit="s",
-            )
-            for number in range(1, KILLS + 1)
-        ),
-        Line(label="records/s", key="records_per_second", note="first to last record, kills included"),
-        Line(label="", key="working_records_per_second", note="while a leader was at work"),
-        Line(label="rows/s written", key="written_rows_per_second", note="by Spark: staging and promotion; by SQL"),
+        Line("committed", "committed", "flights in Postgres"),
+        Line("delivered", "delivered", "of them in Kafka"),
+        Line("lost", "lost", "committed, not in Kafka", must_be_zero=True),
+        Line("reordered", "reordered", "first occurrences out of order", must_be_zero=True),
+        Line("order violations", "order_violations", "any step back of a key, repeats included", must_be_zero=True),
+        Line("duplicates", "duplicates", repeated),
+        Line("unexplained duplicates", "unexplained_duplicates", "not sent again by a later term", must_be_zero=True),
+        Line("unknown", "unknown", "in Kafka, never committed", must_be_zero=True),
+        *(Line(f"failover {number}", "seconds", failover, failover=number) for number in range(1, KILLS + 1)),
+        Line("records/s", "records_per_second", "first to last record, kills included"),
+        Line("", "working_records_per_second", "while a leader was at work"),
+        Line("rows/s written", "written_rows_per_second", "by Spark: staging and promotion; by SQL"),
     ]
 
 

@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.platform import Platform
+from harvest_lib.local_stack.state import default_state
 from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
+from infra.demo.place import is_delivered
 from infra.demo.progress import DAY, Progress
 from infra.waiting import until
 
@@ -44,19 +43,13 @@ class Proof:
 
     def document(self) -> dict[str, Any]:
         """Return it for `report.json`."""
-        return {
-            "ok": self.ok,
-            "checks": {name: asdict(each) for name, each in self.checks.items()},
-            "never_made": list(self.never_made),
-            "daemon_runs": self.daemon_runs,
-            "failed": list(self.failed),
-        }
+        return {"ok": self.ok, **{name: value for name, value in asdict(self).items() if name != "url"}}
 
 
 @contextmanager
-def proof(state: Path, progress: Progress) -> Iterator[Proof]:
+def proof(folder: Path, progress: Progress) -> Iterator[Proof]:
     """Run the third act on servers of its own; they stay for as long as this is open. Raises HarvestError."""
-    folder = state / "demo" / "dagster"
+    state = default_state()
     with ExitStack() as ending:
         ending.enter_context(_own_settings())
         progress.say("third act: Dagster, with a stack of its own", "bold")
@@ -69,7 +62,7 @@ def proof(state: Path, progress: Progress) -> Iterator[Proof]:
         _wait(lambda: _runs(dagster), _DAEMON_SECONDS, f"no run of {_DAEMON}", folder)
         progress.say(f"it harvests; Spark writes the flights of {DAY}")
         failed = _run(dagster, _LOAD, {"dagster/partition": DAY}, folder)
-        _wait(lambda: _is_delivered(stack), _DELIVERY_SECONDS, "the day is not delivered", folder)
+        _wait(lambda: is_delivered(stack.dsn, "harvest-local"), _DELIVERY_SECONDS, "the day is not delivered", folder)
         progress.say("all delivered; Spark audits Kafka against Postgres")
         failed += _run(dagster, _AUDIT, {}, folder)
         checks = {f"{path}:{name}": found for (path, name), found in sorted(dagster.checks().items())}
@@ -106,12 +99,6 @@ def _own_settings() -> Iterator[None]:
         yield
     finally:
         os.environ.update(others)
-
-
-def _is_delivered(stack: Stack) -> bool:
-    config = HarvestConfig(data_source=stack.dsn, leader_group_id="harvest-local")
-    with connect(stack.dsn) as connection:
-        return StatusReader(connection, config).waiting().is_empty
 
 
 def _wait(condition: Callable[[], bool], seconds: float, trouble: str, folder: Path) -> None:

@@ -17,6 +17,11 @@ from infra.demo.loading import Month
 KILLS = 2
 
 _RATE_SECONDS = 1.1
+_COUNTS = (
+    *("committed", "delivered", "lost", "reordered", "order_violations", "unknown", "duplicates"),
+    "unexplained_duplicates",
+)
+"""Numbers of the audit that the report has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +78,7 @@ def document(seen: Seen, audit: AuditReport) -> dict[str, Any]:
         and audit.delivered == audit.committed > 0
         and not (seen.exactly_once and audit.duplicates),
         "exactly_once": seen.exactly_once,
-        "committed": audit.committed,
-        "delivered": audit.delivered,
-        "lost": audit.lost,
-        "reordered": audit.reordered,
-        "order_violations": audit.order_violations,
-        "unknown": audit.unknown,
-        "duplicates": audit.duplicates,
-        "unexplained_duplicates": audit.unexplained_duplicates,
+        **{name: getattr(audit, name) for name in _COUNTS},
         "records_per_second": round(_rate(audit.delivered, _span(audit.leaders))),
         "failover_seconds": max(times) if complete else None,
         "wall_seconds": round(seen.wall_seconds, 1),

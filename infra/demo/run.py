@@ -11,33 +11,31 @@ latest. Every process started here ends with it.
 
 import os
 import platform
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from confluent_kafka import libversion
 
 from harvest_lib.audit import AuditReport, audit, read_query, read_topics
-from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import StackError
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.java import find_java, java_major
-from harvest_lib.local_stack.state import make_folder, write_private
+from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.copying import Copying
 from infra.demo.counting import Counting
 from infra.demo.loading import FLIGHTS, Loading
-from infra.demo.place import Place, made, native
+from infra.demo.place import Place, is_delivered, made, native
 from infra.demo.pool import SIZE, Pool
 from infra.demo.progress import Progress, View
 from infra.demo.report import KILLS, Kill, Sample, Seen, document, whole
+from infra.demo.runner import Run, servers
 
 COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
 
@@ -52,10 +50,11 @@ _STALL_SECONDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One act: its place, configuration and writing, and the folder of its logs."""
+    """One act: its place, its writing, and the folder of its logs."""
 
     place: Place
-    config: str
+    settings: Mapping[str, Any]
+    """Settings of its harvesters, beside those that goharvest has too."""
     writing: Loading | Copying
     folder: Path
     exactly_once: bool
@@ -64,26 +63,18 @@ class Act:
     tick_seconds: float
 
 
-def run(state: Path, progress: Progress) -> dict[str, Any]:
-    """Run a demo and return its report. Raises HarvestError when a part of it fails."""
-    wall = time.monotonic()
-    folder = make_folder(state / "demo")
-    with ExitStack() as ending:
-        stack = Stack(folder / "stack", fresh=True, parts=state)
-        own = [name for name, server in (("Postgres", stack.postgres), ("Kafka", stack.kafka)) if server]
-        progress.say(f"starting {' and '.join(own)}" if own else "using the servers named in the environment")
-        ending.enter_context(stack)
-        _clear(folder)  # not before the stack is ours: another demo may be running
-        place = ending.enter_context(made(stack))
+def run(folder: Path, progress: Progress) -> dict[str, Any]:
+    """Run both acts and return their report. Raises HarvestError when a part of it fails."""
+    with servers(folder, progress) as stack, made(stack) as place:
+        first = make_folder(folder / "at-least-once")
         progress.say(
             f"first act, goharvest's way: {SIZE} harvesters, of which Kafka elects one, mark, send and purge", "bold"
         )
-        first = make_folder(folder / "at-least-once")
         marked = _acted(
             Act(
                 place=place,
-                config=place.reaper_yaml(),
-                writing=Loading(place, folder=first, state=state),
+                settings={},
+                writing=Loading(place, first),
                 folder=first,
                 exactly_once=False,
                 enough_backlog=2_000,
@@ -91,36 +82,30 @@ def run(state: Path, progress: Progress) -> dict[str, Any]:
             ),
             progress,
         )
-        beside = ending.enter_context(native(place, is_ours=stack.kafka is not None))
-        progress.say("second act, exactly once: the same flights, another outbox, and Postgres elects", "bold")
-        exact = _acted(
-            Act(
-                place=beside,
-                config=beside.reaper_yaml(limits={}),  # the defaults
-                writing=Copying(beside),
-                folder=make_folder(folder / "exactly-once"),
-                exactly_once=True,
-                enough_backlog=8_000,
-                tick_seconds=0.05,
-            ),
-            progress,
-        )
-        versions = _versions(stack, place, state)
-    return whole(marked, exact, versions=versions, wall_seconds=time.monotonic() - wall)
+        with native(place) as beside:
+            progress.say("second act, exactly once: the same flights, another outbox, and Postgres elects", "bold")
+            exact = _acted(
+                Act(
+                    place=beside,
+                    settings={"limits": {}},  # the defaults
+                    writing=Copying(beside),
+                    folder=make_folder(folder / "exactly-once"),
+                    exactly_once=True,
+                    enough_backlog=8_000,
+                    tick_seconds=0.05,
+                ),
+                progress,
+            )
+        versions = _versions(stack, place)
+    return whole(marked, exact, versions=versions, wall_seconds=progress.seconds)
 
 
 def _acted(act: Act, progress: Progress) -> dict[str, Any]:
     """Harvest until all is delivered, audit it, and return the report of the act."""
     began, wall = time.time(), time.monotonic()
-    with ExitStack() as ending:
-        file = act.folder / "harvest.yaml"
-        write_private(file, act.config)
-        ending.callback(file.unlink, missing_ok=True)  # holds a password
-        pool = Pool(file, act.folder)
-        ending.callback(pool.stop)
-        ending.callback(act.writing.stop)
-        act.writing.start()
-        pool.start()
+    with Run(act.folder, act.place, progress) as demo:
+        demo.start(act.writing)
+        pool = demo.harvest(**act.settings)
         delivery = Delivery(act, pool, progress)
         delivery.watch()
         stop_seconds = pool.end()
@@ -139,14 +124,6 @@ def _acted(act: Act, progress: Progress) -> dict[str, Any]:
     return document(seen, found)
 
 
-@dataclass(slots=True)
-class _Work:
-    """The term that leads, and the records in Kafka when it was first seen: it works once there is more."""
-
-    leader: object = None
-    in_kafka: int = 0
-
-
 class Delivery:
     """Watch the flights go from Postgres to Kafka, and kill the leader on the way."""
 
@@ -157,18 +134,25 @@ class Delivery:
         self._pool = pool
         self._progress = progress
         self._counting = Counting(act.place)
-        self._work = _Work()
+        self._leader_id: UUID | None = None
+        self._at_its_start = 0
+        """Records in Kafka when the term that leads was first seen: it works once there are more."""
 
     def watch(self) -> None:
         """Look on until all is delivered. Raises HarvestError when a process ends by itself, or nothing moves."""
-        moved = time.monotonic()
+        moved, place = time.monotonic(), self._act.place
         while True:
             tick = time.monotonic()
             before = self.samples[-1] if self.samples else None
+            all_is_written = self._act.writing.done  # asked first: all of it is seen then
             sample = self._look()
             if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
                 moved = tick
-            elif self._act.writing.done and sample.in_kafka >= sample.committed and self._outbox_is_empty():
+            elif (
+                all_is_written
+                and sample.in_kafka >= sample.committed
+                and is_delivered(place.dsn, place.group, place.outbox)
+            ):
                 return
             elif tick - moved > _STALL_SECONDS:
                 raise StackError(
@@ -187,14 +171,14 @@ class Delivery:
             self._progress.say(f"harvester {lead.harvester} leads, term {str(lead.leader_id)[:8]}", "green")
         sample = Sample(at=time.time(), committed=self._act.writing.rows, in_kafka=self._counting.count())
         self.samples.append(sample)
-        leader = self._pool.leader
-        if leader is None or leader.leader_id != self._work.leader:
-            self._work = _Work(leader.leader_id if leader else None, sample.in_kafka)
+        leader_id = self._pool.leader.leader_id if self._pool.leader else None
+        if leader_id != self._leader_id:
+            self._leader_id, self._at_its_start = leader_id, sample.in_kafka
         return sample
 
     def _kill_if_due(self, sample: Sample) -> None:
         leader, number = self._pool.leader, len(self.kills)
-        if leader is None or number == KILLS or sample.in_kafka <= self._work.in_kafka:
+        if leader is None or number == KILLS or sample.in_kafka <= self._at_its_start:
             return
         part, backlog = sample.in_kafka / FLIGHTS, sample.committed - sample.in_kafka
         enough = self._act.enough_backlog if part < _KILL_AT[number] + _LATE else 1
@@ -203,12 +187,6 @@ class Delivery:
         at = self._pool.kill(leader)
         self.kills.append(Kill(at=at, victim=leader, in_kafka=sample.in_kafka, backlog=backlog))
         self._progress.say(f"SIGKILL to harvester {leader.harvester}, the leader, with {backlog:,} waiting", "bold red")
-
-    def _outbox_is_empty(self) -> bool:
-        place = self._act.place
-        config = HarvestConfig(data_source=place.dsn, leader_group_id=place.group, outbox_table=place.outbox)
-        with connect(place.dsn) as connection:
-            return StatusReader(connection, config).waiting().is_empty
 
     def _view(self, sample: Sample) -> View:
         ticks = round(_RATE_SECONDS / self._act.tick_seconds)
@@ -235,23 +213,13 @@ def audited(place: Place, folder: Path) -> AuditReport:
     )
 
 
-def _clear(folder: Path) -> None:
-    for path in folder.glob("report.*"):
-        path.unlink()
-    for act in ("at-least-once", "exactly-once"):
-        shutil.rmtree(folder / act, ignore_errors=True)
-
-
-def _versions(stack: Stack, place: Place, state: Path) -> dict[str, str]:
-    def servers() -> Iterator[tuple[str, str]]:
-        with connect(place.dsn) as connection:
-            row = connection.execute("SHOW server_version").fetchone()
-        yield "Postgres", str(row[0]).split()[0] if row else ""
-        yield "Kafka", stack.kafka.version if stack.kafka else "as given"
-
+def _versions(stack: Stack, place: Place) -> dict[str, str]:
+    with connect(place.dsn) as connection:
+        row = connection.execute("SHOW server_version").fetchone()
     return {
-        **dict(servers()),
-        "Java": str(java_major(find_java(state))),
+        "Postgres": str(row[0]).split()[0] if row else "",
+        "Kafka": stack.kafka.version if stack.kafka else "as given",
+        "Java": str(java_major(find_java(default_state()))),
         "PySpark": version("pyspark"),
         "librdkafka": str(libversion()[0]),
         "Python": platform.python_version(),

@@ -4,22 +4,15 @@ Exit codes: 0 each destination equals the source; 1 otherwise, or something fail
 with nothing left running.
 """
 
-import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.table import Table
-from rich.text import Text
 
-from harvest_lib.local_stack import Stack
-from harvest_lib.local_stack.state import make_folder
-from infra.demo.place import made
-from infra.demo.progress import Progress
-from infra.demo_pipeline.run import DemoPlan, run
-from infra.interruption import run_demo
+from infra.demo.runner import in_a_place, run_demo, zero
+from infra.demo_pipeline.run import run
 
 _NAMES = {
     "events": "Kafka",
@@ -28,18 +21,7 @@ _NAMES = {
 }
 
 
-def _run(state: Path, progress: Progress) -> dict[str, Any]:
-    folder = make_folder(state / "demo-pipeline")
-    with Stack(folder / "stack", fresh=True, parts=state) as stack:
-        for left in (folder / "pipeline", folder / "lake"):
-            shutil.rmtree(left, ignore_errors=True)
-        (folder / "pipeline.log").unlink(missing_ok=True)
-        progress.say("Postgres and Kafka run")
-        with made(stack) as place:
-            return run(folder, place, progress, DemoPlan())
-
-
-def _table(report: Mapping[str, Any]) -> Table:
+def _tables(report: Mapping[str, Any]) -> list[Table]:
     title = f"{report['rows']:,} rows of the source, after {report['changes']:,} changes and {report['kills']} kills"
     table = Table("", "rows", "differ", "messages", "repeats", "unexplained", title=title, box=SIMPLE)
     for column in table.columns:
@@ -47,18 +29,20 @@ def _table(report: Mapping[str, Any]) -> Table:
         column.justify = "right"
     table.columns[0].justify = "left"
     for name, each in report["destinations"].items():
-        counts = ((each["differences"], True), (each["messages"], False), (each["duplicates"], False))
-        texts = [Text("-" if count is None else f"{count:,}", _style(count, judged)) for count, judged in counts]
-        unexplained = each["unexplained_duplicates"]
         table.add_row(
-            _NAMES[name], f"{each['rows']:,}", *texts, Text(f"{unexplained:,}", _style(unexplained, judged=True))
+            _NAMES[name],
+            _count(each["rows"]),
+            zero(each["differences"]),
+            _count(each["messages"]),
+            _count(each["duplicates"]),
+            zero(each["unexplained_duplicates"]),
         )
-    return table
+    return [table]
 
 
-def _style(count: int | None, judged: bool) -> str:  # noqa: FBT001 - a matter of looks
-    return "" if not judged else "red" if count else "green"
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
 
 
 if __name__ == "__main__":
-    sys.exit(run_demo("demo-pipeline", _run, _table))
+    sys.exit(run_demo("demo-pipeline", in_a_place(run), _tables))

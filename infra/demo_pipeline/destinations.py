@@ -5,18 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.parquet
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from harvest_lib.errors import StackError
 from harvest_lib.pipeline.extended_json import loads
+from infra.demo.comparing import committed_values
+from infra.demo.place import Place
 from infra.demo_pipeline.source import rows_of
 
 Row = Mapping[str, Any]
-
-_READ_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +29,11 @@ def in_postgres(dsn: str) -> Arrived:
     return Arrived(rows=rows_of(dsn, "copied.flights"))
 
 
-def in_kafka(bootstrap_servers: str, topic: str) -> Arrived:
+def in_kafka(place: Place) -> Arrived:
     """Read the topic: the newest record of each key, in envelopes of CloudEvents, whose ids hold the offset."""
     rows: dict[int, Row] = {}
     times: Counter[int] = Counter()
-    for value in _records(bootstrap_servers, topic):
+    for value in committed_values(place):
         message = loads(value)
         event = message["data"]
         times[int(event["id"].rpartition("-")[2])] += 1
@@ -73,31 +70,3 @@ def _apply(rows: dict[int, Row], op: str, key: int, row: Row) -> None:
         rows.pop(key, None)
     else:
         rows[key] = row
-
-
-def _records(bootstrap_servers: str, topic: str) -> list[bytes]:
-    """Return the values of all records of a topic, those of each partition in order."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap_servers, "group.id": f"look-{uuid4().hex[:8]}", "enable.auto.commit": False}
-    )
-    values: list[bytes] = []
-    try:
-        left = 0
-        partitions = consumer.list_topics(topic, _READ_SECONDS).topics[topic].partitions
-        for partition in partitions:
-            _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), _READ_SECONDS)
-            left += end
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
-        while left:
-            batch = consumer.consume(min(1_000, left), _READ_SECONDS)  # waits for so many
-            if not batch:
-                raise StackError("Kafka does not hand out its records", next_step="read the broker's log")
-            left -= len(batch)
-            for record in batch:
-                if (error := record.error()) is not None:
-                    raise StackError("a topic cannot be read", evidence=error.str(), next_step="run it again")
-                value = record.value()
-                values.append(value if isinstance(value, bytes) else b"")
-    finally:
-        consumer.close()
-    return values

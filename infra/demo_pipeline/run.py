@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,19 @@ from typing import Any
 import yaml
 
 from harvest_lib.database import connect
-from harvest_lib.local_stack.state import write_private
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.declaration import load
 from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import commit_folder
 from harvest_lib.pipeline.message import Message, Mode, Op
 from infra.demo.place import Place
 from infra.demo.progress import Progress
+from infra.demo.runner import Run
 from infra.demo_pipeline.destinations import Arrived, Row, differences, in_kafka, in_parquet, in_postgres
 from infra.demo_pipeline.process import Kill, PipelineProcess
-from infra.demo_pipeline.source import Changes, rows_of
-from infra.demo_pipeline.source import load as load_flights
-from infra.waiting import until
+from infra.demo_pipeline.source import Changes, load, rows_of
 
 ONLY_FLIGHTS = r"^public\.flights$"
 
-_WAIT_SECONDS = 120.0
 _PER_SECOND = 500.0
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM flights) RETURNING id"
@@ -54,33 +49,31 @@ class DemoPlan:
     seed: int = 2013
 
 
-def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> dict[str, Any]:
+_WHOLE = DemoPlan()
+
+
+def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan = _WHOLE) -> dict[str, Any]:
     """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
-    began, dsn = time.monotonic(), place.dsn
-    with ExitStack() as ending:
-        rows = load_flights(dsn, plan.rows)
+    began, slot = time.monotonic(), f"harvest_demo_{secrets.token_hex(4)}"
+    with Run(folder, place, progress) as demo:
+        rows = load(place.dsn, plan.rows)
         progress.say(f"{rows:,} flights are in a table of Postgres")
-        file, slot = folder / "pipeline.yaml", f"harvest_demo_{secrets.token_hex(4)}"
-        ending.callback(_drop, dsn, slot)
-        write_private(file, declared(folder, place, slot))
-        ending.callback(file.unlink, missing_ok=True)  # holds a password
-        declaration = load(file)
-        pipeline = PipelineProcess(file, declaration, folder / "pipeline.log", seed=plan.seed)
-        ending.callback(pipeline.stop)
-        changes = Changes(dsn, rows=rows, total=plan.changes, per_second=_PER_SECOND, seed=plan.seed)
-        ending.callback(changes.stop)
-        pipeline.start()
+        demo.callback(_drop, place.dsn, slot)
+        file = demo.private_file("pipeline.yaml", declared(folder, place, slot))
+        pipeline = PipelineProcess(file, folder / "pipeline.log", seed=plan.seed)
+        demo.start(pipeline)
         _kill(pipeline, progress, plan.copy_kills, "while the table is copied", within_seconds=0.5)
-        until(lambda: _is_copied(folder), _WAIT_SECONDS, "the copy does not end", next_step=f"read {folder}")
+        demo.wait(lambda: _is_copied(folder), "the copy does not end")
         progress.say(f"the table is copied; {plan.changes:,} changes begin")
-        changes.start()
+        changes = Changes(place.dsn, rows=rows, total=plan.changes, per_second=_PER_SECOND, seed=plan.seed)
+        demo.start(changes)
         times = plan.kills - plan.copy_kills
         for number in range(1, times + 1):
             changes.allow(number / (times + 1))
             _kill(pipeline, progress, 1, "while changes come", within_seconds=1.0)
         changes.allow(1.0)
-        until(lambda: changes.done, _WAIT_SECONDS, "the changes do not get done", next_step="read Postgres' log")
-        _await_end(pipeline, folder, dsn)
+        demo.wait(lambda: changes.done, "the changes do not get done", next_step="read Postgres' log")
+        _await_end(demo, pipeline)
         pipeline.stop()
         progress.say("all is through; comparing row by row", "bold")
         return {
@@ -141,7 +134,6 @@ def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, 
         killed = pipeline.kill(within_seconds=within_seconds)
         behind = ", ".join(f"{name} {killed.end - place:,}" for name, place in killed.resumes_at.items())
         progress.say(f"kill {len(pipeline.kills)}, {when}: offset {killed.end:,}; to resume: {behind}", "bold red")
-        pipeline.start()
 
 
 def _is_copied(folder: Path) -> bool:
@@ -156,30 +148,27 @@ def _newest(folder: Path) -> Message | None:
     return None if entry is None else message_of(entry)
 
 
-def _await_end(pipeline: PipelineProcess, folder: Path, dsn: str) -> None:
+def _await_end(demo: Run, pipeline: PipelineProcess) -> None:
     """Wait until a last change has come to the log, and every writer is past it."""
-    with connect(dsn) as connection:
-        row = connection.execute(_SENTINEL).fetchone()
-    last_id = int(str(row[0])) if row else 0
+    last_id = demo.ask(_SENTINEL)
 
     def come() -> int | None:
-        message = _newest(folder)
+        message = _newest(demo.folder)
         if message is None or message.op is Op.NOOP:
             return None
         is_last = message.data.get("id") == last_id and message.data.get("dest") == "END"
         return message.offset + 1 if is_last else None
 
-    pipeline.require_alive()
-    place = until(come, _WAIT_SECONDS, "the last change does not come", next_step="read the pipeline's log")
+    end = demo.wait(come, "the last change does not come")
     pipeline.await_status(
-        lambda status: all(each.position >= place for each in status.writers), "writers do not get to the end"
+        lambda status: all(each.position >= end for each in status.writers), "writers do not get to the end"
     )
 
 
 def _report(folder: Path, place: Place, kills: Sequence[Kill]) -> dict[str, Any]:
     source = rows_of(place.dsn, "flights")
     arrived = {
-        "events": in_kafka(place.bootstrap_servers, place.topic),
+        "events": in_kafka(place),
         "copy": in_postgres(place.dsn),
         "lake": in_parquet(folder / "lake" / "public.flights"),
     }

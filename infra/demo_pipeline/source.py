@@ -1,17 +1,14 @@
 """The table that the pipeline reads: flights of 2013, and its changes while the pipeline runs."""
 
-import csv
-import io
 import random
-import threading
-import zipfile
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import psycopg
 
 from harvest_lib.database import connect, translated
-from spark_jobs.example_flights.source import published_source
+from infra.demo.feeding import Feed, published_flights
 
 TABLES = """
 CREATE TABLE flights (
@@ -46,70 +43,47 @@ def load(dsn: str, rows: int) -> int:
     with connect(dsn) as connection, translated():
         connection.execute(TABLES)
         with connection.cursor() as cursor, cursor.copy(_LOAD) as copy:
-            for number, flight in enumerate(islice(_published(), rows), start=1):
-                copy.write_row((number, *flight))
+            for number, flight in enumerate(islice(published_flights(), rows), start=1):
+                copy.write_row((number, *(flight[name] for name in COLUMNS[1:])))
         row = connection.execute("SELECT count(*) FROM flights").fetchone()
     return int(str(row[0])) if row else 0
 
 
-class Changes:
-    """Makes changes on a thread of its own, updates, inserts and deletes in transactions of one to twenty.
+class Changes(Feed):
+    """Makes changes, updates, inserts and deletes in transactions of one to twenty.
 
     So many as `allow` has allowed so far, `per_second`.
     """
 
     def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:
+        super().__init__("changes", self._make)
         self.made = 0
         """Number of committed changes."""
-        self._error: BaseException | None = None
         self._dsn, self._rows, self._total, self._per_second = dsn, rows, total, per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._allowed = 0
-        self._changed, self._ending = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="changes", daemon=True)
-
-    @property
-    def done(self) -> bool:
-        """True if all have been made. Raises the error that stopped the others."""
-        if self._error is not None:
-            raise self._error
-        return self.made == self._total
-
-    def start(self) -> None:
-        self._thread.start()
 
     def allow(self, part: float) -> None:
         """Go on until this part of all changes has been made."""
         self._allowed = round(self._total * part)
-        self._changed.set()
+        self.wake()
 
-    def stop(self) -> None:
-        """Make no more."""
-        self._ending.set()
-        self._changed.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with connect(self._dsn) as connection:
-                ids, next_id = list(range(1, self._rows + 1)), self._rows + 1
-                while self.made < self._total and not self._ending.is_set():
-                    size = min(self._dice.randint(1, _MOST_IN_ONE), self._allowed - self.made)
-                    if not size:
-                        self._changed.wait()
-                        self._changed.clear()
-                        continue
-                    with connection.transaction():
-                        for _ in range(size):
-                            next_id = self._change(connection, ids, next_id)
-                        connection.execute(_NOTE)
-                    with connection.transaction(force_rollback=True):
-                        connection.execute("UPDATE flights SET dest = 'never' WHERE id = %s", (ids[0],))
-                    self.made += size
-                    self._ending.wait(size / self._per_second)
-        except BaseException as error:  # noqa: BLE001 - the caller that waits for the changes raises it
-            self._error = error
+    def _make(self) -> Iterator[float | None]:
+        with connect(self._dsn) as connection:
+            ids, next_id = list(range(1, self._rows + 1)), self._rows + 1
+            while self.made < self._total:
+                size = min(self._dice.randint(1, _MOST_IN_ONE), self._allowed - self.made)
+                if not size:
+                    yield None
+                    continue
+                with connection.transaction():
+                    for _ in range(size):
+                        next_id = self._change(connection, ids, next_id)
+                    connection.execute(_NOTE)
+                with connection.transaction(force_rollback=True):
+                    connection.execute("UPDATE flights SET dest = 'never' WHERE id = %s", (ids[0],))
+                self.made += size
+                yield size / self._per_second
 
     def _change(self, connection: psycopg.Connection[Any], ids: list[int], next_id: int) -> int:
         dice = self._dice
@@ -133,11 +107,3 @@ def rows_of(dsn: str, table: str) -> dict[int, dict[str, Any]]:
     with connect(dsn) as connection, connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         cursor.execute(psycopg.sql.SQL("SELECT * FROM {}").format(psycopg.sql.Identifier(*table.split("."))))
         return {row["id"]: row for row in cursor}
-
-
-def _published() -> Any:
-    """Yield flights as they are published, all but the id."""
-    with zipfile.ZipFile(published_source()) as archive, archive.open(archive.namelist()[0]) as packed:
-        for row in csv.DictReader(io.TextIOWrapper(packed, encoding="utf-8")):
-            values = [row[name] if row[name] != "NA" else None for name in COLUMNS[1:]]
-            yield values

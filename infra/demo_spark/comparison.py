@@ -4,16 +4,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
-
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from harvest_lib.database import connect
-from harvest_lib.errors import StackError
+from infra.demo.comparing import committed_values, differences
 from infra.demo.place import Place
 from infra.demo_spark.orders import Order
-
-_READ_SECONDS = 30.0
 
 
 def in_business_table(place: Place) -> list[Order]:
@@ -25,33 +20,8 @@ def in_business_table(place: Place) -> list[Order]:
 
 def in_topic(place: Place) -> list[Order]:
     """Read the committed records of the topic."""
-    consumer = Consumer(
-        {
-            **place.kafka,
-            "group.id": f"look-{uuid4().hex[:8]}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
-    orders = []
-    try:
-        partitions = set(consumer.list_topics(place.topic, _READ_SECONDS).topics[place.topic].partitions)
-        consumer.assign([TopicPartition(place.topic, partition, OFFSET_BEGINNING) for partition in partitions])
-        while partitions:
-            record = consumer.poll(_READ_SECONDS)
-            if record is None:
-                raise StackError("Kafka does not hand out its records", next_step="read the broker's log")
-            if (error := record.error()) is None:
-                value = json.loads(record.value() or b"{}")
-                orders.append(Order(value["order_id"], value["customer"], value["cents"]))
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
-                partitions.discard(record.partition() or 0)
-            else:
-                raise StackError("a topic cannot be read", evidence=error.str(), next_step="run it again")
-    finally:
-        consumer.close()
-    return orders
+    values = map(json.loads, committed_values(place))
+    return [Order(value["order_id"], value["customer"], value["cents"]) for value in values]
 
 
 def totals(place: Place) -> dict[str, tuple[int, int]]:
@@ -61,27 +31,14 @@ def totals(place: Place) -> dict[str, tuple[int, int]]:
     return {str(customer): (int(str(orders)), int(str(cents))) for customer, orders, cents in rows}
 
 
-def differences(written: Iterable[Order], found: Iterable[Order]) -> dict[str, int]:
-    """Count the orders found, those that are lost, and those too many. An order that differs is both."""
-    expected, there = Counter(written), Counter(found)
-    return {
-        "rows": there.total(),
-        "lost": (expected - there).total(),
-        "duplicates": (there - expected).total(),
-    }
-
-
 def total_differences(written: Iterable[Order], found: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Count the orders in the totals, by customer; `wrong_sums` are customers whose cents alone differ."""
     orders, cents = Counter[str](), Counter[str]()
     for order in written:
         orders[order.customer] += 1
         cents[order.customer] += order.cents
-    surplus = [found.get(each, (0, 0))[0] - orders[each] for each in orders.keys() | found.keys()]
     return {
-        "rows": sum(count for count, _ in found.values()),
-        "lost": -sum(each for each in surplus if each < 0),
-        "duplicates": sum(each for each in surplus if each > 0),
+        **differences(orders, {customer: count for customer, (count, _) in found.items()}),
         "wrong_sums": sum(found.get(each) not in {None, (orders[each], cents[each])} for each in orders),
     }
 

@@ -2,10 +2,12 @@
 
 import json
 import random
-import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
+
+from infra.demo.feeding import Feed
 
 _FILE_ROWS = 1_000
 _CUSTOMERS = 500
@@ -20,40 +22,24 @@ class Order(NamedTuple):
     cents: int
 
 
-class Orders:
-    """Writes files into a folder, on a thread of its own, until it is stopped."""
+class Orders(Feed):
+    """Writes files into a folder until it is stopped."""
 
     def __init__(self, folder: Path, *, per_second: int, seed: int) -> None:
+        super().__init__("orders", self._write)
         self.written: list[Order] = []
         """Orders in the files by now, transformed: worked out here, without Spark."""
-        self._error: BaseException | None = None
         self._folder, self._pause = folder, _FILE_ROWS / per_second
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
     def count(self) -> int:
-        """Return how many orders are in files. Raises the error that stopped the others."""
-        if self._error is not None:
-            raise self._error
+        """Return how many orders are in files."""
         return len(self.written)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._ending.is_set():
-                self._write_file()
-                self._ending.wait(self._pause)
-        except BaseException as error:  # noqa: BLE001 - the caller of `count` raises it
-            self._error = error
+    def _write(self) -> Iterator[float]:
+        while True:
+            self._write_file()
+            yield self._pause
 
     def _write_file(self) -> None:
         first = len(self.written)

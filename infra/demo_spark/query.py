@@ -1,6 +1,5 @@
 """The Spark job as a process that is killed, the driver or a Python worker, and started again."""
 
-import os
 import random
 import signal
 import sys
@@ -12,17 +11,21 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from harvest_lib.clock import Deadline
+from harvest_lib.database import connect
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.java import find_java
-from harvest_lib.local_stack.process import ServerProcess, tail
-from harvest_lib.local_stack.state import make_folder
+from harvest_lib.local_stack.process import ServerProcess
+from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.place import Place
+from infra.processes import failed
 from infra.waiting import until
 
 _WAIT_SECONDS = 60.0
 _TICK_SECONDS = 0.005
 _ATTEMPTS = 20
 _TOLD_SECONDS = 3.0
+_PROMOTED = "SELECT count(*) FROM orders_batches"
 _LOST_WORKER = b"Python worker exited unexpectedly"
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -39,15 +42,15 @@ _SETTINGS = {
 class StreamQuery:
     """`spark-submit` of a program, again and again: on two cores, a task may fail three times."""
 
-    def __init__(self, program: Path, place: Place, folder: Path, *, state: Path, seed: int) -> None:
-        """`state` has the Java. Files come into `files`."""
+    def __init__(self, program: Path, place: Place, folder: Path, *, seed: int) -> None:
+        """Files come into `files`."""
         self.files, self._checkpoint = make_folder(folder / "files"), folder / "checkpoint"
         self.restarts = 0
         """Number of restarts after it had ended by an error that a fault explains."""
-        self._program, self._place, self._folder, self._state = program, place, folder, state
+        self._program, self._place, self._folder = program, place, folder
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._excused = False
-        self._process = ServerProcess("spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
+        self._process = ServerProcess("Spark", log=folder / "spark.log", stop_signals={signal.SIGTERM: 10.0})
 
     def start(self) -> None:
         """Start it; returns at once."""
@@ -55,15 +58,13 @@ class StreamQuery:
             "spark.local.dir": str(make_folder(self._folder / "tmp")),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
         }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
-        environment |= {
-            "JAVA_HOME": str(find_java(self._state)),
+        environment = self._place.environment() | {
+            "JAVA_HOME": str(find_java(default_state())),
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "TMPDIR": str(make_folder(self._folder / "tmp")),
             "HARVEST_DSN": self._place.dsn_without_password(),
-            "PGPASSWORD": self._place.password(),
         }
         command: list[str | Path] = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master", "local[2,4]"]
         for name, value in settings.items():
@@ -82,7 +83,7 @@ class StreamQuery:
         if self._process.pid is not None:
             return
         if not self._excused:
-            raise StackError("Spark ended by itself", evidence=tail(self._process.log), next_step=self._advice)
+            raise failed(self._process, "ended by itself")
         self.restarts += 1
         self.start()
 
@@ -91,23 +92,29 @@ class StreamQuery:
         """True if a micro-batch has begun and is not committed in the checkpoint."""
         return _newest(self._checkpoint / "offsets") > _newest(self._checkpoint / "commits")
 
-    def kill_driver(self, promoted: Callable[[], int] | None = None) -> None:
+    def kill_driver(self, *, is_promoted: bool) -> None:
         """SIGKILL the driver with all it started in the middle of a micro-batch, and start it again.
 
-        With `promoted`, which counts the micro-batches in the ledger, it is one that is promoted, and not committed in
-        the checkpoint: Spark repeats it. Raises StackError if none of some kills finds one.
+        With `is_promoted`, it is one that is in the ledger of the outbox, and not committed in the checkpoint: Spark
+        repeats it. Raises StackError if none of some kills finds one.
         """
-        for _ in range(_ATTEMPTS):
-            if promoted is None:
-                self._await(lambda: self.in_batch)
-                time.sleep(self._dice.random() * 0.5)
-            else:
-                self._await(lambda: self._is_committed_less_than(promoted))
-            self._process.kill()
-            hit = self.in_batch
-            self.start()
-            if hit:
-                return
+        with connect(self._place.dsn) as connection:
+
+            def is_due() -> bool:
+                if not is_promoted:
+                    return self.in_batch
+                row = connection.execute(_PROMOTED).fetchone()
+                return row is not None and int(str(row[0])) > _newest(self._checkpoint / "commits") + 1
+
+            for _ in range(_ATTEMPTS):
+                self._await(is_due)
+                if not is_promoted:
+                    time.sleep(self._dice.random() * 0.5)
+                self._process.kill()
+                hit = self.in_batch
+                self.start()
+                if hit:
+                    return
         raise self._missed("driver")
 
     def kill_workers(self, await_staging: Callable[[], None]) -> None:
@@ -120,8 +127,8 @@ class StreamQuery:
             for worker in workers:
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
-            until_told = time.monotonic() + _TOLD_SECONDS
-            while time.monotonic() < until_told:
+            told = Deadline(_TOLD_SECONDS)
+            while not told.passed:
                 if self._lost_a_worker(seen):
                     return
                 time.sleep(_TICK_SECONDS)
@@ -137,15 +144,14 @@ class StreamQuery:
         self._process.stop()
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        def reached() -> bool:
-            self.look()
-            return condition()
-
-        until(reached, _WAIT_SECONDS, "Spark does not go on", next_step=self._advice, tick_seconds=_TICK_SECONDS)
-
-    def _is_committed_less_than(self, promoted: Callable[[], int]) -> bool:
-        committed = _newest(self._checkpoint / "commits") + 1
-        return promoted() > committed
+        until(
+            condition,
+            _WAIT_SECONDS,
+            "Spark does not go on",
+            next_step=self._advice,
+            tick_seconds=_TICK_SECONDS,
+            watched=[self.look],
+        )
 
     def _workers(self) -> list[psutil.Process]:
         """Return those that a daemon of Spark has forked."""

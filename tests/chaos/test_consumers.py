@@ -54,8 +54,9 @@ def pool(dsn, bootstrap_servers, tmp_path):
         variables = {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers}
         variables["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         folder = tmp_path / str(len(pools))
-        pools.append(ConsumerPool(module, [*arguments, *SHORT_SESSION], variables=variables, folder=folder))
-        pools[-1].start(members)
+        settings = {"size": members, "variables": variables, "folder": folder}
+        pools.append(ConsumerPool(module, [*arguments, *SHORT_SESSION], **settings))
+        pools[-1].start()
         return pools[-1]
 
     yield start

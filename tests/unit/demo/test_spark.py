@@ -2,7 +2,8 @@
 
 import pytest
 
-from infra.demo_spark.comparison import differences, summary, total_differences
+from infra.demo.comparing import differences
+from infra.demo_spark.comparison import summary, total_differences
 from infra.demo_spark.orders import Order
 
 pytestmark = pytest.mark.quick

@@ -1,1 +1,0 @@
-"""`make demo-consume`: flights are counted exactly, while those who count are killed and frozen."""
