@@ -6,6 +6,7 @@ The seed decides which faults are injected, in which order and for how long. The
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from infra.chaos.recording_native import count_handed_over
 from infra.chaos.schedule import Schedule
 from infra.chaos.system import Mode
 from infra.chaos.under_load import UnderLoad, under_load
+from infra.waiting import until
 
 _QUIET_SECONDS = (1.5, 4.0)
-_TICK_SECONDS = 0.1
 _DRAIN_SECONDS = 120.0
 _KEPT_FINDINGS = 10_000
 DUPLICATES: tuple[Anomaly, ...] = ("duplicate-adjacent", "duplicate-separated", "duplicate-cross-epoch")
@@ -177,9 +178,11 @@ class UnderFire:
     def inject(self) -> list[InjectedFault]:
         """Inject one fault after the other for as long as the plan says and the harvesters keep up."""
         draw = random.Random(self.plan.seed)  # noqa: S311 - no secret
-        until = time.monotonic() + self.plan.seconds
+        deadline = time.monotonic() + self.plan.seconds
         injected: list[InjectedFault] = []
-        while not self.broken and time.monotonic() < until and (name := self.schedule.next(self.plan.mode)) is not None:
+        while (
+            not self.broken and time.monotonic() < deadline and (name := self.schedule.next(self.plan.mode)) is not None
+        ):
             injected.append(self._inject(name, draw))
             time.sleep(draw.uniform(*_QUIET_SECONDS))
         return injected
@@ -213,9 +216,7 @@ class UnderFire:
 
 def _drained(answered: set[str], seen: set[str]) -> None:
     """Wait until everything whose commit was answered has been read; missing records are for the checker to report."""
-    deadline = time.monotonic() + _DRAIN_SECONDS
-    missing = answered - seen
-    while missing and time.monotonic() < deadline:
-        time.sleep(_TICK_SECONDS)
-        missing = missing - seen
+    due = answered - seen
+    with suppress(StackError):
+        until(lambda: due <= seen, _DRAIN_SECONDS, "not all was read", next_step="read what the checker reports")
     time.sleep(_QUIET_SECONDS[0])  # copies may come

@@ -1,25 +1,23 @@
 """A system under load: writers write all along, and a reader follows the topic."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harvest_lib.errors import StackError
 from infra.chaos.following import Following
 from infra.chaos.history.events import FailoverLoss, Isolation, RecreatedTopic
 from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.reading import Reader
 from infra.chaos.system import PARTITIONS, SESSION_SECONDS, TOPIC, Mode, System, running
 from infra.chaos.writing import Writers, Writing, make_tables
+from infra.waiting import until
 
 _KEYS = 300
 _MOST_BEHIND = 6_000
 """Records that wait to be read, at most: a machine that cannot keep to the rate shall recover in time all the same."""
 _RECOVER_SECONDS = 90.0
-_TICK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +45,18 @@ class UnderLoad:
     def recover(self) -> None:
         """Wait until all has been read that is committed now, and something more was committed. Raises StackError if
         that takes too long."""
-        seen, until = self.follower.seen, time.monotonic() + _RECOVER_SECONDS
-        count, missing = len(self.answered), self.answered - seen
-        while missing or len(self.answered) == count:  # writers go on, too
-            if time.monotonic() > until:
-                raise StackError(
-                    f"it was undone, and harvesting did not go on within {_RECOVER_SECONDS:.0f} s",
-                    evidence=f"of {count} records committed by then {len(missing)} were not read; "
-                    f"{len(self.answered) - count} were committed since",
-                    next_step="read the logs of the harvesters, beside the history",
-                )
-            time.sleep(_TICK_SECONDS)
-            missing = missing - seen  # in place, all that was seen would be gone through
+        seen, count = self.follower.seen, len(self.answered)
+        due = self.answered - seen
+        until(
+            lambda: due <= seen and len(self.answered) > count,  # writers go on, too
+            _RECOVER_SECONDS,
+            f"it was undone, and harvesting did not go on within {_RECOVER_SECONDS:.0f} s",
+            evidence=lambda: (
+                f"of {count} records committed by then {len(due - seen)} were not read; "
+                f"{len(self.answered) - count} were committed since"
+            ),
+            next_step="read the logs of the harvesters, beside the history",
+        )
 
 
 @contextmanager
