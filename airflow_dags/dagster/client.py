@@ -61,12 +61,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a run: steps that succeeded, checks as `asset:check`."""
+    """Work of a run: steps that succeeded, checks as `asset:check`, and the failures of steps in one line."""
 
     steps: int
     planned: frozenset[str]
     passed: frozenset[str]
     failed: frozenset[str]
+    failures: str
 
     @property
     def not_evaluated(self) -> Sequence[str]:
@@ -135,10 +136,11 @@ class DagsterClient:
 
     async def runs_with(self, tags: Mapping[str, str]) -> list[Run]:
         """Return the runs that carry all the tags, the oldest first."""
-        variables = {"filter": {"tags": _tag_list(tags)}}
-        answer = _expect(await self._ask(queries.RUNS, variables), "runsOrError", "Runs")
-        found = sorted(answer["results"], key=lambda run: (run["creationTime"], run["runId"]))
-        return [_run(each) for each in found]
+        return await self._runs({"tags": _tag_list(tags)})
+
+    async def run(self, run_id: str) -> Run | None:
+        """Return the run, None when Dagster no longer has it."""
+        return next(iter(await self._runs({"runIds": [run_id]})), None)
 
     async def launch(self, job: Job, *, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
         """Start a run. If the connection breaks, it may have been started all the same: search for its tags."""
@@ -154,27 +156,10 @@ class DagsterClient:
         answer = await self._ask(queries.LAUNCH, {"executionParams": parameters})
         return _run(_expect(answer, "launchRun", "LaunchRunSuccess")["run"])
 
-    async def run(self, run_id: str) -> Run | None:
-        """Return the run, None when Dagster no longer has it."""
-        answer = await self._ask(queries.RUN, {"runId": run_id})
-        if answer["runOrError"]["__typename"] == "RunNotFoundError":
-            return None
-        return _run(_expect(answer, "runOrError", "Run"))
-
-    async def failures(self, run_id: str) -> str:
-        """Return the failures of a run in one line: steps and their first messages."""
-        answer = _expect(await self._ask(queries.FAILURES, {"runId": run_id}), "runOrError", "Run")
-        steps = [each["stepKey"] for each in answer["stepStats"] if each["status"] == "FAILURE"]
-        said = [
-            f"{event.get('stepKey') or 'run'}: {_root(event['error'])}"
-            for event in answer["eventConnection"]["events"]
-            if event.get("error")
-        ]
-        return _short("; ".join(said) or (f"failed steps: {', '.join(steps)}" if steps else ""))
-
     async def work(self, run_id: str) -> Work:
-        """Return the work of a run."""
+        """Return the work of a run, with the first cause of each failure."""
         planned, passed, failed = set[str](), set[str](), set[str]()
+        errors: list[str] = []
         after: str | None = None
         while True:
             answer = _expect(await self._ask(queries.WORK, {"runId": run_id, "after": after}), "runOrError", "Run")
@@ -184,19 +169,28 @@ class DagsterClient:
                     planned.add(_check(event))
                 elif event["__typename"] == "AssetCheckEvaluationEvent":
                     (passed if event["evaluation"]["success"] else failed).add(_check(event["evaluation"]))
+                elif event.get("error"):
+                    errors.append(f"{event.get('stepKey') or 'run'}: {_root(event['error'])}")
             after = page["cursor"]
             if not page["hasMore"]:
                 break
+        failed_steps = ", ".join(each["stepKey"] for each in answer["stepStats"] if each["status"] == "FAILURE")
         return Work(
             steps=sum(each["status"] == "SUCCESS" for each in answer["stepStats"]),
             planned=frozenset(planned),
             passed=frozenset(passed),
             failed=frozenset(failed),
+            failures=_short("; ".join(errors) or (f"failed steps: {failed_steps}" if failed_steps else "")),
         )
 
     async def terminate(self, run_id: str) -> None:
         """Ask Dagster to end a run; an ended one stays as it is."""
         await self._ask(queries.TERMINATE, {"runId": run_id})
+
+    async def _runs(self, filters: Mapping[str, Any]) -> list[Run]:
+        answer = _expect(await self._ask(queries.RUNS, {"filter": filters}), "runsOrError", "Runs")
+        found = sorted(answer["results"], key=lambda run: (run["creationTime"], run["runId"]))
+        return [_run(each) for each in found]
 
     async def _ask(self, query: str, variables: Mapping[str, Any] | None = None) -> Any:
         source = self._endpoint.source

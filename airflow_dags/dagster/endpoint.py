@@ -127,10 +127,8 @@ def from_connection(conn_id: str, fields: ConnectionFields) -> Endpoint:
     if verify is None:
         raise refused("verify is neither true nor false", "correct it; a file of certificates goes into ca_file")
     path = _text(extra, "path").strip("/")
-    name = f"[{host}]" if ":" in host else host
-    url = f"{scheme}://{name}" + (f":{fields.port}" if fields.port else "") + (f"/{path}" if path else "")
     try:
-        httpx.URL(url)
+        url = str(httpx.URL(scheme=scheme, host=host, port=fields.port, path=f"/{path}")).rstrip("/")
     except httpx.InvalidURL as error:
         raise refused("host, port and path make no web address", "correct them") from error
     return Endpoint(url=url, source=source, headers=headers, verify=verify, ca_file=_text(extra, "ca_file"))

@@ -33,16 +33,6 @@ query HarvestRuns($filter: RunsFilter!) {{
 }}
 """
 
-RUN = f"""
-query HarvestRun($runId: ID!) {{
-  runOrError(runId: $runId) {{
-    __typename
-    ... on Run {{ {_RUN} }}
-    ... on PythonError {{ message }}
-  }}
-}}
-"""
-
 LAUNCH = f"""
 mutation HarvestLaunch($executionParams: ExecutionParams!) {{
   launchRun(executionParams: $executionParams) {{
@@ -52,24 +42,6 @@ mutation HarvestLaunch($executionParams: ExecutionParams!) {{
     ... on Error {{ message }}
   }}
 }}
-"""
-
-FAILURES = """
-query HarvestFailures($runId: ID!) {
-  runOrError(runId: $runId) {
-    __typename
-    ... on Run {
-      stepStats { stepKey status }
-      eventConnection(limit: 1000) {
-        events {
-          ... on ExecutionStepFailureEvent { stepKey error { message causes { message } } }
-          ... on RunFailureEvent { error { message causes { message } } }
-        }
-      }
-    }
-    ... on PythonError { message }
-  }
-}
 """
 
 WORK = """
@@ -83,6 +55,8 @@ query HarvestWork($runId: ID!, $after: String) {
           __typename
           ... on AssetCheckEvaluationPlannedEvent { checkName assetKey { path } }
           ... on AssetCheckEvaluationEvent { evaluation { checkName assetKey { path } success } }
+          ... on ExecutionStepFailureEvent { stepKey error { message causes { message } } }
+          ... on RunFailureEvent { error { message causes { message } } }
         }
         cursor
         hasMore

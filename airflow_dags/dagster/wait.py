@@ -155,14 +155,14 @@ async def _refreshed(client: DagsterClient, request: Request, run: Run) -> Run:
 
 
 async def _succeeded(client: DagsterClient, request: Request, run: Run) -> Run:
+    work = await client.work(run.run_id)
     if run.failed:
         ended = "was cancelled" if run.status == "CANCELED" else "failed"
         raise DagsterRunFailed(
             f"the Dagster job {request.job_name} {ended}",
-            evidence=await client.failures(run.run_id) or f"its status is {run.status}",
+            evidence=work.failures or f"its status is {run.status}",
             next_step=f"check {client.run_url(run.run_id)}",
         )
-    work = await client.work(run.run_id)
     evaluated = len(work.passed) + len(work.failed)
     _log.info("%d steps succeeded, %d checks were evaluated, %d failed", work.steps, evaluated, len(work.failed))
     if request.allow_empty or (work.steps and not work.not_evaluated):

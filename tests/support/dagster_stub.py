@@ -17,6 +17,7 @@ class DagsterStub:
         self.broken = {}  # code location: its error
         self.runs = {}
         self.asked = []
+        self.polled = False  # true once a run was asked for by its id
         self.next_status = "STARTED"
         self.failure = ""
         self.steps = ["SUCCESS"]
@@ -54,13 +55,15 @@ class DagsterStub:
         return {"workspaceOrError": {"__typename": "Workspace", "locationEntries": entries}}
 
     def _runs(self, variables):
-        wanted = variables["filter"]["tags"]
-        found = [run for run in self.runs.values() if all(tag in run["tags"] for tag in wanted)]
+        wanted = variables["filter"]
+        self.polled = self.polled or "runIds" in wanted
+        found = [
+            run
+            for run in self.runs.values()
+            if run["runId"] in wanted.get("runIds", self.runs)
+            and all(tag in run["tags"] for tag in wanted.get("tags", ()))
+        ]
         return {"runsOrError": {"__typename": "Runs", "results": list(reversed(found))}}
-
-    def _run(self, variables):
-        run = self.runs.get(variables["runId"])
-        return {"runOrError": {"__typename": "Run", **run} if run else {"__typename": "RunNotFoundError"}}
 
     def _launch(self, variables):
         self.before_launch()
@@ -70,16 +73,13 @@ class DagsterStub:
         run["selector"], run["config"] = parameters["selector"], parameters["runConfigData"]
         return {"launchRun": {"__typename": "LaunchRunSuccess", "run": run}}
 
-    def _failures(self, _):
-        error = {"message": "outer", "causes": [{"message": self.failure}]}
-        events = [{"stepKey": "flights", "error": error}] if self.failure else []
-        content = {"__typename": "Run", "stepStats": [], "eventConnection": {"events": [{}, *events]}}
-        return {"runOrError": content}
-
     def _work(self, variables):
         pages = self.checks or [[]]
         number = int(variables["after"] or 0)
         events = [{"__typename": "MessageEvent"}]
+        if self.failure:
+            error = {"message": "outer", "causes": [{"message": self.failure}]}
+            events.append({"__typename": "ExecutionStepFailureEvent", "stepKey": "flights", "error": error})
         for name, passed in pages[number]:
             check = {"checkName": name, "assetKey": {"path": ["audit", "shop"]}}
             events.append({"__typename": "AssetCheckEvaluationPlannedEvent", **check})

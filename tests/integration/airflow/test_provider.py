@@ -5,7 +5,6 @@ import os
 import subprocess
 
 import pytest
-import trustme
 from support.dagster_stub import dagster_stub
 from support.installed import build, find_uv, install
 
@@ -116,13 +115,6 @@ def test_a_connection_is_tested_from_the_command_line(installed, dagster):
     assert CANARY not in badly.stdout + badly.stderr + well.stdout + well.stderr
 
 
-def test_a_connection_of_airflows_database_is_used(installed, dagster):
-    added = installed("airflow", "connections", "add", "kept", "--conn-json", connection(dagster, token=CANARY))
-    assert added.returncode == 0, added.stderr
-    # As in the process of the triggerer that asks the database for its triggers.
-    assert fired(installed, "kept", _AIRFLOW_PROCESS_CONTEXT="server")["outcome"] == "succeeded"
-
-
 def test_the_trigger_reads_the_connection_and_an_old_dag_goes_on_with_the_address(installed, dagster):
     token = connection(dagster, token=CANARY)
     nowhere = {"DAGSTER_URL": "http://127.0.0.1:1"}
@@ -151,17 +143,3 @@ def test_a_connection_that_is_missing_or_wrong_is_named(installed, dagster):
     wrong = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(dagster, tokn=CANARY))
     assert (wrong["outcome"], wrong["evidence"]) == ("refused", "its extra has tokn")
     assert dagster.asked == []
-
-
-def test_a_certificate_of_ones_own_is_trusted_when_its_ca_is_named(installed, tmp_path):
-    authority = trustme.CA()
-    file = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(file)
-    with dagster_stub(authority.issue_cert("127.0.0.1")) as stub:
-        stub.next_status = "SUCCESS"
-        unknown = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(stub))
-        assert unknown["outcome"] == "refused"
-        assert "CERTIFICATE_VERIFY_FAILED" in unknown["evidence"]
-        assert "ca_file in the Airflow connection shop" in unknown["next_step"]
-        named = fired(installed, "shop", AIRFLOW_CONN_SHOP=connection(stub, ca_file=str(file)))
-        assert named["outcome"] == "succeeded"

@@ -54,20 +54,27 @@ def wait(stub, asked=None, url=""):
     return asyncio.run(waited(stub, asked or request(), url))
 
 
+def at_first_poll(stub, change):
+    """Return the end of a wait, during which `change` is called once the run was asked for."""
+
+    async def changed():
+        waiting = asyncio.create_task(waited(stub, request()))
+        while not stub.polled:
+            await asyncio.sleep(0.005)
+        assert not waiting.done()
+        change(waiting)
+        return await waiting
+
+    return asyncio.run(changed())
+
+
 def tags(number=1):
     return {TASK_TAG: TASK, TRY_TAG: str(number)}
 
 
 def test_a_run_is_started_where_its_job_is_and_waited_for(dagster):
-    async def both():
-        waiting = asyncio.create_task(waited(dagster, request()))
-        while "HarvestRun" not in dagster.asked:
-            await asyncio.sleep(0.005)
-        assert not waiting.done()
-        dagster.runs["run-1"]["status"] = "SUCCESS"
-        return await waiting
-
-    assert asyncio.run(both()) == {"outcome": "succeeded", "run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
+    ended = at_first_poll(dagster, lambda _: dagster.runs["run-1"].update(status="SUCCESS"))
+    assert ended == {"outcome": "succeeded", "run_id": "run-1", "url": f"{dagster.url}/runs/run-1"}
     run = dagster.runs["run-1"]
     assert {tag["key"]: tag["value"] for tag in run["tags"]} == tags()
     assert run["selector"]["repositoryLocationName"] == "place"
@@ -81,13 +88,8 @@ def test_a_partition_is_named_by_dagsters_tag(dagster):
 
 
 def test_a_wait_begun_anew_finds_the_run_and_starts_no_second(dagster):
-    async def cut_short():
-        waiting = asyncio.create_task(waited(dagster, request()))
-        while "HarvestRun" not in dagster.asked:
-            await asyncio.sleep(0.005)
-        waiting.cancel()
-
-    asyncio.run(cut_short())
+    with pytest.raises(asyncio.CancelledError):
+        at_first_poll(dagster, lambda waiting: waiting.cancel())
     dagster.runs["run-1"]["status"] = "SUCCESS"
     assert wait(dagster)["run_id"] == "run-1"
     assert dagster.launched() == 1
@@ -220,15 +222,7 @@ def test_the_time_given_ends_the_wait_and_not_the_run(dagster):
 
 def test_a_run_that_was_deleted_is_not_waited_for(dagster):
     dagster.add("STARTED", **tags())
-
-    async def deleted():
-        waiting = asyncio.create_task(waited(dagster, request()))
-        while "HarvestRun" not in dagster.asked:
-            await asyncio.sleep(0.005)
-        dagster.runs.clear()
-        return await waiting
-
-    assert "deleted" in asyncio.run(deleted())["cause"]
+    assert "deleted" in at_first_poll(dagster, lambda _: dagster.runs.clear())["cause"]
 
 
 def test_ending_the_task_ends_its_run_and_no_other(dagster):
@@ -247,5 +241,5 @@ def test_ending_the_task_ends_its_run_and_no_other(dagster):
 
 def test_the_questions_are_dagsters():
     schema = create_schema().graphql_schema
-    for name in ("VERSION", "JOBS", "RUNS", "RUN", "LAUNCH", "FAILURES", "WORK", "TERMINATE"):
+    for name in ("VERSION", "JOBS", "RUNS", "LAUNCH", "WORK", "TERMINATE"):
         assert graphql.validate(schema, graphql.parse(getattr(dagster_queries, name))) == []
