@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -21,6 +22,21 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=f"Example: %(prog)s {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_target(self) -> None:
+        """Add the options of a job that writes into an outbox: database, outbox table, JDBC driver."""
+        dsn = os.environ.get("HARVEST_DSN")
+        self.add_argument(
+            "--dsn",
+            default=dsn,
+            required=not dsn,
+            help="libpq conninfo or URL, without a password: "
+            "that is in PGPASSWORD or a passfile (default: $HARVEST_DSN)",
+        )
+        self.add_argument("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")
+        self.add_argument(
+            "--jdbc-jar", help="Postgres JDBC driver, commas between several (default: $HARVEST_SPARK_JARS)"
         )
 
     def error(self, message: str) -> NoReturn:

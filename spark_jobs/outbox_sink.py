@@ -9,7 +9,6 @@ the staging table is not one; 5 database; 8 the batch id has other data; 130 int
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from harvest_lib.errors import ConfigError
 from spark_jobs.command import Parser, run, tell
 from spark_jobs.errors import EmptyBatch, SourceError
-from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
+from spark_jobs.session import jdbc_jars, spark_session
 from spark_jobs.sink import through_driver
 from spark_jobs.sink.batches import BatchReport, copy_batch, load_batch
 from spark_jobs.sink.database import Tables, connect, jdbc_target
@@ -131,12 +130,7 @@ def _arguments() -> Parser:
     add("input", help="a file or folder of parquet, csv (with a header) or jsonl")
     add("--format", choices=sorted(set(_FORMATS.values())), help="(default: by the name's ending)")
     add("--schema", help="columns and types as Spark spells them: 'id BIGINT, at TIMESTAMP' (default: found out)")
-    add(
-        "--dsn",
-        default=os.environ.get("HARVEST_DSN"),
-        required=not os.environ.get("HARVEST_DSN"),
-        help="libpq conninfo or URL, without a password: that is in PGPASSWORD or a passfile (default: $HARVEST_DSN)",
-    )
+    parser.add_target()
     add("--batch-id", required=True, help="what is in the input; the same id is never promoted twice")
     add("--topic", required=True, help="Kafka topic of the records")
     add("--key", required=True, action="append", help="column of the key; of several, joined by a colon")
@@ -147,10 +141,8 @@ def _arguments() -> Parser:
     add("--order-by", action="append", default=[], help="column that orders records (default: as they stand)")
     add("--table", help="table or schema.table that takes the rows too; must exist")
     add("--batch-column", help="column of the table that takes the batch's id")
-    add("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")
     add("--through", choices=["jdbc", "driver"], default="jdbc", help="what carries the rows (default: jdbc)")
     add("--allow-empty", action="store_true", help="an input without rows is no error")
-    add("--jdbc-jar", help=f"Postgres JDBC driver, commas between several (default: ${JARS_VARIABLE})")
     add("--json", action="store_true", help="tell what became of the batch as a JSON object")
     return parser
 

@@ -220,14 +220,4 @@ FROM harvest_audit.staging WHERE run = %(run)s AND kind = 'unknown'
 SAY_WHAT = """
 INSERT INTO harvest_audit.audited SELECT DISTINCT %(audit_id)s, %(outbox)s, unnest(%(topics)s::text[])
 """
-SUMMARIZE = """
-INSERT INTO harvest_audit.summary (
-    audit_id, at, records, committed, lost, duplicates_adjacent, duplicates_separated, duplicates_cross_epoch,
-    reordered, unknown, foreign_messages, delay_p50_ms, delay_p95_ms, delay_p99_ms, delay_max_ms, backlog_records,
-    backlog_age_seconds, keys, keys_with_gaps)
-VALUES (
-    %(audit_id)s, to_timestamp(%(at)s), %(records)s, %(committed)s, %(lost)s, %(duplicates_adjacent)s,
-    %(duplicates_separated)s, %(duplicates_cross_epoch)s, %(reordered)s, %(unknown)s, %(foreign_messages)s,
-    %(delay_p50_ms)s, %(delay_p95_ms)s, %(delay_p99_ms)s, %(delay_max_ms)s, %(backlog_records)s,
-    %(backlog_age_seconds)s, %(keys)s, %(keys_with_gaps)s)
-"""
+SUMMARIZE: LiteralString = "INSERT INTO harvest_audit.summary ({names}) VALUES ({values})"

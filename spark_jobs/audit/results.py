@@ -41,14 +41,19 @@ def promote(
     """Replace the rows of the audit's id by the run's staged rows, the summary and the audit's subject, in one
     transaction."""
     about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
-    values = {**asdict(summary), **about, "at": summary.at.timestamp(), "run": run}
+    numbers = asdict(summary)
+    values = {**numbers, **about, "run": run}
+    summarize = sql.SQL(queries.SUMMARIZE).format(
+        names=sql.SQL(", ").join(map(sql.Identifier, numbers)),
+        values=sql.SQL(", ").join(map(sql.Placeholder, numbers)),
+    )
     with translated(), connection.transaction():
         connection.execute(queries.LOCK_AUDIT, values)
         for table in queries.TABLES:
             connection.execute(sql.SQL(queries.FORGET).format(table=sql.Identifier(table)), values)
         for statement in queries.PROMOTE:
             connection.execute(statement, values)
-        connection.execute(queries.SUMMARIZE, values)
+        connection.execute(summarize, values)
         connection.execute(queries.SAY_WHAT, values)
         connection.execute(queries.CLEAR_STAGING, values)
 

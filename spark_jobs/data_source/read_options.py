@@ -92,7 +92,7 @@ class ReadOptions:
                 f"a stream cannot start at {starting!r}", field="startingOffsets", next_step="use beginning or now"
             )
         return cls(
-            dsn=_dsn(given.get("dsn") or os.environ.get(DSN_VARIABLE, "")),
+            dsn=dsn_of(given),
             password=given.get("password") or os.environ.get("PGPASSWORD"),
             outbox=_table(given.get("outbox", "outbox")),
             archive=given.get("archive"),
@@ -134,10 +134,12 @@ def check_schema(schema: StructType) -> None:
     )
 
 
-def _dsn(text: str) -> str:
+def dsn_of(given: Mapping[str, str]) -> str:
+    """Return the DSN of options, else of the environment. Raises ConfigError for none, or one with a password."""
     # psycopg is needed on the driver alone: executors get options that were checked.
     from spark_jobs.data_source.write_options import options_named, without_password  # noqa: PLC0415
 
+    text = given.get("dsn") or os.environ.get(DSN_VARIABLE, "")
     if not text:
         raise ConfigError("no database was named", field="dsn", next_step=f"set it, or {DSN_VARIABLE}")
     with options_named():

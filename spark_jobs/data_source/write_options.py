@@ -5,7 +5,6 @@ written in an option's value.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +16,9 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.errors import ConfigError, HarvestError
+from spark_jobs.data_source.read_options import DSN_VARIABLE, dsn_of
 from spark_jobs.sink.database import dsn_parts
 from spark_jobs.sink.records import BatchId, Fixed, HeaderSource, Records
-
-DSN_VARIABLE = "HARVEST_DSN"
 
 OPTIONS: Mapping[str, str] = {
     "dsn": f"libpq conninfo or URL, without a password (default: ${DSN_VARIABLE} of the driver)",
@@ -65,15 +63,13 @@ class WriteOptions:
         """Read Spark's options. Raises ConfigError."""
         given = {name.lower(): value for name, value in options.items()}
         _check_names(given, streaming=streaming)
-        dsn = given.get("dsn") or os.environ.get(DSN_VARIABLE, "")
-        if not dsn:
-            raise ConfigError("no database was named", field="dsn", next_step=f"set it, or {DSN_VARIABLE}")
+        dsn = dsn_of(given)
         for name in ("topic", "key"):
             if not given.get(name):
                 raise ConfigError(f"the option {name} is missing", field=name, next_step=OPTIONS[name])
         value = _columns(given, "value")
         return cls(
-            dsn=without_password(dsn),
+            dsn=dsn,
             password=given.get("password"),
             outbox=given.get("outbox", "outbox"),
             table=given.get("table"),

