@@ -108,7 +108,11 @@ def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_opti
     row, which takes a fifth longer.
     """
     names = {"batch": batch, "run": run}
-    rows = frame.select(
+    # Rows that are literals of the query Spark's optimizer would compute itself, all of them as partition 0, and write
+    # in several partitions all the same: those after the first would be taken for its copies. It sees no literals
+    # behind an observation.
+    observed = frame.observe(f"staging of {run}", F.count(F.lit(1)).alias("rows"))
+    rows = observed.select(
         *([] if by_options else [F.lit(value).alias(name) for name, value in names.items()]),
         F.spark_partition_id().alias("partition"),
         # The upper bits are the partition: the others count its rows.

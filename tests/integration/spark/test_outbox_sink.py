@@ -189,3 +189,10 @@ def test_frames_of_other_columns_follow_one_another(database, frame):
     sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
     sink(frame.drop("text").withColumn("new", F.lit(1)), dsn=database.dsn, batch_id="2", records=RECORDS)
     assert database.counts() == {"outbox": 200, "outbox_staging": 0, "outbox_batches": 2}
+
+
+def test_rows_that_are_literals_of_the_query_are_all_written(spark, database):
+    """Spark's optimizer would compute their columns itself, as if they were all of one partition."""
+    rows = spark.sql("SELECT concat('c', n) AS customer, n FROM VALUES (1), (2), (3), (4), (5) AS t (n)")
+    sink(rows, dsn=database.dsn, batch_id="b", records=Records(topic="t", key="customer", value="n", order_by=["n"]))
+    assert [value for _, value, _, _ in database.records()] == ["1", "2", "3", "4", "5"]
