@@ -9,13 +9,16 @@ from support.audited import Audited, Purged
 from support.counted import Counted
 from support.encoded import databases
 from support.least_modules import IN_POSTGRES_ALONE, module_of
+from support.native import Native
+from support.outbox_format import hundred_orders
+from support.outbox_source import without_password
 from support.pipeline_ends import PostgresSource, own_database, readers
 from support.pooler import pooler
 from support.quiet import end_clients
 from support.secured import Secured
 from support.servers import started
 from support.session_folder import session_folder
-from support.sink import ORDERS, Database, hundred_orders
+from support.sink import ORDERS, Database
 from support.spark import jars_named, java_named, session
 from support.subscribed import Subscribed
 
@@ -24,6 +27,7 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import default_state
+from spark_jobs.data_source import OutboxDataSource
 
 REAPER = """\
 harvest:
@@ -203,6 +207,21 @@ def orders(database):
 @pytest.fixture
 def frame(spark):
     return hundred_orders(spark)
+
+
+@pytest.fixture
+def make_outbox(dsn, spark, tmp_path):
+    """Make native outboxes for the format `outbox` to read: their DSN has no password."""
+    spark.dataSource.register(OutboxDataSource)
+    made = []
+
+    def create(**settings):
+        made.append(Native(without_password(dsn, tmp_path), **settings))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.connection.close()
 
 
 @pytest.fixture

@@ -52,6 +52,11 @@ class Audited:
         self.numbers = Counter(found)
         return changed
 
+    def deliver(self, records=RECORDS, **settings):
+        """Write records of a few keys and have them harvested."""
+        self.outbox.fill(records, keys=KEYS)
+        self.outbox.harvest(**{"delivery": "pipelined", **settings}).drain(60)
+
     def log(self):
         return read_topic(self.servers, self.outbox.topic, isolation="read_committed")
 

@@ -25,7 +25,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from support.outbox_format import target
+from support.outbox_format import options_of, write
 
 from harvest_lib.errors import DatabaseUnavailable, HarvestError
 from infra.chaos.link import Links
@@ -168,9 +168,7 @@ def by_driver(frame, batch, *, dsn, proxy):
 
 def by_format(frame, batch, *, dsn, proxy):
     """Write a batch by the data source, whose driver goes through the proxy too."""
-    options = target(make_conninfo(dsn, host=proxy.host, port=proxy.port), batchId=batch, batchHeader="batch")
-    options |= {"topic": "faulty", "value": "id,place", "orderBy": "place", "table": "faulty"}
-    frame.write.format("outbox").options(**options).mode("append").save()
+    write(frame, make_conninfo(dsn, host=proxy.host, port=proxy.port), batch, table="faulty", **options_of(RECORDS))
     return {"status": "promoted", "rows": ROWS}
 
 

@@ -173,6 +173,7 @@ EXEMPT = {
     "integration/spark/test_outbox_sink_refusals": _SINK,
     "integration/spark/test_outbox_sink_staging": _SINK,
     "integration/spark/test_outbox_sink_streams": _SINK,
+    "integration/spark/test_outbox_writes": _SINK,
     "integration/spark/test_sink_counts": _SINK,
     "integration/spark/test_through_driver": _SINK,
     "integration/source/test_query_plans": _PART,

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pyspark
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.spark import java_named, session
+from support.spark import all_jars, java_named, session
 
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from spark_jobs.data_source import OutboxDataSource
+from spark_jobs.outbox_sink import BatchId, Fixed
 
 ROOT = Path(__file__).parents[2]
 _LISTENS = re.compile(r"started at: \S*:(\d+)\s")
@@ -37,6 +38,7 @@ def connected(folder):
 
     settings = {
         "spark.master": "local[2,4]",
+        "spark.jars": ",".join(map(str, all_jars())),
         "spark.connect.grpc.binding.port": "0",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -98,6 +100,20 @@ def write(frame, dsn, batch="b", **options):
     frame.write.format("outbox").options(**target(dsn, batchId=batch, **options)).mode("append").save()
 
 
+def options_of(records):
+    """Return the options of a write that declare the same records."""
+    headers = records.headers.items()
+    options = {
+        "topic": records.topic,
+        "key": json.dumps(list(records.key_columns)),
+        "orderBy": json.dumps(list(records.order_by)),
+        "headers": json.dumps({name: each for name, each in headers if isinstance(each, str)}),
+        "fixedHeaders": json.dumps({name: each.text for name, each in headers if isinstance(each, Fixed)}),
+        "batchHeader": "".join(name for name, each in headers if isinstance(each, BatchId)),
+    }
+    return options | ({} if records.value is None else {"value": json.dumps(list(records.value_columns([])))})
+
+
 def failing_once(folder, partitions_fail=2):
     """Return what `mapInArrow` takes: in some partitions the first attempt fails after its rows."""
 
@@ -137,11 +153,12 @@ class FileStream:
         frame = self.spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1)
         return frame.json(str(self.files))
 
-    def run(self, frame=None, **options):
-        """Write all files there are. Raises what has stopped the query."""
+    def run(self, frame=None, *, foreach=None, **options):
+        """Write all files there are, by the format or by a function. Raises what has stopped the query."""
         options = target(self.database.dsn, stream=self.name, orderBy="n") | options
         given = {name: value for name, value in options.items() if value is not None}
-        writer = (frame or self.frame()).writeStream.format("outbox").options(**given)
+        writer = (frame or self.frame()).writeStream
+        writer = writer.foreachBatch(foreach) if foreach else writer.format("outbox").options(**given)
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         try:
             query.awaitTermination()

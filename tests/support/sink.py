@@ -1,8 +1,7 @@
-"""An outbox that the sink fills, to be looked at, and a frame to fill it with."""
+"""An outbox that the sink fills, to be looked at."""
 
 import psycopg
 from psycopg import sql
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.outbox import NativeTable, OutboxTable
 from spark_jobs.outbox_sink import Records
@@ -53,10 +52,18 @@ def left_behind(database, batch, *, connection=None):
     )
 
 
-def hundred_orders(spark):
-    """Return a frame: a hundred orders of seven customers in four partitions, in no order."""
-    return spark.range(0, 100, 1, 4).select(
-        F.expr("concat('c', id % 7)").alias("customer"),
-        F.expr("(id * 37) % 100").cast("int").alias("place"),
-        F.concat(F.lit("order "), "id").alias("text"),
+def swallow(connection, table, condition="true"):
+    """Have rows of a condition vanish on their way into a table."""
+    connection.execute(
+        f"CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN IF {condition} THEN RETURN NULL; END IF; RETURN new; END$$; "
+        f"CREATE TRIGGER swallow BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION swallow()"
     )
+
+
+def by_key(pairs):
+    """Return the values of each key, in order, of pairs that begin with both."""
+    found = {}
+    for key, value, *_ in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from support.native import Native
-from support.outbox_source import without_password
 
 from harvest_lib.archive import ArchiveFiles, archive_segments
 from harvest_lib.errors import ArchiveError
 from harvest_lib.outbox import append, drop_passed
 from harvest_lib.record import OutboxRecord
-from spark_jobs.data_source import OutboxDataSource, outbox_rows
+from spark_jobs.data_source import outbox_rows
 from spark_jobs.data_source.read_options import ReadOptions
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
@@ -21,9 +19,8 @@ SEGMENT = 10
 
 
 @pytest.fixture
-def native(dsn, spark, tmp_path):
-    spark.dataSource.register(OutboxDataSource)
-    return Native(without_password(dsn, tmp_path), size=SEGMENT, ahead=5)
+def native(make_outbox):
+    return make_outbox(size=SEGMENT, ahead=5)
 
 
 @pytest.fixture

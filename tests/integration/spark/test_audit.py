@@ -2,7 +2,6 @@
 
 import uuid
 from dataclasses import asdict
-from itertools import count
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -10,7 +9,6 @@ from support.audited import BUSINESS, KEYS, PROMOTE, RECORDS, of_one_key, write
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.record.header import HEADER_NAME
-from spark_jobs.audit import kafka_side
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -18,8 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 @pytest.mark.full
 def test_anomalies_of_all_kinds_are_told_apart(native):
     outbox = native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="transactional").drain(60)
+    native.deliver(delivery="transactional")
     first, *_, last = of_one_key(native.log())
     for _ in range(2):
         native.produce(last)
@@ -69,8 +66,7 @@ def test_keys_with_gaps_are_counted_once_each_and_no_other(native):
 @pytest.mark.long
 def test_each_anomaly_changes_its_number_and_no_other(native, admin):
     outbox = native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="transactional").drain(60)
+    native.deliver(delivery="transactional")
     assert native.changed() == {"records": RECORDS, "committed": RECORDS, "keys": KEYS}
     first, second, *_, last = of_one_key(native.log())
 
@@ -167,25 +163,6 @@ def test_a_native_table_that_is_marked_is_compared_with_the_ledger_when_that_is_
     found = native.audit(committed="ledger")
     assert (found.records, found.committed, found.ok) == (5, 5, True)
     assert native.audit().unknown == 5
-
-
-def test_what_comes_while_it_reads_is_neither_lost_nor_unknown(native, monkeypatch):
-    write(native.outbox, "early")
-    native.outbox.harvest(delivery="pipelined").drain(60)
-    real, looks = kafka_side.Topics.logs, count()
-
-    def logs(topics):
-        if next(looks) == 0:
-            found = real(topics)
-            write(native.outbox, "between the first look and the snapshot")
-            native.outbox.harvest(delivery="pipelined").drain(60)
-            return found
-        write(native.outbox, "after the snapshot")
-        native.outbox.harvest(delivery="pipelined").drain(60)
-        return real(topics)
-
-    monkeypatch.setattr(kafka_side.Topics, "logs", logs)
-    assert native.changed() == {"records": 3, "committed": 2, "keys": 3}
 
 
 def test_delays_and_backlog(native):

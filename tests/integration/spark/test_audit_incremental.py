@@ -76,8 +76,7 @@ def since(native, tmp_path, monkeypatch):
 
 def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     native, outbox = since.native, since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    native.deliver()
     found, _ = since.require_same()
     assert (found.committed, found.ok) == (RECORDS, True)
 
@@ -107,9 +106,8 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
 
 
 def test_a_state_of_an_earlier_version_knows_keys_unless_it_had_found_a_gap(since, monkeypatch):
-    native, outbox = since.native, since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    native = since.native
+    native.deliver()
     with monkeypatch.context() as patch:  # which did not write this column
         patch.setattr(comparison, "ends_of", lambda stepped: ends_of(stepped).drop("has_gap"))
         since.audit()
@@ -138,13 +136,10 @@ def test_a_key_that_had_a_gap_has_it_in_later_audits_too(since):
 
 
 def test_only_what_came_since_is_read(since):
-    outbox = since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    since.native.deliver()
     since.audit()
     since.audit()
-    outbox.fill(7, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    since.native.deliver(7)
     found = since.audit()
     assert since.read == [RECORDS, 0, 7]
     assert (found.records, found.committed, found.ok) == (RECORDS + 7, RECORDS + 7, True)
@@ -178,9 +173,7 @@ def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
 
 
 def test_an_audit_that_died_leaves_the_state_that_was(since, monkeypatch):
-    outbox = since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    since.native.deliver()
     since.audit()
     since.native.produce(since.native.log()[0])
     with monkeypatch.context() as patch:
@@ -195,8 +188,7 @@ def test_an_audit_that_died_leaves_the_state_that_was(since, monkeypatch):
 
 def test_a_state_of_a_topic_that_was_recreated_is_refused_until_it_is_forgotten(since, admin):
     outbox = since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    since.native.deliver()
     since.audit()
     admin.delete_topics([outbox.topic])[outbox.topic].result(60)
     eventually(lambda: partitions(admin, outbox.topic) == 0, "the topic is gone")
@@ -228,9 +220,8 @@ def test_an_outbox_whose_rows_are_purged_has_no_state(purged, tmp_path):
 
 
 def test_of_a_sequenced_topic_what_is_pending_is_not_there_until_it_is_acknowledged(since):
-    native, outbox = since.native, since.native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="sequenced").drain(60)
+    native = since.native
+    native.deliver(delivery="sequenced")
     found, _ = since.require_same()
     assert (found.records, found.committed, found.foreign_messages, found.ok) == (RECORDS, RECORDS, 0, True)
 

@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 def test_an_audit_of_the_same_id_replaces_the_first(native):
     outbox = native.outbox
-    outbox.fill(RECORDS, keys=KEYS)
-    outbox.harvest(delivery="pipelined").drain(60)
+    native.deliver()
     log = native.log()
     native.produce(log[0], outbox_id=10**9)
     first = native.audit(audit_id="nightly")
@@ -35,8 +34,7 @@ def test_an_audit_of_the_same_id_replaces_the_first(native):
 
 
 def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(native):
-    native.outbox.fill(RECORDS, keys=KEYS)
-    native.outbox.harvest(delivery="pipelined").drain(60)
+    native.deliver()
     native.audit(audit_id="before")
     for name in ("keys", "keys_with_gaps"):
         native.outbox.connection.execute(f"ALTER TABLE harvest_audit.summary DROP COLUMN {name}")
@@ -55,8 +53,7 @@ def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch
 
 
 def test_the_command_prints_and_exits_by_what_it_found(native, capsys):
-    native.outbox.fill(RECORDS, keys=KEYS)
-    native.outbox.harvest(delivery="pipelined").drain(60)
+    native.deliver()
     arguments = ["--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic]
     assert main([*arguments, "--audit-id", "nightly"]) == 0
     assert "audit nightly: all is well" in capsys.readouterr().out
@@ -76,8 +73,7 @@ def test_the_command_fails_when_no_committed_record_was_found(native, capsys):
 
 
 def test_expectations_and_their_pages(native, tmp_path, monkeypatch):
-    native.outbox.fill(RECORDS, keys=KEYS)
-    native.outbox.harvest(delivery="pipelined").drain(60)
+    native.deliver()
     native.audit(audit_id="good")
     called = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **_: called.append(where) or [])

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.audited import KEYS, RECORDS
+from support.audited import RECORDS
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
 from spark_jobs.audit import Business
@@ -41,11 +41,6 @@ def run(outbox, table, *statements):
         outbox.connection.execute(statement.format(table=table))
 
 
-def delivered(native):
-    native.outbox.fill(RECORDS, keys=KEYS)
-    native.outbox.harvest(delivery="pipelined").drain(60)
-
-
 def promoted(purged):
     purged.promote(RECORDS)
     purged.harvest()
@@ -54,7 +49,7 @@ def promoted(purged):
 @pytest.mark.parametrize("table", ["outbox", "outbox_subscriptions", "outbox_set_aside"])
 @pytest.mark.parametrize("policies", [(HIDE_ALL,), (HIDE_ALL, HIDE_SOME)], ids=["all", "some"])
 def test_rows_of_an_outbox_that_are_hidden_refuse_the_audit(native, reader, table, policies):
-    delivered(native)
+    native.deliver()
     with reader(native.outbox) as dsn:
         run(native.outbox, table, *policies)
         with pytest.raises(DatabaseAccessDenied, match="row-level security hides rows") as caught:
@@ -75,7 +70,7 @@ def test_rows_beside_a_purged_outbox_that_are_hidden_refuse_the_audit(purged, re
 
 
 def test_policies_that_show_all_rows_let_the_audit_through(native, reader):
-    delivered(native)
+    native.deliver()
     with reader(native.outbox) as dsn:
         for table in ("outbox", "outbox_subscriptions", "outbox_set_aside"):
             run(native.outbox, table, HIDE_ALL, SHOW_ALL)

@@ -113,17 +113,6 @@ def test_rights_that_are_taken_away_are_told_and_nothing_is_half_promoted(databa
     assert left(database) == {"outbox": 100, "outbox_batches": 1}
 
 
-def test_a_business_row_that_vanishes_keeps_the_batch_back(database, frame):
-    database.connection.execute("""
-        CREATE TABLE customers (customer text);
-        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS
-        'BEGIN IF new.customer = ''c3'' THEN RETURN NULL; END IF; RETURN new; END';
-        CREATE TRIGGER swallow BEFORE INSERT ON customers FOR EACH ROW EXECUTE FUNCTION swallow()""")
-    with pytest.raises(Exception, match="86 rows reached the business table"):
-        write(frame.select("customer"), database.dsn, table="customers")
-    assert not left(database)
-
-
 def test_the_password_is_in_no_error(spark, database, frame):
     options = target(database.dsn, batchId="b") | {"password": "canary"}
     options["dsn"] += " user=nobody"

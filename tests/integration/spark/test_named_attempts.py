@@ -8,7 +8,7 @@ from spark_jobs.errors import BatchConflict, PromotionRefused
 from spark_jobs.outbox_sink import Records
 from spark_jobs.sink.copying import copy_batches
 from spark_jobs.sink.database import Tables, connect
-from spark_jobs.sink.plan import prepare
+from spark_jobs.sink.plan import checked_plan, make_tables
 from spark_jobs.sink.promotion import promote
 from spark_jobs.sink.staging_tables import Staged, new_run
 
@@ -24,7 +24,8 @@ class Write:
         self.dsn, self.name = database.dsn, name
         tables = Tables.named(business=None, outbox="outbox", columns="0")
         with connect(self.dsn) as connection:
-            self.plan = prepare(connection, tables, Records(topic="t", key="customer", value="customer"), SCHEMA)
+            self.plan = checked_plan(connection, tables, Records(topic="t", key="customer", value="customer"), SCHEMA)
+            make_tables(connection, self.plan)
             self.run = new_run(connection)
 
     def stage(self, *rows, partition=0):

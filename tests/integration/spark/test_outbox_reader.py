@@ -6,7 +6,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.encoded import prepared, write
-from support.native import Native
 from support.outbox_source import without_password
 
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost, RecordError
@@ -19,23 +18,8 @@ pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 
 @pytest.fixture
-def make(dsn, spark, tmp_path):
-    """Makes an outbox, whose DSN is without a password."""
-    spark.dataSource.register(OutboxDataSource)
-    made = []
-
-    def create(**settings):
-        made.append(Native(without_password(dsn, tmp_path), **settings))
-        return made[-1]
-
-    yield create
-    for each in made:
-        each.connection.close()
-
-
-@pytest.fixture
-def native(make):
-    return make(size=10, ahead=3)
+def native(make_outbox):
+    return make_outbox(size=10, ahead=3)
 
 
 def read(spark, dsn, **options):
@@ -71,8 +55,8 @@ def test_every_column_comes_as_it_was_written(spark, native):
     ]
 
 
-def test_bytes_stay_bytes_and_an_outbox_may_be_empty(spark, make):
-    native = make(value_type="bytea")
+def test_bytes_stay_bytes_and_an_outbox_may_be_empty(spark, make_outbox):
+    native = make_outbox(value_type="bytea")
     assert read(spark, native.dsn).count() == 0
     append(native.connection, [OutboxRecord(topic="t", key="k", value=b"v")] * 3)
     assert [bytes(row.kafka_value) for row in read(spark, native.dsn).collect()] == [b"v"] * 3
@@ -102,9 +86,9 @@ def test_all_partitions_see_what_one_snapshot_saw(native):
     assert ids(options, parts) == [*range(1, 16), 18, 19, 20]
 
 
-def test_pairs_written_together_are_read_together_while_writers_go_on(spark, make):
+def test_pairs_written_together_are_read_together_while_writers_go_on(spark, make_outbox):
     """Each transaction writes two records, far apart by key: half a transaction would be an odd count."""
-    native, stopped = make(size=1_000, ahead=20), []
+    native, stopped = make_outbox(size=1_000, ahead=20), []
 
     def write():
         with psycopg.connect(native.dsn) as connection:

@@ -66,9 +66,11 @@ def test_a_driver_killed_between_staging_and_promotion_is_made_good(database, fr
     command = [sys.executable, "-m", "spark_jobs.outbox_sink", str(tmp_path / "orders.jsonl"), "--dsn", database.dsn]
     command += ["--batch-id", "b", "--topic", "orders", "--key", "customer", "--jdbc-jar", str(jdbc_jar)]
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    folder = tmp_path / "cwd"
+    folder.mkdir()
     with psycopg.connect(database.dsn) as holder:
         holder.execute(queries.LOCK_OUTBOX, {"outbox": "outbox"})
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as driver:
+        with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as driver:
             try:
                 eventually(
                     lambda: waits_for_the_outbox(database) or driver.poll() is not None, seconds=DEADLINE_SECONDS
@@ -77,8 +79,9 @@ def test_a_driver_killed_between_staging_and_promotion_is_made_good(database, fr
                 driver.kill()
         assert driver.returncode == -signal.SIGKILL
     assert database.counts() == {"outbox": 0, "outbox_staging": 100, "outbox_batches": 0}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == [], "nothing may be left in the current directory"
     assert database.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
 
 

@@ -3,7 +3,7 @@
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import functions as F  # noqa: N812
-from support.sink import RECORDS, Database
+from support.sink import RECORDS, Database, swallow
 
 from harvest_lib.errors import (
     ConfigError,
@@ -136,10 +136,7 @@ def test_a_driver_that_tasks_cannot_reach_postgres_from_is_told_without_the_pass
 
 def test_a_ledger_that_takes_no_row_is_told(database, frame):
     sink(frame, dsn=database.dsn, batch_id="a", records=RECORDS)
-    database.connection.execute("""
-        CREATE FUNCTION drops() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-        CREATE TRIGGER away BEFORE INSERT ON outbox_batches FOR EACH ROW EXECUTE FUNCTION drops()
-    """)
+    swallow(database.connection, "outbox_batches")
     with pytest.raises(DatabaseError, match="takes no row"):
         sink(frame, dsn=database.dsn, batch_id="b", records=RECORDS)
     assert database.counts()["outbox"] == 100

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
-from support.sink import RECORDS, left_behind
+from support.sink import RECORDS, left_behind, swallow
 
 from harvest_lib.errors import OutboxTableError
 from spark_jobs.errors import PromotionRefused
@@ -41,15 +41,6 @@ def test_a_batch_that_was_alone_leaves_no_dead_rows(database, frame):
     assert database.counts()["outbox"] == 200
 
 
-def test_what_others_have_staged_stays(database, frame):
-    sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
-    with psycopg.connect(database.dsn, autocommit=True) as living:
-        living.execute(queries.TRY_LOCK_BATCH, {"batch": "living", "ledger": "outbox_batches"})
-        left_behind(database, "living")
-        sink(frame, dsn=database.dsn, batch_id="2", records=RECORDS)
-        assert database.ask("SELECT batch FROM outbox_staging") == [("living",)]
-
-
 def test_what_is_seen_under_a_lock_is_as_new_as_the_lock(database):
     """Else rows that another batch has staged meanwhile would be taken for none, and the table be emptied."""
     ((name,),) = database.ask("SELECT quote_ident(current_database())")
@@ -81,10 +72,7 @@ def test_a_task_that_has_not_committed_yet_keeps_its_staging_table(database, fra
 
 def test_rows_that_vanish_from_the_staging_table_are_missed(database, frame, monkeypatch):
     sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
-    database.connection.execute("""
-        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS
-        'BEGIN IF new.row = 3 THEN RETURN NULL; END IF; RETURN new; END';
-        CREATE TRIGGER swallow BEFORE INSERT ON outbox_staging FOR EACH ROW EXECUTE FUNCTION swallow()""")
+    swallow(database.connection, "outbox_staging", "new.row = 3")
     with pytest.raises(PromotionRefused, match="of partition 0, only 24 rows are staged"):
         sink(frame, dsn=database.dsn, batch_id="2", records=RECORDS)
     assert database.counts()["outbox"] == 100
@@ -92,18 +80,13 @@ def test_rows_that_vanish_from_the_staging_table_are_missed(database, frame, mon
 
 def test_a_batch_that_vanishes_altogether_is_not_taken_for_an_empty_one(database, frame):
     sink(frame, dsn=database.dsn, batch_id="1", records=RECORDS)
-    database.connection.execute("""
-        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-        CREATE TRIGGER swallow BEFORE INSERT ON outbox_staging FOR EACH ROW EXECUTE FUNCTION swallow()""")
+    swallow(database.connection, "outbox_staging")
     with pytest.raises(PromotionRefused, match=r"Spark computed 100 rows, .*; nothing is staged"):
         sink(frame, dsn=database.dsn, batch_id="2", records=RECORDS, allow_empty=True)
 
 
 def test_a_business_row_that_vanishes_keeps_the_batch_back(orders, frame):
-    orders.connection.execute("""
-        CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS
-        'BEGIN IF new.customer = ''c3'' THEN RETURN NULL; END IF; RETURN new; END';
-        CREATE TRIGGER swallow BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION swallow()""")
+    swallow(orders.connection, "orders", "new.customer = 'c3'")
     rows = frame.select("customer", F.lit("f47ac10b-58cc-4372-a567-0e02b2c3d479").alias("id"))
     with pytest.raises(PromotionRefused, match="86 rows reached the business table"):
         sink(rows, dsn=orders.dsn, batch_id="b", records=RECORDS, table="orders", batch_column="batch")

@@ -1,51 +1,45 @@
-"""Streams into the outbox: each micro-batch once, whatever becomes of the stream and its checkpoint."""
-
-import json
-import os
-from pathlib import Path
+"""Streams into the outbox by `foreach_batch`: each micro-batch once, whatever becomes of stream and checkpoint."""
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
+from support.outbox_format import FileStream
+from support.sink import Database
 
 from spark_jobs.outbox_sink import Records, foreach_batch
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
-
-def write_orders(folder: Path, number: int) -> None:
-    lines = [json.dumps({"customer": f"c{i % 7}", "n": number * 10 + i}) for i in range(10)]
-    file = folder / f"{number:02}.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    os.utime(file, (number, number))  # Spark reads files in the order of their times
+RECORDS = Records(topic="orders", key="customer", value="value", order_by=["n"])
 
 
-class Stream:
-    """A stream of files, a file a batch, that ends when it has read them all."""
+class Stream(FileStream):
+    """A stream of files whose micro-batches are written by a function."""
 
-    def __init__(self, spark, database, folder):
-        self.spark, self.database = spark, database
-        self.files, self.checkpoint = folder / "files", folder / "checkpoint"
-        self.files.mkdir()
-        self.write = foreach_batch(
-            dsn=database.dsn, stream="orders", records=Records(topic="orders", key="customer", order_by=["n"])
-        )
-
-    def run(self, write=None):
-        frame = self.spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1)
-        started = frame.json(str(self.files)).writeStream.foreachBatch(write or self.write)
-        query = started.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+    def __init__(self, spark, database, folder, through):
+        super().__init__(spark, database, folder)
+        self.through = through
+        self.write = foreach_batch(dsn=database.dsn, stream="orders", records=RECORDS, through=through)
 
     def numbers(self):
-        return [json.loads(value)["n"] for _, value, _, _ in self.database.records()]
+        """Return what was written, in order, which `driver` keeps for each key alone."""
+        found = super().numbers()
+        return found if self.through == "jdbc" else sorted(found)
+
+    def take(self, write=None):
+        frame = self.frame().withColumn("value", F.to_json(F.struct("customer", "n")))
+        self.run(frame, foreach=write or self.write)
 
 
-def test_a_stream_that_starts_again_promotes_each_batch_once(spark, database, tmp_path):
-    stream = Stream(spark, database, tmp_path)
+@pytest.fixture(params=["jdbc", "driver"])
+def stream(request, spark, dsn, tmp_path):
+    database = Database(dsn, "native")
+    yield Stream(spark, database, tmp_path, request.param)
+    database.connection.close()
+
+
+def test_a_stream_that_starts_again_promotes_each_batch_once(stream):
     for number in range(3):
-        write_orders(stream.files, number)
+        stream.add(number)
 
     def and_fail(frame, number):
         stream.write(frame, number)
@@ -53,24 +47,23 @@ def test_a_stream_that_starts_again_promotes_each_batch_once(spark, database, tm
             raise RuntimeError("after the promotion, before the checkpoint")
 
     with pytest.raises(Exception, match="before the checkpoint"):
-        stream.run(and_fail)
+        stream.take(and_fail)
     assert stream.numbers() == list(range(20))
-    write_orders(stream.files, 3)
-    stream.run()
+    stream.add(3)
+    stream.take()
     assert stream.numbers() == list(range(40))
-    assert database.ask("SELECT batch FROM outbox_batches ORDER BY promoted_at") == [
+    assert stream.database.ask("SELECT batch FROM outbox_batches ORDER BY promoted_at") == [
         (f"orders:{number}",) for number in range(4)
     ]
-    assert database.counts() == {"outbox": 40, "outbox_staging": 0, "outbox_batches": 4}
+    assert {"outbox_staging": 0} | stream.database.counts() == {"outbox": 40, "outbox_staging": 0, "outbox_batches": 4}
 
 
-def test_a_stream_that_lost_its_checkpoint_is_refused(spark, database, tmp_path):
-    stream = Stream(spark, database, tmp_path)
-    write_orders(stream.files, 0)
-    stream.run()
+def test_a_stream_that_lost_its_checkpoint_is_refused(stream, tmp_path):
+    stream.add(0)
+    stream.take()
     stream.checkpoint.rename(tmp_path / "lost")
-    (stream.files / "00.jsonl").unlink()
-    write_orders(stream.files, 1)
+    next(stream.files.iterdir()).unlink()
+    stream.add(1)
     with pytest.raises(Exception, match="orders:0 was promoted before, with other data"):
-        stream.run()
+        stream.take()
     assert stream.numbers() == list(range(10))

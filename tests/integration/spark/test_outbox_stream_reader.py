@@ -4,7 +4,6 @@ import json
 
 import psycopg
 import pytest
-from support.native import Native
 from support.outbox_source import Followed, without_password
 from support.waiting import eventually
 from support.writers import Writers
@@ -22,23 +21,8 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 
 @pytest.fixture
-def make(dsn, spark, tmp_path):
-    """Makes an outbox, whose DSN is without a password."""
-    spark.dataSource.register(OutboxDataSource)
-    made = []
-
-    def create(**settings):
-        made.append(Native(without_password(dsn, tmp_path), **settings))
-        return made[-1]
-
-    yield create
-    for each in made:
-        each.connection.close()
-
-
-@pytest.fixture
-def native(make):
-    return make(size=1_000, ahead=5)
+def native(make_outbox):
+    return make_outbox(size=1_000, ahead=5)
 
 
 @pytest.fixture
@@ -202,8 +186,8 @@ def detach(native, count):
         native.connection.execute(f"ALTER TABLE outbox DETACH PARTITION {name}")
 
 
-def test_a_segment_dropped_before_it_was_read_fails_the_stream(make, spark, tmp_path):
-    native = make(size=10, ahead=9)
+def test_a_segment_dropped_before_it_was_read_fails_the_stream(make_outbox, spark, tmp_path):
+    native = make_outbox(size=10, ahead=9)
     stream = Followed(spark, native.dsn, tmp_path / "checkpoint")
     native.write(5)
     stream.run()
@@ -215,8 +199,8 @@ def test_a_segment_dropped_before_it_was_read_fails_the_stream(make, spark, tmp_
     assert stream.ids() == [1, 2, 3, 4, 5], "no gap was passed"
 
 
-def test_a_running_stream_fails_too(make, spark, tmp_path):
-    native = make(size=10, ahead=9)
+def test_a_running_stream_fails_too(make_outbox, spark, tmp_path):
+    native = make_outbox(size=10, ahead=9)
     stream = Followed(spark, native.dsn, tmp_path / "checkpoint")
     native.write(5)
     query = stream.start()
@@ -229,9 +213,9 @@ def test_a_running_stream_fails_too(make, spark, tmp_path):
     assert stream.ids() == [1, 2, 3, 4, 5]
 
 
-def test_segments_that_were_read_may_go(make, spark, tmp_path):
+def test_segments_that_were_read_may_go(make_outbox, spark, tmp_path):
     """Retention closes a segment before it drops it: the stream notes that, and does without it."""
-    native = make(size=10, ahead=9)
+    native = make_outbox(size=10, ahead=9)
     stream = Followed(spark, native.dsn, tmp_path / "checkpoint")
     native.write(25)
     stream.run()
@@ -244,8 +228,8 @@ def test_segments_that_were_read_may_go(make, spark, tmp_path):
     assert stream.ids() == list(range(1, 31))
 
 
-def test_a_batch_that_is_repeated_fails_if_a_segment_of_it_is_gone(make, spark, tmp_path):
-    native = make(size=10, ahead=9)
+def test_a_batch_that_is_repeated_fails_if_a_segment_of_it_is_gone(make_outbox, spark, tmp_path):
+    native = make_outbox(size=10, ahead=9)
     stream = Followed(spark, native.dsn, tmp_path / "checkpoint")
     native.write(25)
     stream.fail_at = 0

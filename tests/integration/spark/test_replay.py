@@ -63,6 +63,18 @@ def target(make_topic):
 
 
 @pytest.fixture
+def settings(bootstrap_servers, target):
+    """Settings of the parts of a replay."""
+    return PartSettings(
+        kafka={"bootstrap.servers": bootstrap_servers},
+        topics={"orders": target},
+        group=f"replay-{target}",
+        progress_topic=target,
+        sender=uuid4(),
+    )
+
+
+@pytest.fixture
 def tail(dsn, bootstrap_servers, group_id):
     """Make a harvester of the subscription."""
 
@@ -108,9 +120,8 @@ def rows(*ids):
     return pa.RecordBatch.from_arrays([*map(pa.array, columns), *lists], [f"c{n}" for n in range(7)])
 
 
-def shard(native):
-    subscriptions = Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
-    return subscriptions.get("v2")[0]
+def subscriptions_of(native):
+    return Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
 
 
 @pytest.mark.parametrize("partitioner", ["consistent", "murmur2"])
@@ -199,20 +210,13 @@ def test_nobody_harvests_it_before_it_is_filled(native, place, target, tail):
     replays.begin(native.connection, "v2", {"orders": target}, 3)
     with pytest.raises(CheckpointError, match="is being filled"):
         tail().start()
-    subscriptions = Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
+    subscriptions = subscriptions_of(native)
     subscriptions.add("v2")
     subscriptions.remove("v2")
     assert replays.get(native.connection, "v2") is None
 
 
-def test_progress_is_told_while_it_goes_on(bootstrap_servers, target):
-    settings = PartSettings(
-        kafka={"bootstrap.servers": bootstrap_servers},
-        topics={"orders": target},
-        group=f"replay-{target}",
-        progress_topic=target,
-        sender=uuid4(),
-    )
+def test_progress_is_told_while_it_goes_on(settings):
     reported = []
     with watched(settings, parts=2, highest_id=20, tell=reported.append):
         eventually(lambda: 0.0 in reported)
@@ -230,7 +234,7 @@ def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkey
     assert not drop_passed(native.connection, native.table, keep_seconds=0).dropped
     monkeypatch.undo()
     assert replay(spark, place, "v2", {"orders": target}).records == 700
-    assert shard(native).holds is None
+    assert subscriptions_of(native).get("v2")[0].holds is None
     assert drop_passed(native.connection, native.table, keep_seconds=0).dropped
 
 
@@ -270,7 +274,7 @@ def test_an_archive_that_began_too_late_is_refused(spark, native, place, target,
 
 def test_one_that_is_given_up_or_moved_while_it_goes_on_is_told(spark, native, place, target, monkeypatch):
     write(native, 100)
-    subscriptions = Subscriptions(native.connection, native.table, Selection(table=native.table.identifier))
+    subscriptions = subscriptions_of(native)
     real = filling._fill
 
     def given_up_meanwhile(*arguments):
@@ -285,14 +289,7 @@ def test_one_that_is_given_up_or_moved_while_it_goes_on_is_told(spark, native, p
         replay(spark, place, "v2", {"orders": target})
 
 
-def test_who_wrote_a_part_before_is_fenced(bootstrap_servers, target):
-    settings = PartSettings(
-        kafka={"bootstrap.servers": bootstrap_servers},
-        topics={"orders": target},
-        group=f"replay-{target}",
-        progress_topic=target,
-        sender=uuid4(),
-    )
+def test_who_wrote_a_part_before_is_fenced(settings, bootstrap_servers, target):
 
     def slow():
         yield rows(*range(1, 11))
@@ -315,25 +312,23 @@ def test_who_wrote_a_part_before_is_fenced(bootstrap_servers, target):
         ({}, ConfigError, "no topic was named"),
         ({"orders": "no topic"}, ConfigError, "cannot name a topic"),
         ({"orders": "missing"}, TopicMissing, "there is no topic 'missing'"),
+        ({"orders": "full"}, ConfigError, "is not empty"),
     ],
 )
-def test_what_cannot_be_filled_is_refused_first(spark, native, place, topics, error, text):
+def test_what_cannot_be_filled_is_refused_first(spark, native, place, target, topics, error, text):
+    if "full" in topics.values():
+        producer = Producer(place.kafka)
+        producer.produce(target, "v")
+        producer.flush()
+        topics = {"orders": target}
     with pytest.raises(error, match=text):
         replay(spark, place, "v2", topics)
     assert Replays(native.table.placed(native.connection)).get(native.connection, "v2") is None
 
 
-def test_topics_that_are_not_empty_are_refused(spark, native, place, target, bootstrap_servers):
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
-    producer.produce(target, "v")
-    producer.flush()
-    with pytest.raises(ConfigError, match="is not empty"):
-        replay(spark, place, "v2", {"orders": target})
-
-
 def test_a_subscription_that_is_there_and_other_topics_are_refused(spark, native, place, target, make_topic):
     write(native, 2)
-    Subscriptions(native.connection, native.table, Selection(table=native.table.identifier)).add("other")
+    subscriptions_of(native).add("other")
     with pytest.raises(CheckpointError, match="there is a subscription"):
         replay(spark, place, "other", {"orders": target})
     assert replay(spark, place, "v2", {"orders": target}).records == 2

@@ -42,12 +42,12 @@ class Bought:
         frame = self.spark.range(0, rows, 1, 4).select(
             "id", F.expr("concat('c', id % 7)").alias("customer"), F.repeat(F.lit("x"), 200).alias("payload")
         )
+        records = Records(topic="orders", key="customer", value="payload", order_by=["id"])
         if way != "format":
-            records = Records(topic="orders", key="customer", value="payload", order_by=["id"])
             through = "driver" if way == "driver" else "jdbc"
             sink(frame, dsn=self.database.dsn, batch_id=f"{rows}", records=records, table=table, through=through)
         else:
-            options = {"value": "payload", "orderBy": "id"} | ({"table": table} if table else {})
+            options = outbox_format.options_of(records) | ({"table": table} if table else {})
             outbox_format.write(frame, self.database.dsn, f"{rows}", **options)
 
     def counts(self, pattern):

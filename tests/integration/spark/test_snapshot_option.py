@@ -5,7 +5,6 @@ import threading
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
-from support.native import Native
 from support.outbox_source import without_password
 from support.waiting import eventually
 
@@ -23,9 +22,8 @@ SEGMENT = 50
 
 
 @pytest.fixture
-def native(dsn, spark, tmp_path):
-    spark.dataSource.register(OutboxDataSource)
-    return Native(without_password(dsn, tmp_path), size=SEGMENT, ahead=20)
+def native(make_outbox):
+    return make_outbox(size=SEGMENT, ahead=20)
 
 
 @pytest.fixture

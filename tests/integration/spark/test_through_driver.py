@@ -5,22 +5,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark.sql import functions as F  # noqa: N812
 from support import outbox_format
-from support.sink import Database
+from support.sink import Database, by_key
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, RecordError
 from spark_jobs.errors import BatchConflict, SourceError
-from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, main, sink
+from spark_jobs.outbox_sink import BatchId, Fixed, Records, main, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
 BATCH = 'b\'1 \\ "2"; ü'
+RECORDS = Records(topic="orders", key="customer", value="text")
 HEADERS = {"kind": Fixed("100% 'new'"), "batch": BatchId(), "place": "place", "text": "maybe"}
 
 
@@ -36,6 +38,10 @@ def outbox(dsn):
     database = Database(dsn, "native")
     yield database
     database.connection.close()
+
+
+def through(outbox, frame, records=RECORDS, /, **more):
+    return sink(frame, **{"dsn": outbox.dsn, "batch_id": "b", "records": records, "through": "driver", **more})
 
 
 def rows_of(frame):
@@ -54,24 +60,22 @@ def rows_of(frame):
 @pytest.mark.parametrize("headers", [HEADERS, {}])
 def test_records_are_those_of_the_way_by_jdbc(native, frame, key, headers):
     records = Records(topic="orders", key=key, value="value", headers=headers, order_by=["place"])
-    report = sink(rows_of(frame), dsn=native.dsn, batch_id=BATCH, records=records, through="driver")
+    report = through(native, rows_of(frame), records, batch_id=BATCH)
     assert (report.rows, report.status) == (100, "promoted")
     ours = native.records()
     native.ask("TRUNCATE outbox, outbox_batches")
     sink(rows_of(frame), dsn=native.dsn, batch_id=BATCH, records=records)
     theirs = native.records()
     assert sorted(ours, key=repr) == sorted(theirs, key=repr)
-    assert {one: [each for each in ours if each[0] == one] for one, *_ in ours} == {
-        one: [each for each in theirs if each[0] == one] for one, *_ in theirs
-    }
+    of_keys = [by_key((each[0], each) for each in found) for found in (ours, theirs)]
+    assert of_keys[0] == of_keys[1]
 
 
 def test_the_ledger_is_read_under_any_settings_of_the_role(outbox, frame):
     dsn = make_conninfo(outbox.dsn, options="-c datestyle=SQL,DMY")
     began = int(time.time())
-    records = Records(topic="orders", key="customer", value="text")
     for status in ("promoted", "already-promoted"):
-        report = sink(rows_of(frame), dsn=dsn, batch_id="b", records=records, through="driver")
+        report = through(outbox, rows_of(frame), dsn=dsn)
         assert report.status == status
         assert began <= report.at <= time.time()
 
@@ -80,7 +84,7 @@ def test_bytes_are_written_as_they_are(dsn, frame):
     database = Database(dsn, "native", "bytea")
     records = Records(topic="orders", key="customer", value="value", order_by=["place"])
     bytes_of = frame.select("customer", "place", F.unhex(F.lpad(F.hex("place"), 8, "0")).alias("value"))
-    sink(bytes_of, dsn=dsn, batch_id="b", records=records, through="driver")
+    through(database, bytes_of, records)
     assert {bytes(value) for _, value, _, _ in database.records()} == {n.to_bytes(4, "big") for n in range(100)}
     database.connection.close()
 
@@ -98,22 +102,15 @@ def test_the_command_line_goes_through_the_driver(outbox, frame, tmp_path, monke
 
 
 def test_without_an_order_records_stand_as_the_frame_does(outbox, frame):
-    records = Records(topic="orders", key="customer", value="text")
-    sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    through(outbox, frame)
     assert [value for _, value, _, _ in outbox.records()] == [row.text for row in frame.collect()]
 
 
 def test_each_key_is_in_the_declared_order_and_equals_stand_as_in_the_frame(outbox, frame):
-    records = Records(topic="orders", key="customer", value="text", order_by=["half"])
     halves = frame.select("*", F.when(F.col("place") < 90, F.floor(F.col("place") / 2)).alias("half"))
-    sink(halves, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
-    by_key = {}
-    for key, value, *_ in outbox.records():
-        by_key.setdefault(key, []).append(value)
-    expected = {}
-    for row in sorted(halves.collect(), key=lambda row: (row.half is None, row.half or 0)):
-        expected.setdefault(row.customer, []).append(row.text)
-    assert by_key == expected
+    through(outbox, halves, replace(RECORDS, order_by=["half"]))
+    expected = sorted(halves.collect(), key=lambda row: (row.half is None, row.half or 0))
+    assert by_key(outbox.records()) == by_key((row.customer, row.text) for row in expected)
 
 
 def test_keys_that_are_joined_to_the_same_text_are_one_key(outbox, spark):
@@ -123,48 +120,37 @@ def test_keys_that_are_joined_to_the_same_text_are_one_key(outbox, spark):
         F.col("id").cast("int").alias("number"),
     )
     records = Records(topic="orders", key=["first", "second"], value="number", order_by=["number"])
-    sink(numbers, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    through(outbox, numbers, records)
     assert [(key, int(value)) for key, value, *_ in outbox.records()] == [("a:b:c", number) for number in range(60)]
 
 
 def test_a_batch_is_written_once_and_other_data_is_refused(outbox, frame):
-    records = Records(topic="orders", key="customer", value="text")
-    for through, status in (("driver", "promoted"), ("driver", "already-promoted"), ("jdbc", "already-promoted")):
-        report = sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through=through)
+    for way, status in (("driver", "promoted"), ("driver", "already-promoted"), ("jdbc", "already-promoted")):
+        report = through(outbox, frame, through=way)
         assert (report.rows, report.status) == (100, status)
     with pytest.raises(BatchConflict):
-        sink(frame.limit(99), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+        through(outbox, frame.limit(99))
     assert outbox.counts() == {"outbox": 100, "outbox_staging": 0, "outbox_batches": 1}
-    empty = sink(frame.limit(0), dsn=outbox.dsn, batch_id="c", records=records, through="driver", allow_empty=True)
-    assert empty.status == "empty"
+    assert through(outbox, frame.limit(0), batch_id="c", allow_empty=True).status == "empty"
 
 
 def test_another_that_has_written_it_since_is_seen_under_the_lock(outbox, frame, monkeypatch):
-    records = Records(topic="orders", key="customer", value="text")
-    sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+    through(outbox, frame)
     monkeypatch.setattr("spark_jobs.sink.batches.ledger_entry", lambda *_, **__: None)
-    assert sink(frame, dsn=outbox.dsn, batch_id="b", records=records, through="driver").status == "already-promoted"
+    assert through(outbox, frame).status == "already-promoted"
     with pytest.raises(BatchConflict):
-        sink(frame.limit(7), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
-    assert outbox.counts() == {"outbox": 100, "outbox_batches": 1}
-
-
-def test_nothing_is_staged_and_no_driver_of_jdbc_is_asked_for(outbox, frame, monkeypatch):
-    monkeypatch.setattr("spark_jobs.outbox_sink.jdbc_target", lambda *_: pytest.fail("JDBC was asked for"))
-    sink(
-        frame, dsn=outbox.dsn, batch_id="b", records=Records(topic="o", key="customer", value="text"), through="driver"
-    )
+        through(outbox, frame.limit(7))
     assert outbox.counts() == {"outbox": 100, "outbox_batches": 1}
 
 
 def test_a_task_that_fails_after_its_rows_changes_nothing(outbox, frame, spark, tmp_path):
     failing = frame.mapInArrow(outbox_format.failing_once(str(tmp_path)), frame.schema)
-    records = Records(topic="orders", key="customer", value="text", order_by=["place"])
+    records = replace(RECORDS, order_by=["place"])
     try:
-        sink(failing, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+        through(outbox, failing, records)
     except SourceError:  # where a task may not fail: nothing is there
         assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
-        sink(failing, dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+        through(outbox, failing, records)
     assert len(list(tmp_path.glob("failed-*"))) >= 1
     assert outbox.ask("SELECT count(*), count(DISTINCT kafka_value) FROM outbox") == [(100, 100)]
 
@@ -174,13 +160,7 @@ def test_a_frame_that_fails_in_the_middle_writes_nothing(outbox, frame):
         "customer", F.expr("if(customer = 'c6', CAST(assert_true(false) AS string), text)").alias("text")
     )
     with pytest.raises(SourceError) as caught:
-        sink(
-            broken,
-            dsn=outbox.dsn,
-            batch_id="b",
-            records=Records(topic="o", key="customer", value="text"),
-            through="driver",
-        )
+        through(outbox, broken)
     assert "order " not in str(caught.value)
     assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
 
@@ -195,9 +175,8 @@ def test_a_frame_that_fails_in_the_middle_writes_nothing(outbox, frame):
 )
 def test_rows_that_cannot_be_records_are_refused(outbox, frame, column, value, text):
     outbox.ask("ALTER TABLE outbox ALTER kafka_value TYPE varchar(10000)")
-    records = Records(topic="orders", key="customer", value="text")
     with pytest.raises(RecordError, match=text) as caught:
-        sink(frame.withColumn(column, F.expr(value)), dsn=outbox.dsn, batch_id="b", records=records, through="driver")
+        through(outbox, frame.withColumn(column, F.expr(value)))
     assert "order 1" not in str(caught.value)
     assert outbox.counts() == {"outbox": 0, "outbox_batches": 0}
 
@@ -224,11 +203,11 @@ def test_what_only_jdbc_writes_is_refused_before_spark_begins(outbox, frame, rec
         "ALTER TABLE json ALTER kafka_value TYPE jsonb USING kafka_value::jsonb"
     )
     typed = frame.select("*", F.expr("1.5BD AS price"), F.current_timestamp().alias("at"))
-    given = Records(**{"topic": "orders", "key": "customer", "value": "text", **records})
+    given = replace(RECORDS, **records)
     with pytest.raises(ConfigError, match=text) as caught:
-        sink(typed, dsn=outbox.dsn, batch_id="b", records=given, through="driver", **more)
+        through(outbox, typed, given, **more)
     assert "leave `through` out" in caught.value.next_step
-    sink(typed, dsn=outbox.dsn, batch_id="b", records=given, **more) if "json" not in more.values() else None
+    through(outbox, typed, given, through="jdbc", **more) if "json" not in more.values() else None
 
 
 def test_rights_that_were_taken_away_are_named(outbox, frame):
@@ -238,31 +217,8 @@ def test_rights_that_were_taken_away_are_named(outbox, frame):
         connection.execute("GRANT CREATE, USAGE ON SCHEMA public TO copier; GRANT SELECT ON outbox TO copier")
     dsn = psycopg.conninfo.make_conninfo(outbox.dsn, user="copier", password="copier")
     with pytest.raises(DatabaseAccessDenied, match="permission denied for table outbox"):
-        sink(frame, dsn=dsn, batch_id="b", records=Records(topic="o", key="customer", value="text"), through="driver")
+        through(outbox, frame, dsn=dsn)
     outbox.ask("DROP OWNED BY copier; DROP ROLE copier")
-
-
-def test_micro_batches_are_written_once(spark, outbox, tmp_path):
-    write = foreach_batch(
-        dsn=outbox.dsn,
-        stream="s",
-        records=Records(topic="orders", key="customer", value="n", order_by=["n"]),
-        through="driver",
-    )
-    for number in range(3):
-        spark.range(10).selectExpr("concat('c', id % 3) AS customer", f"{number} * 10 + id AS n").coalesce(
-            1
-        ).write.mode("append").json(str(tmp_path / "files"))
-    frame = (
-        spark.readStream.schema("customer string, n int").option("maxFilesPerTrigger", 1).json(str(tmp_path / "files"))
-    )
-    for _ in range(2):
-        query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query.trigger(availableNow=True).start().awaitTermination()
-        newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda each: int(each.name))
-        newest.unlink()
-        newest.with_name(f".{newest.name}.crc").unlink()
-    assert outbox.ask("SELECT count(*), count(DISTINCT kafka_value) FROM outbox") == [(30, 30)]
 
 
 def test_a_driver_that_is_killed_in_the_middle_leaves_nothing(outbox, tmp_path):

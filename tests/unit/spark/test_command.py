@@ -65,14 +65,21 @@ def test_help_shows_the_lines_of_the_docstring_and_an_example(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("job", "arguments", "says"),
     [
-        ([], "--dsn, --first-day"),
-        (["--dsn", "", "--first-day", "2013-13-01"], "2013-13-01"),
-        (["--dsn", "", "--first-day", "2013-01-02", "--last-day", "2013-01-01"], "last day is before the first"),
+        (flights_by_day, [], "--dsn, --first-day"),
+        (flights_by_day, ["--dsn", "", "--first-day", "2013-13-01"], "2013-13-01"),
+        (flights_by_day, ["--dsn", "", "--first-day", "2013-01-02", "--last-day", "2013-01-01"], "is before the first"),
+        (flights_to_outbox, [], "--dsn"),
+        (flights_to_outbox, ["--dsn", "x=y", "--months", "13"], "months"),
+        (flights_to_outbox, ["--dsn", "", "--topic", "a b"], "cannot name a Kafka topic"),
+        (flights_to_outbox, ["--dsn", "", "--unheard-of"], "--unheard-of"),
+        (outbox_sink, [], "input"),
+        (outbox_sink, ["x.csv"], "--batch-id"),
+        (outbox_sink, ["x.csv", "--dsn", "", "--batch-id", "b", "--topic", "a b", "--key", "k"], "cannot name a Kafka"),
     ],
 )
-def test_bad_days_exit_with_3(arguments, says, capsys):
-    assert flights_by_day.main(arguments) == 3
+def test_bad_arguments_exit_with_3(job, arguments, says, capsys):
+    assert job.main(arguments) == 3
     assert says in (said := capsys.readouterr().err)
     assert "next step" in said

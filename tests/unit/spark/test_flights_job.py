@@ -51,12 +51,6 @@ def test_names_are_taken_as_spelled_and_quoted() -> None:
     assert tables.staging.as_string() == '"fl""ights_staging"'
 
 
-@pytest.mark.parametrize("name", ["", ".", "a.b.c", "a.", "a\0b", "x" * 60])
-def test_a_name_no_table_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a table"):
-        Tables.named(business=name, outbox="outbox")
-
-
 @pytest.mark.parametrize("dsn", ["postgresql://me:canary%zz@host/db", "canary", "postgresql://me:a@canary@host/db"])
 def test_a_dsn_that_cannot_be_read_is_not_repeated(dsn: str) -> None:
     with pytest.raises(ConfigError, match="DSN cannot be read") as caught:
@@ -128,15 +122,6 @@ def test_a_bad_source_file_is_named(name: str, spoil: object, says: str, tmp_pat
         unpack(path, folder=tmp_path)
     assert str(path) in str(caught.value)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--dsn", "x=y", "--months", "13"], ["--dsn", "", "--topic", "a b"], ["--dsn", "", "--unheard-of"]],
-)
-def test_bad_arguments_exit_with_3(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 3
-    assert "next step" in capsys.readouterr().err
 
 
 def test_a_missing_source_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
