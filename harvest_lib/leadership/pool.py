@@ -18,6 +18,7 @@ ELECTION = frozenset({"leadership", "group", "leader_topic", "cluster"})
 """The fields that identify an election."""
 OUTBOX = frozenset({"database", "table"})
 """The fields that identify an outbox."""
+SUBSCRIPTION = frozenset({"subscription"})
 DELIVERY = frozenset({"delivery", "fence"})
 """The fields that decide what readers are promised."""
 
@@ -66,7 +67,7 @@ class Pool:
     def differences(self, other: "Pool") -> frozenset[str]:
         """Return the names of the identifying fields in which both differ, as far as both are known."""
         ours, theirs = self.as_json(), other.as_json()
-        different = {name for name in (*ELECTION, *OUTBOX, *DELIVERY) if ours[name] != theirs[name]}
+        different = {name for name in (*ELECTION, *OUTBOX, *SUBSCRIPTION, *DELIVERY) if ours[name] != theirs[name]}
         return frozenset(name for name in different if all(each[_KNOWN_BY.get(name, name)] for each in (ours, theirs)))
 
     def is_one_election(self, other: "Pool") -> bool:
@@ -82,7 +83,11 @@ class Pool:
 
 
 def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes on one subscription; None if they are of one pool, and alike."""
+    """Return the conflict of two processes on one outbox; None if they are of one pool, and alike, or if each has a
+    subscription and an election of its own."""
+    if ours.differences(theirs) & SUBSCRIPTION:
+        is_elected = ours.leadership != "solo" and bool(ours.group) and ours.is_one_election(theirs)
+        return conflict_in_group(ours, theirs) if is_elected else None
     if not ours.is_one_election(theirs):
         return _two_elections(ours, theirs)
     return _two_deliveries(ours, theirs) if ours.differences(theirs) & DELIVERY else None
@@ -90,11 +95,13 @@ def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
     """Return the conflict of two processes in one consumer group; None if they are of one pool."""
-    if not ours.differences(theirs) & {*OUTBOX, "leader_topic"}:
+    different = ours.differences(theirs)
+    if not different & {*OUTBOX, *SUBSCRIPTION, "leader_topic"}:
         return None
-    return PoolConflict(  # while one leads, the outbox of the other waits
+    waits = "outbox" if different & OUTBOX or not different & SUBSCRIPTION else f"subscription {theirs.subscription!r}"
+    return PoolConflict(  # while one leads, the other waits
         f"another pool stands in this election: {theirs}",
-        evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's outbox",
+        evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's {waits}",
         next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes",
         theirs=theirs.as_json(),
     )

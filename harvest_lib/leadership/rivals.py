@@ -1,4 +1,5 @@
-"""Two pools on one subscription of one outbox: noticed before one deposes the other, and said on both sides.
+"""Two pools on one subscription of one outbox, or two subscriptions in one election: noticed before one deposes the
+other, or waits for ever, and said on both sides.
 
 A leader writes its identity beside its epoch (column `leader` of `<outbox>_subscriptions`). A process that is about to
 lead looks there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not
@@ -23,8 +24,8 @@ from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_on_outbox
 
 _LEADERS = """
-SELECT s.shard, s.leader_id::text, to_jsonb(s) -> 'leader' FROM {table} AS s
-WHERE s.subscription = %(subscription)s AND s.shard = coalesce(%(shard)s, s.shard)
+SELECT s.subscription, s.shard, s.leader_id::text, to_jsonb(s) -> 'leader' FROM {table} AS s
+WHERE (s.subscription <> %(subscription)s OR s.shard = coalesce(%(shard)s, s.shard))
   AND to_jsonb(s) -> 'leader' ->> 'leader_id' = s.leader_id::text
   AND EXISTS (
     SELECT FROM pg_stat_activity AS a
@@ -49,14 +50,14 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s
 
 _TELL = """
 UPDATE {table} SET leader = jsonb_set(leader, '{{rival}}', %(rival)s || jsonb_build_object('at', clock_timestamp()))
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND leader_id = %(leader_id)s
+WHERE subscription = %(theirs)s AND shard = %(shard)s AND leader_id = %(leader_id)s
 """
 
 _LOOKS_EVERY_SECONDS = 1.0
 
 
 class Rivals:
-    """Other pools on a subscription of one outbox, as `pool` sees them. Used by one thread at a time.
+    """Other pools on one outbox, as `pool` sees them, whose `subscription` that is. Used by one thread at a time.
 
     `table` is that of the subscriptions. A leader that was silent for `stale_seconds` does not count as alive.
     """
@@ -69,26 +70,29 @@ class Rivals:
         self._conflicts = ConflictLog()
 
     def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
-        """Raise PoolConflict if a living leader of another pool has the shard, by default any, and notify it unless
-        `tell` is false. One of this pool that delivers otherwise is only notified and logged."""
-        for led, leader_id, theirs in self._leaders(connection, shard):
+        """Raise PoolConflict if a living leader of another pool has the shard, by default any, or one of this election
+        another subscription, and notify it unless `tell` is false. One of this pool that delivers otherwise is only
+        notified and logged."""
+        for subscription, led, leader_id, theirs in self._leaders(connection, shard):
             conflict = conflict_on_outbox(self._pool, theirs)
             if conflict is None:
                 continue
             if tell:
-                values = {"shard": led, "leader_id": leader_id, "rival": Jsonb(self._pool.as_json())}
+                rival = Jsonb(self._pool.as_json())
+                values = {"theirs": subscription, "shard": led, "leader_id": leader_id, "rival": rival}
                 with suppress(DatabaseAccessDenied), translated():
                     self._execute(connection, _TELL, values)
-            if not theirs.is_one_election(self._pool):
+            if subscription != self._subscription or not theirs.is_one_election(self._pool):
                 raise conflict
             self._conflicts.log(conflict)
 
-    def _leaders(self, connection: psycopg.Connection[Any], shard: int | None) -> list[tuple[int, str, Pool]]:
-        """Return the shards that are led now, under which leader id and by which pool, where that is known."""
+    def _leaders(self, connection: psycopg.Connection[Any], shard: int | None) -> list[tuple[str, int, str, Pool]]:
+        """Return the subscriptions and shards that are led now, under which leader id and by which pool, where that is
+        known."""
         with translated():
             rows = self._execute(connection, _LEADERS, {"shard": shard, "stale": self._stale_seconds}).fetchall()
-        found = [(number, leader_id, Pool.of_json(leader)) for number, leader_id, leader in rows]
-        return [(number, leader_id, pool) for number, leader_id, pool in found if pool is not None]
+        found = [(*row[:3], Pool.of_json(row[3])) for row in rows]
+        return [(name, led, leader_id, pool) for name, led, leader_id, pool in found if pool is not None]
 
     def announce(self, connection: psycopg.Connection[Any], shard: int, leader_id: UUID) -> None:
         """Write the leader beside the epoch, if there is a column for it, and a grant."""

@@ -65,6 +65,22 @@ def test_a_second_pool_on_one_outbox_is_refused_and_the_first_one_told(outbox, c
         assert len(conflicts(caplog)) == 1, "said once"
 
 
+@pytest.mark.parametrize("leadership", ["neli", "postgres"])
+def test_a_second_subscription_in_one_election_is_refused_and_the_first_one_told(outbox, caplog, leadership):
+    """One of the two would never be harvested."""
+    with member(outbox, leadership=leadership, name="first-process") as first:
+        outbox.fill(3)
+        eventually(lambda: first.delivered_records == 3, "delivered")
+        second = {"leadership": leadership, "name": "second-process", "subscription": "second"}
+        said = refused(member(outbox, **second))
+        assert "first-process" in said
+        assert "`leaderGroupID`" in said
+        (reported,) = eventually(lambda: conflicts(caplog), "reported")
+        assert reported.their_process == "second-process"
+        with member(outbox, group=f"{outbox.group}.second", **second) as other:
+            eventually(lambda: other.delivered_records == 3, "with a group of its own it delivers all again")
+
+
 @pytest.mark.gate
 def test_two_pools_that_start_at_once_do_not_depose_each_other(outbox, caplog, monkeypatch):
     """Neither was there when the other looked: the second one to come to the row ends."""
