@@ -164,8 +164,8 @@ class StatusReader:
         return [f"the segment {each}" for each in found]
 
     def open_transactions(self) -> list[str]:
-        """Return open transactions that hide records from readers of committed ones, in the topics that the
-        subscription's leader knows; empty if Kafka cannot be asked."""
+        """Return notes on open transactions that hide records from readers of committed ones, in the topics that the
+        subscription's leader knows, or the reason that Kafka does not say."""
         led = {topic for *_, topics in self._led() if isinstance(topics, Mapping) for topic in topics}
         kafka = self._config.kafka_settings(for_producer=False)
         try:
@@ -174,8 +174,8 @@ class StatusReader:
             settled_ends(kafka, places, patience_seconds=_OPEN_SECONDS, timeout_seconds=_OFFSETS_TIMEOUT_SECONDS)
         except TransactionOpen as error:
             return [f"{error.evidence}; {error.next_step}"]
-        except KafkaError:
-            return []
+        except KafkaError as error:
+            return [f"whether transactions are open in its topics is not known: {error.cause}: {error.evidence}"]
         return []
 
     def leaders(self) -> Leaders:

@@ -88,7 +88,7 @@ def test_the_status_says_so_of_topics_that_are_harvested(
         "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
         "HARVEST_LEADER_GROUP_ID": group_id,
     }
-    assert "transaction" not in " ".join(json.loads(harvest("status", "--json", **servers).stdout)["notes"])
+    assert "a transaction is" not in " ".join(json.loads(harvest("status", "--json", **servers).stdout)["notes"])
     outbox.connection.execute(
         """UPDATE outbox_subscriptions SET leader = jsonb_set(leader, '{topics,deleted}', '{"partitions": 3}')"""
     )
@@ -99,6 +99,9 @@ def test_the_status_says_so_of_topics_that_are_harvested(
         "it is said once Kafka answers in time",
     )
     producer.abort_transaction(60)
+    away = {**servers, "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    notes = " ".join(json.loads(harvest("status", "--json", **away).stdout)["notes"])
+    assert "whether transactions are open in its topics is not known: Kafka at 127.0.0.1:1" in notes
     outbox.close()
 
 
