@@ -24,7 +24,7 @@ from infra.waiting import until
 _WAIT_SECONDS = 60.0
 _TICK_SECONDS = 0.005
 _ATTEMPTS = 20
-_TOLD_SECONDS = 3.0
+_NOTICED_SECONDS = 3.0
 _PROMOTED = "SELECT count(*) FROM orders_batches"
 _LOST_WORKER = b"Python worker exited unexpectedly"
 _SETTINGS = {
@@ -127,8 +127,8 @@ class StreamQuery:
             for worker in workers:
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
-            told = Deadline(_TOLD_SECONDS)
-            while not told.passed:
+            noticed = Deadline(_NOTICED_SECONDS)
+            while not noticed.passed:
                 if self._lost_a_worker(seen):
                     return
                 time.sleep(_TICK_SECONDS)
