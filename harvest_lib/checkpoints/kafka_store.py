@@ -21,7 +21,7 @@ from harvest_lib.checkpoints.topic import (
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing, TransactionOpen
-from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal
+from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal, topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.outbox.identity import difference, has_unique_name
 from harvest_lib.source.server_identity import timeline
@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _MARKERS_SECONDS = 5.0
 """Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
+_ANSWER_SECONDS = 2.0
+"""A stop waits for this attempt; a longer one is abandoned and retried."""
 
 
 class KafkaStore(PostgresStore):
@@ -64,9 +66,8 @@ class KafkaStore(PostgresStore):
         choice = self._choice(self._mirror, under)
         timeline = {} if choice.timeline is None else {"timeline": choice.timeline}
         self._checkpoints.authors.add(kafka={name: value for name, value in under.items() if value}, **timeline)
-        if under["topic_id"] is not None:
-            self._refuse_hidden()
         try:
+            self._refuse_hidden()
             record = self._read(choice)
         except TopicMissing:  # it was there when we started
             record = self._read_anew(choice)
@@ -83,7 +84,16 @@ class KafkaStore(PostgresStore):
         if self._is_placed:  # by an operator, who has read this error
             return
         try:
-            settled_ends(self._kafka, [(place.topic, place.partition)], patience_seconds=_MARKERS_SECONDS)
+            settled_ends(
+                self._kafka,
+                [(place.topic, place.partition)],
+                patience_seconds=_MARKERS_SECONDS,
+                timeout_seconds=_ANSWER_SECONDS,
+            )
+        except KafkaUnavailable:
+            if place.partition < topic_partitions(self._kafka).get(place.topic, 0):
+                raise
+            # It is missing, which reading it says.
         except TransactionOpen as error:
             raise CheckpointError(
                 f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",

@@ -12,6 +12,7 @@ from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic, steps
 from support.waiting import eventually
 
+from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
 from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, CheckpointPlace, Topics, exactly_once
 from harvest_lib.errors import CheckpointError
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
@@ -211,6 +212,23 @@ def test_a_checkpoint_behind_one_that_hangs_is_not_taken_for_the_last(outbox, co
     hanging.abort_transaction(10)
     Harvest(config).drain(60)
     check_exactly_once(outbox, bootstrap_servers)
+
+
+def test_a_partition_of_checkpoints_that_is_missing_is_made_while_it_leads(outbox, bootstrap_servers, group_id, admin):
+    """The topic was recreated with one partition, for two shards: each says that it has lost its checkpoint."""
+    settings = {"leadership": "solo", "delivery": "transactional", "shards": 2}
+    config = harvest_config(outbox.dsn, bootstrap_servers, group_id, **settings)
+    outbox.fill(500)
+    Harvest(config).drain(60)
+    topic = config.checkpoint_topic
+    outbox.fill(500)
+    with pytest.raises(CheckpointError, match="was deleted and recreated"), Harvest(config) as harvest:
+        eventually(lambda: harvest.delivered_records == 500, "all is delivered")
+        admin.delete_topics([topic])[topic].result(60)
+        eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "it is gone")
+        ensure_checkpoint_topic({"bootstrap.servers": bootstrap_servers}, topic, 1)
+        outbox.fill(500)
+        eventually(lambda: harvest.await_stopped(0.1), "it ends, with its error")
 
 
 def test_a_checkpoint_topic_of_another_outbox(outbox, config, bootstrap_servers, group_id):
