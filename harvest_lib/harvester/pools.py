@@ -64,7 +64,7 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
         server=f"{information.host}:{information.port}/{information.dbname}",
         database=database_of(connection),
         table=".".join(table.placed(connection).parts),
-        subscription=config.subscription,
+        subscription=config.subscription if config.keeps_checkpoints else "",
         delivery=config.delivery,
         fence=_fence(config),
     )

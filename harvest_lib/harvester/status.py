@@ -24,7 +24,7 @@ from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.leader_topic import topic_trouble
-from harvest_lib.leadership.pool import Pool, conflict_in_group
+from harvest_lib.leadership.pool import SUBSCRIPTION, Pool, conflict_in_group
 from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
@@ -254,6 +254,8 @@ class StatusReader:
 
 
 def _said_of(led: Pool | None, rival: Pool) -> str:
+    if led is not None and led.differences(rival) & SUBSCRIPTION:
+        return f"another pool tried to harvest {rival.subscription!r} in this election, and was refused: {rival}"
     if led is not None and led.is_one_election(rival):
         return f"a process of this pool would deliver by {rival.delivery!r}, not by {led.delivery!r}: {rival}"
     return f"another pool tried to harvest this subscription, and was refused: {rival}"

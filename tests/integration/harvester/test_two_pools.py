@@ -12,6 +12,7 @@ from support.waiting import eventually
 from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.errors import CheckpointError, PoolConflict
 from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.leadership import Solo
 from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.rivals import Rivals
@@ -77,6 +78,8 @@ def test_a_second_subscription_in_one_election_is_refused_and_the_first_one_told
         assert "`leaderGroupID`" in said
         (reported,) = eventually(lambda: conflicts(caplog), "reported")
         assert reported.their_process == "second-process"
+        notes = StatusReader(outbox.connection, first.config).leaders().notes
+        assert any("tried to harvest 'second' in this election, and was refused" in note for note in notes)
         with member(outbox, group=f"{outbox.group}.second", **second) as other:
             eventually(lambda: other.delivered_records == 3, "with a group of its own it delivers all again")
 
