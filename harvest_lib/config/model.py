@@ -60,7 +60,8 @@ def _default_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContents:
-    """Contents of a configuration file: values by the names of fields, the line of each path, and problems found before any check."""
+    """Contents of a configuration file: values by the names of fields, the line of each path, and problems that were
+    found before any check."""
 
     path: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)

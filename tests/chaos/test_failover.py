@@ -31,7 +31,7 @@ from harvest_lib.local_stack.postgres import PostgresServer
 
 pytestmark = pytest.mark.full
 
-SESSION_SECONDS = 120
+SESSION_SECONDS = 40
 SOON_SECONDS = SESSION_SECONDS / 2
 """A standby that waits for a session timeout takes longer, however busy the machine is."""
 FENCED = ("transactional", "sequenced")

@@ -113,7 +113,7 @@ def test_nothing_is_lost_and_every_key_keeps_its_order(stage, seed):
             time.sleep(SECONDS)  # it is the load that takes this long
         committed = writers.committed
         for way, harvester in harvesters.items():
-            eventually(lambda h=harvester: h._meter.total >= len(committed), f"{way} has delivered everything")
+            eventually(lambda h=harvester: h.delivered_records >= len(committed), f"{way} has delivered everything")
     assert len(committed) > 300
     assert len({key for key, _ in committed}) == 9
     for way in WAYS:
