@@ -49,9 +49,6 @@ class AlternatingProducers:
         may_arrive = [each.abandon() for each in self._deliveries]
         return any(may_arrive)
 
-    def close(self) -> None:
-        self.abandon()
-
 
 def exactly_once(
     settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace

@@ -42,9 +42,6 @@ class PipelinedBatches:
     def failed_keys(self) -> Collection[bytes] | None:
         return self._producer.failures.failed_keys
 
-    def close(self) -> None:
-        self.abandon()
-
 
 def expiry_settings(expiry_seconds: float | None) -> dict[str, object]:
     """Return the settings by which a leader that was frozen finds its queue expired, or leaves no gap."""

@@ -124,9 +124,6 @@ class Sequenced:
         self._producer.discard()
         return False  # it may, and is never read
 
-    def close(self) -> None:
-        self.abandon()
-
     def _acknowledge(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
         for intent in intents:
             headers = [(HEADER_NAME, intent.id)]

@@ -122,9 +122,6 @@ class Transactional:
         self._producer.discard()
         return False  # it does, in a transaction that is aborted
 
-    def close(self) -> None:
-        self.abandon()
-
     def _open_transaction(self) -> None:
         if not self._open and self._failures.first is None:
             outcome = self._producer.attempt(lambda client: client.begin_transaction())

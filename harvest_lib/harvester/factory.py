@@ -70,7 +70,7 @@ def certificates_of(config: HarvestConfig) -> Certificates:
 
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
     """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
-    PipelinedBatches(_batch_settings(config, producer_provider), make_topics(config)).close()
+    PipelinedBatches(_batch_settings(config, producer_provider), make_topics(config)).abandon()
 
 
 def make_batch_source(

@@ -81,7 +81,7 @@ class Rivals:
 
     def close(self):
         for made in self._made:
-            made.close()
+            made.abandon()
 
 
 @pytest.fixture(params=[Transactional, exactly_once], ids=["one_id", "in_turn"])

@@ -74,7 +74,7 @@ class RealBroker:
 
     def close(self):
         for made in self._made:
-            made.close()
+            made.abandon()
 
 
 def begun(delivery):

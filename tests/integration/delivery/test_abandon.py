@@ -56,7 +56,7 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     delivery.begin(uuid.uuid4(), always)
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
     delivery.commit(b"", always)
-    delivery.close()
+    delivery.abandon()
     found = [record.outbox_id for record in read_topic(bootstrap_servers, topic) if record.key == "again"]
     assert found == [2_000, 2_001, 2_002]
 

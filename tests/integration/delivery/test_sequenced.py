@@ -161,7 +161,7 @@ def leader(dsn, bootstrap_servers, outbox):
 
     yield make
     for each in made:
-        each.delivery.close()
+        each.delivery.abandon()
         each.store.close()
 
 

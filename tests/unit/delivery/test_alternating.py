@@ -135,5 +135,5 @@ def test_both_are_abandoned(delivery, parts, behind):
     assert delivery.abandon() is False
     parts[behind].leaves_behind = True
     assert delivery.abandon() is True
-    delivery.close()
+    delivery.abandon()
     assert [part.abandoned for part in parts] == [3, 3]
