@@ -1,6 +1,7 @@
 """A program that ends early, by a signal or an error."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -31,6 +32,19 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted(number)
+
+
+def exit_code_of(work: Callable[[], object], console: Console) -> int:
+    """Do the work, and return the exit code of the program: 0, 1 after an error of ours, or that of a signal."""
+    try:
+        work()
+    except Interrupted as interruption:
+        console.print("interrupted: everything that was started has been stopped")
+        return interruption.exit_code
+    except HarvestError as error:
+        show_error(error)
+        return 1
+    return 0
 
 
 def show_error(error: HarvestError) -> None:

@@ -16,14 +16,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from harvest_lib.database import connect
-from harvest_lib.errors import HarvestError
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, make_folder, write_private
 from infra.consumers import SHORT_SESSION, ConsumerPool
 from infra.demo.place import Place, made
 from infra.demo.pool import SIZE, Pool
 from infra.demo.progress import Progress
-from infra.interruption import Interrupted, interrupt_on_signals, show_error
+from infra.interruption import exit_code_of, interrupt_on_signals
 from infra.waiting import until
 
 Found = TypeVar("Found")
@@ -170,14 +169,9 @@ def run_demo(
             shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             console.print(f"  {shown}", soft_wrap=True)
 
-    try:
+    def work() -> None:
         with ExitStack() as ending:
             ending.callback(show)
             conduct(folder, ending.enter_context(Progress(console)), keep)
-    except Interrupted as interruption:
-        console.print("interrupted: everything that was started has been stopped")
-        return interruption.exit_code
-    except HarvestError as error:
-        show_error(error)
-        return 1
-    return 0 if report["ok"] else 1
+
+    return exit_code_of(work, console) or int(not report["ok"])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harvest_lib.errors import HarvestError, NothingChecked
+from harvest_lib.errors import NothingChecked
 from harvest_lib.local_stack.state import default_state
-from infra.interruption import Interrupted, interrupt_on_signals, show_error
+from infra.interruption import exit_code_of, interrupt_on_signals
 from tests.benchmarks.compare.debezium import Debezium
 from tests.benchmarks.compare.goharvest import Goharvest
 from tests.benchmarks.compare.ours import BARRIER, EXACTLY_ONCE, Ours
@@ -76,15 +76,8 @@ def main() -> int:
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False)
     size = Size(records=asked.records, rounds=asked.rounds, seconds=asked.seconds, kills=asked.kills)
     interrupt_on_signals()
-    try:
-        run(size, [EXACTLY_ONCE, BARRIER, Debezium(), Goharvest()], default_state(), console, page=asked.page)
-    except Interrupted as interruption:
-        console.print("interrupted: everything that was started has been stopped")
-        return interruption.exit_code
-    except HarvestError as error:
-        show_error(error)
-        return 1
-    return 0
+    relays = [EXACTLY_ONCE, BARRIER, Debezium(), Goharvest()]
+    return exit_code_of(lambda: run(size, relays, default_state(), console, page=asked.page), console)
 
 
 def _conditions(size: Size) -> list[str]:
