@@ -20,7 +20,7 @@ class Membership:
 
     def __init__(self, topic: str, trouble: Trouble) -> None:
         self.accepted_at = NEVER
-        """When the newest accepted commit was sent."""
+        """Time at which the newest accepted commit was sent, in boot seconds."""
         self._topic = topic
         self._trouble = trouble
         self._sent: deque[float] = deque()

@@ -130,7 +130,7 @@ def run(folder, reader, writers, **how):
 
 
 def anything(_messages):
-    """What a writer refuses that takes nothing."""
+    """`refuses` of a writer that takes nothing."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""An outbox that the sink fills, to be looked at."""
+"""An outbox that the sink fills, and queries of its contents."""
 
 import psycopg
 from psycopg import sql
