@@ -203,7 +203,8 @@ class Batch:
         """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`."""
         runs = ((), rows) if self.barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
         for run in runs:
-            self._hand_over(self.barrier.admit(run, self._room, first=not self.in_flight))
+            for some in self.barrier.admit(run, self._room, first=not self.in_flight):
+                self._hand_over(some)
 
     def _hand_over(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), _SLICE):

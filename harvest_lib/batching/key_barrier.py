@@ -5,21 +5,20 @@ defers only records for which there is no room.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from harvest_lib.record import Row, row_bytes
-from harvest_lib.record.rows import RowPage
+from harvest_lib.batching.deferred_rows import DeferredRows
+from harvest_lib.record import Row
+from harvest_lib.record.rows import RowPage, keys_of
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
-_SMALL_ROWS = 1_000
-"""Records, and their bytes; beyond either, nothing more is read until they have gone. The bytes of a page of so many
-rows are not counted, which would cost too much: they are few each, since the page has `PAGE_BYTES` at most."""
+"""Records, and bytes of them and of the pages that are kept for them; beyond either, nothing more is read until some
+have gone."""
 
-_FEW = 4
-"""Of a page of which a smaller part than one in so many is deferred, rows are made one by one; else all at once, which
-costs half as much for each."""
+_Place = tuple[DeferredRows, int]
+"""A row that waits: its page, and its place in it."""
 
 
 class Barrier(Protocol):
@@ -38,10 +37,9 @@ class Barrier(Protocol):
         """Note that a checkpoint is on disk which passed all that went."""
         ...
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
-        """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`; defer the rest.
-        `first` is true if nothing has gone in this batch yet. Of a page a page is returned, if none are deferred that
-        may go."""
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
+        """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`, in one sequence or
+        several; defer the rest. `first` is true if nothing has gone in this batch yet. Of pages, pages are returned."""
         ...
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -86,11 +84,10 @@ class KeyBarrier:
         self.isolated: set[int] = set()
         self.is_isolated = False
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[Row] = []  # may go, in order: there was no room
-        self._queues: dict[str, deque[Row]] = {}  # behind one that was sent or waits, in order
+        self._waiting: list[_Place] = []  # may go, in order: there was no room
+        self._queues: dict[str, deque[_Place]] = {}  # behind one that was sent or waits, in order
         self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
         self._queued = 0
-        self._sizes: dict[int, int] = {}  # bytes of deferred records, by id, but for small ones
         self._bytes = 0
 
     def begin(self) -> None:
@@ -100,7 +97,6 @@ class KeyBarrier:
         self._waiting = []
         self._queues.clear()
         self._blocked.clear()
-        self._sizes.clear()
         self._queued = self._bytes = 0
 
     def checkpoint_saved(self) -> None:
@@ -113,85 +109,75 @@ class KeyBarrier:
                 del self._queues[key]
         self._blocked.clear()
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
-        if isinstance(rows, RowPage) and self._takes_whole(rows, room):
-            return self._admit_of(rows)
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
+        if isinstance(rows, RowPage) and not rows.summary.is_plain:
+            rows = list(rows)
+        page = DeferredRows(rows, keys := keys_of(rows))
+        if not (self._waiting or self.isolated or self.is_isolated) and len(rows) <= room:
+            return [self._take(page, self._first_of_keys(page, keys))]  # keys alone decide
         waiting, self._waiting = self._waiting, []
         room = 0 if self.is_isolated else room
-        sent, isolated, queues, blocked = self._sent, self.isolated, self._queues, self._blocked
-        admitted: list[Row] = []
-        for some in (waiting, rows):
-            is_counted = some is rows and len(rows) < _SMALL_ROWS
-            behind = queues if some is rows else ()  # one that waits is the head of its queue
-            for row in some:
-                key = row[2]
+        sent, isolated, queues = self._sent, self.isolated, self._queues
+        admitted: dict[DeferredRows, list[int]] = {page: []}
+        for some, behind in (waiting, ()), (_places_of(page), queues):  # one that waits is the head of its queue
+            for each in some:
+                key, record_id = each[0].keys[each[1]], each[0].ids[each[1]]
                 if key in sent or key in behind:
-                    self._defer(row, is_counted=is_counted)
+                    self._defer(key, each)
                     continue
-                is_alone = bool(isolated) and row[0] in isolated
-                if len(admitted) < room and (not is_alone or (first and not admitted)):
+                is_alone = bool(isolated) and record_id in isolated
+                if room and (not is_alone or first):
                     sent.add(key)
-                    admitted.append(row)
+                    admitted.setdefault(each[0], []).append(each[1])
                     if key in queues:
-                        blocked[key] = None
+                        self._blocked[key] = None
+                    room, first = 0 if is_alone else room - 1, False
                     if is_alone:
-                        isolated.discard(row[0])
-                        self.is_isolated, room = True, 0
+                        isolated.discard(record_id)
+                        self.is_isolated = True
                 else:
-                    self._waiting.append(row)
-                    if is_counted:
-                        self._count(row)
+                    self._wait(each)
                     room = 0
-        if self._sizes:
-            self._bytes -= sum(self._sizes.pop(row[0], 0) for row in admitted)
-        return admitted
+        return _joined([self._take(*each) for each in admitted.items()])
 
-    def _takes_whole(self, page: RowPage, room: int) -> bool:
-        """Return True if keys alone decide about the rows of a page."""
-        is_open = not (self._waiting or self.isolated or self.is_isolated)
-        return is_open and len(page) <= room and page.summary.is_plain
-
-    def _admit_of(self, page: RowPage) -> RowPage:
-        """Admit rows of a page, and make only those that are deferred."""
-        keys, sent, queues = page.keys, self._sent, self._queues
+    def _first_of_keys(self, page: DeferredRows, keys: Sequence[str]) -> Sequence[int]:
+        """Defer the rows of a page whose keys have been sent, or wait; return the places of the others."""
+        sent, queues = self._sent, self._queues
         if len(new := {*keys}) == len(keys) and sent.isdisjoint(new) and queues.keys().isdisjoint(new):
             sent |= new
-            return page
+            return range(len(keys))
         admitted: list[int] = []
-        deferred: list[int] = []
         for place, key in enumerate(keys):
             if key in sent or key in queues:
-                deferred.append(place)
+                self._defer(key, (page, place))
             else:
                 sent.add(key)
                 admitted.append(place)
-        rows = page if len(deferred) < len(keys) // _FEW else list(page)
-        for place in deferred:
-            self._defer(rows[place], is_counted=len(keys) < _SMALL_ROWS)
-        return page.pick(admitted)
+        return admitted
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        waiting = {row[2] for row in self._waiting}
-        picked: list[Row] = []
-        for row in rows:
-            key = row[2]
+        page, waiting = DeferredRows(rows, keys_of(rows)), {each.keys[place] for each, place in self._waiting}
+        picked: list[int] = []
+        for each in _places_of(page):
+            key = page.keys[each[1]]
             if key in self._sent or key in self._queues:
-                self._defer(row, is_counted=True)
+                self._defer(key, each)
             elif key in waiting:
-                self._waiting.append(row)
-                self._count(row)
+                self._wait(each)
             else:
                 self._sent.add(key)
-                picked.append(row)
-        return picked
+                picked.append(each[1])
+        return self._take(page, picked)
 
     def defers(self, row: Row) -> bool:
         key = row[2]
-        return key in self._sent or key in self._queues or any(each[2] == key for each in self._waiting)
+        waits = (page.keys[place] == key for page, place in self._waiting)
+        return key in self._sent or key in self._queues or any(waits)
 
     @property
     def deferred_ids(self) -> list[int]:
-        return [row[0] for row in self._waiting] + [row[0] for queue in self._queues.values() for row in queue]
+        ids = [page.ids[place] for page, place in self._waiting]
+        return ids + [page.ids[place] for queue in self._queues.values() for page, place in queue]
 
     @property
     def has_deferred(self) -> bool:
@@ -209,20 +195,40 @@ class KeyBarrier:
     def is_full(self) -> bool:
         return len(self._waiting) + self._queued > _MOST_DEFERRED or self._bytes > _MOST_DEFERRED_BYTES
 
-    def _defer(self, row: Row, *, is_counted: bool) -> None:
-        key = row[2]
+    def _wait(self, each: _Place) -> None:
+        self._waiting.append(each)
+        each[0].defer(each[1])
+
+    def _defer(self, key: str, each: _Place) -> None:
         if (queue := self._queues.get(key)) is None:
             queue = self._queues[key] = deque()
-        queue.append(row)
+        queue.append(each)
+        each[0].defer(each[1])
         self._queued += 1
         if key in self._sent:
             self._blocked[key] = None
-        if is_counted:
-            self._count(row)
 
-    def _count(self, row: Row) -> None:
-        self._sizes[row[0]] = size = row_bytes(row)
-        self._bytes += size
+    def _take(self, page: DeferredRows, places: Sequence[int]) -> Sequence[Row]:
+        before = page.bytes
+        taken = page.take(places)
+        self._bytes += page.bytes - before
+        return taken
+
+
+def _places_of(page: DeferredRows) -> list[_Place]:
+    return [(page, place) for place in range(len(page))]
+
+
+def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
+    """Return pages as they are, and rows that were made as one sequence: each sequence is handed over by a call."""
+    made: list[Row] = []
+    pages: list[Sequence[Row]] = []
+    for rows in found:
+        if isinstance(rows, list):
+            made += rows
+        elif rows:
+            pages.append(rows)
+    return [made, *pages] if made else pages
 
 
 class NoBarrier:
@@ -243,7 +249,7 @@ class NoBarrier:
     def checkpoint_saved(self) -> None:
         """See `Barrier`. Nothing waits for a checkpoint."""
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Sequence[Row]:
+    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if self._waiting:
             rows = [*self._waiting, *rows] if rows else self._waiting
         if self.is_isolated:
@@ -256,9 +262,9 @@ class NoBarrier:
                 self.isolated.discard(rows[0][0])
         if len(rows) <= room:
             self._waiting = ()
-            return rows
+            return [rows]
         self._waiting = rows[room:]
-        return rows[:room]
+        return [rows[:room]]
 
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
         before = {row[2] for row in self._waiting}

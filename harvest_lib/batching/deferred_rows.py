@@ -1,0 +1,67 @@
+"""Rows of a page of which some go now, and some wait. Pure, no I/O.
+
+A page as Postgres has sent it is kept while many of its rows wait: they go natively then, as they would have gone at
+once. Where few wait, those are made, and the page is let go.
+"""
+
+from collections.abc import Sequence
+
+from harvest_lib.record import Row, row_bytes
+from harvest_lib.record.rows import RowPage, ids_of
+
+_FEW = 16
+"""A page is kept while at least one in so many of its rows waits."""
+
+_SMALL_ROWS = 1_000
+"""Rows of a larger list are not counted in bytes, which would cost too much: they are few each, since a page has
+`PAGE_BYTES` at most."""
+
+
+class DeferredRows:
+    """Rows of one page, known by their places in it."""
+
+    __slots__ = ("_is_counted", "_rows", "_waiting", "bytes", "ids", "keys")
+
+    def __init__(self, rows: Sequence[Row], keys: Sequence[str]) -> None:
+        self.keys: Sequence[str] | dict[int, str] = keys
+        self.ids: Sequence[int] | dict[int, int] = ids_of(rows)
+        """Keys and ids by place, of rows that wait at least."""
+        self.bytes = 0
+        """Size of the rows that wait, or of the page that is kept for them."""
+        self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page was let go
+        self._waiting: set[int] = set()
+        self._is_counted = isinstance(rows, RowPage) or len(rows) < _SMALL_ROWS
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def defer(self, place: int) -> None:
+        """Have a row wait; `take` is to follow."""
+        self._waiting.add(place)
+
+    def take(self, places: Sequence[int]) -> Sequence[Row]:
+        """Return the rows that go now, a page of a page that was kept; keep no more than those that wait need."""
+        self._waiting.difference_update(places)
+        rows = self._rows
+        if isinstance(rows, dict):
+            taken: Sequence[Row] = [rows.pop(place) for place in places]
+            self.bytes -= sum(map(row_bytes, taken)) if self._is_counted else 0
+            return taken
+        if len(places) == len(rows):
+            taken = rows
+        elif isinstance(rows, RowPage):
+            taken = rows.pick(places)
+        else:
+            taken = [rows[place] for place in places]
+        self._keep(rows)
+        return taken
+
+    def _keep(self, rows: Sequence[Row]) -> None:
+        if isinstance(rows, RowPage) and len(self._waiting) * _FEW >= len(rows):
+            self.bytes = rows.summary.bytes
+            return
+        places = sorted(self._waiting)
+        self._rows = {place: rows[place] for place in places}
+        self.keys = {place: self.keys[place] for place in places}
+        self.ids = {place: self.ids[place] for place in places}
+        self.bytes = sum(map(row_bytes, self._rows.values())) if self._is_counted else 0
