@@ -19,6 +19,7 @@ from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import row_security
 from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, batch_source, server_identity
 from harvest_lib.source.filters import Subscription, shard_conditions
+from harvest_lib.source.parking_moves import ParkingMoves
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.sharding import shard_of
 from tests.simulation.plan import SHARDS
@@ -400,15 +401,15 @@ def _known():
     parts = {
         **_sources(),
         MarkSource("", OUTBOX): "mark",
-        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset any_parked parked_keys park hold",
+        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset",
+        (marked := ParkingMoves(OUTBOX, PARKED)): "any_parked parked_keys park hold",
         checkpoints: "first lead renew save status",
         ParkedIds(
             checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
         ): "matching load add moved due release",
     }
     found = dict(_texts(parts))
-    marking = MarkSource("", OUTBOX, PARKED)
-    silent = (marking._lock_parked, marking._keep_parked, marking._make_room)  # no id is given out again here
+    silent = (marked._lock_parked, marked._keep_parked, marked._make_room)  # no id is given out again here
     found |= {each.as_string(None): "nothing" for each in silent}
     of_subscriptions = {
         _KINDS: "kinds",
