@@ -5,8 +5,8 @@ written, which takes a few milliseconds, the same transactional id is refused it
 again only after 20. So the next batch is another id's.
 
 Promises: those of the deliveries. A batch begins only when the one before was committed; beginning begins both, so when
-it is over no earlier leader can commit anything. One that was frozen in between begins only the first: its successor is
-fenced once, not twice.
+it is over no earlier leader can commit anything. One that was frozen in between begins only the first, and fences its
+successor under that alone.
 """
 
 from collections.abc import Callable, Sequence

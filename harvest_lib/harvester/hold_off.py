@@ -5,7 +5,8 @@
 - It was fenced. The leader that fenced it would be fenced in turn, and so without end, if both began again at once. So
   it holds off, except where its next term fences the previous leader:
     - if another leader has raised the epoch since: that was its successor, and is over;
-    - the first time: a former leader that was frozen before it began fences its successor once, and then stops.
+    - twice in a session timeout: a former leader that was frozen before it began fences its successor as it thaws, and
+      once more if its client repeats the request before it stops.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,17 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Term
 
 
+_INTERRUPTIONS = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HoldOff:
     until: float
     """In boot seconds."""
     epoch: int | None
     """The epoch of the previous term."""
-    is_first: bool
-    """True if the previous hold-off, if there was one, had passed."""
+    count: int
+    """Number of hold-offs, this one included, none of which had passed when the next began."""
 
 
 class HoldOffs:
@@ -36,8 +40,8 @@ class HoldOffs:
     def begin(self, shard: int, epoch: int | None) -> None:
         """Hold off from now on, after a term that led under `epoch`; None if it had none."""
         now, before = self._clock(), self._latest.get(shard)
-        is_first = before is None or now >= before.until
-        self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, is_first=is_first)
+        count = 1 if before is None or now >= before.until else before.count + 1
+        self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, count=count)
 
     def is_over(self, term: Term) -> bool:
         """Return True if this term may begin."""
@@ -46,4 +50,4 @@ class HoldOffs:
             return True
         before, now = latest.epoch, term.after_epoch
         was_followed = before is not None and now is not None and now > before
-        return term.fences and (latest.is_first or was_followed)
+        return term.fences and (latest.count <= _INTERRUPTIONS or was_followed)

@@ -220,7 +220,8 @@ def test_what_a_frozen_leader_sends_when_it_thaws_is_refused(
 def test_one_that_was_frozen_before_it_began_interrupts_its_successor_for_a_moment(
     pool, outbox, written, bootstrap_servers
 ):
-    """It had raised the epoch, and was about to fence its predecessor in Kafka: thawed, it fences the new leader.
+    """It had raised the epoch, and was about to fence its predecessor in Kafka: thawed, it fences the new leader, and
+    once more if its client repeats the request after half a second, as the strike lets it.
 
     A session timeout is longer than a test's patience: the interrupted leader does not wait for one.
     """
@@ -237,7 +238,7 @@ def test_one_that_was_frozen_before_it_began_interrupts_its_successor_for_a_mome
         eventually(lambda: arrivals.first_of.keys() - known, "it goes on")
         written()
         check(outbox, bootstrap_servers, arrivals)
-    assert len(said(successor, "leader_fenced")) == 1
+    assert len(said(successor, "leader_fenced")) <= 2
 
 
 def said(member, event):
