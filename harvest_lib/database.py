@@ -48,9 +48,14 @@ _SESSION = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "array_nulls": "on",
+    # The server notices a client that is gone, as we notice it: its transaction would keep its locks for two hours.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
 }
-"""Settings of each session, whatever its role or database has: durable commits, and the spelling of values that we read
-and write."""
+"""Settings of each session, whatever its role or database has: durable commits, the spelling of values that we read and
+write, and probes of the connection."""
 
 _HAS_IDLE_SESSION_TIMEOUT = 140_000
 LIFT_TIMEOUTS = """

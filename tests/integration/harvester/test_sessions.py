@@ -80,6 +80,13 @@ def test_no_option_makes_commits_less_durable_or_values_spelled_otherwise(dsn):
     assert shown(make_conninfo(dsn, options=options), *names, settings=ours) == ["on", "ISO, YMD", "7s"]
 
 
+def test_the_server_notices_a_client_that_is_gone(dsn):
+    """One that vanished in the middle of a transaction would keep its locks for as long as TCP lets it."""
+    assert "host=127.0.0.1" in dsn, "over a socket file there is nothing to notice"
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    assert shown(dsn, *names) == ["5", "3", "3", "10s"]
+
+
 @pytest.mark.parametrize("options", ["-c no_such_thing=1", "-c work_mem=much"])
 def test_an_option_that_the_server_does_not_take_is_named(dsn, options):
     with pytest.raises(DatabaseError, match="does not take a setting") as error:
