@@ -21,8 +21,8 @@ OLD_MINUTES = 7.0
 """Longer than it takes until a backlog is old and a checkpoint stale."""
 
 MODES = (
-    Mode(source="snapshot", delivery="transactional"),
-    Mode(source="transaction_id", delivery="transactional"),
+    Mode(source="snapshot", delivery="transactional", election="neli"),
+    Mode(source="transaction_id", delivery="transactional", election="neli"),
 )
 """In the first of them that it fits a fault is injected."""
 

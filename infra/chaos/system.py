@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import boot_seconds
+from harvest_lib.config.choices import choose
 from harvest_lib.grants import ReadingMode
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack.harvester import Harvester
@@ -42,23 +43,32 @@ _READY_SECONDS = 60.0
 Source = Literal["mark", "snapshot", "transaction_id"]
 Delivery = Literal["barrier", "pipelined", "transactional", "sequenced"]
 HandOver = Literal["native", "python"]
+Election = Literal["auto", "neli", "postgres"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """Source of the outbox, delivery to Kafka, and implementation of the hand-over."""
+    """Source of the outbox, delivery to Kafka, implementation of the hand-over, and `leadership` of the pool."""
 
     source: Source = "snapshot"
     delivery: Delivery = "transactional"
     hand_over: HandOver = "native"
+    election: Election = "auto"
 
     @property
     def exactly_once(self) -> bool:
         """True if readers of committed records are promised no repeats."""
         return self.delivery in {"transactional", "sequenced"}
 
+    @property
+    def elects_by_kafka(self) -> bool:
+        """True if a consumer group elects the leader, and no lock in Postgres."""
+        chosen = choose(None, source=self.source, delivery=self.delivery, leadership=self.election)
+        return chosen.leadership == "neli"
+
     def __str__(self) -> str:
-        return f"{self.source}/{self.delivery}, {self.hand_over}"
+        elected = "" if self.election == "auto" else f", {self.election}"
+        return f"{self.source}/{self.delivery}, {self.hand_over}{elected}"
 
 
 class System:
@@ -263,7 +273,7 @@ class System:
             "dataSource": dsn,
             "source": self.mode.source,
             "delivery": self.mode.delivery,
-            "leadership": "neli",  # the coordinator of whose group some faults look for
+            "leadership": self.mode.election,
             "sessionTimeout": f"{self._session_seconds:.0f}s",
             "limits": {"heartbeatTimeout": f"{self._session_seconds * 500:.0f}ms", "ioErrorBackoff": "200ms"},
         }

@@ -35,6 +35,14 @@ class Modes(StrEnum):
     TRANSACTION_ID_SEQUENCED = "transaction_id/sequenced"
 
 
+class Election(StrEnum):
+    """The election of the leader."""
+
+    AUTO = "auto"
+    NELI = "neli"
+    POSTGRES = "postgres"
+
+
 class Impl(StrEnum):
     """The implementation that hands records over, or both, one after the other."""
 
@@ -56,6 +64,9 @@ def chaos(
     impl: Annotated[
         Impl, typer.Option("--impl", help="What hands records over; with both, each mode has half of its time by each.")
     ] = Impl.BOTH,
+    election: Annotated[
+        Election, typer.Option(help="Leadership of the pool; auto is the choice of a configuration without it.")
+    ] = Election.AUTO,
     brokers: Annotated[int, typer.Option(help="1 or 3 (min.insync.replicas 2).")] = 3,
     rate: Annotated[float, typer.Option(min=1, help="Records written per second.")] = 300.0,
     simulate: Annotated[
@@ -114,7 +125,7 @@ def chaos(
     _require_all(names, brokers, require_all=require_all)
     report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
     modes = [
-        make_mode(source=source, delivery=delivery, hand_over=name)
+        make_mode(source=source, delivery=delivery, hand_over=name, election=election.value)
         for source, delivery in (
             each.split("/") for each in Modes if each is not Modes.ALL and mode in {each, Modes.ALL}
         )

@@ -47,8 +47,8 @@ from infra.monitoring import scaled_rules
 pytestmark = pytest.mark.full
 
 ALERTS = [rule["alert"] for group in yaml.safe_load(scaled_rules.FILE.read_text())["groups"] for rule in group["rules"]]
-READS = Mode(source="snapshot", delivery="transactional")
-WAITS = Mode(source="transaction_id", delivery="transactional")
+READS = Mode(source="snapshot", delivery="transactional", election="neli")
+WAITS = Mode(source="transaction_id", delivery="transactional", election="neli")
 REPEATS = Mode(source="snapshot", delivery="barrier")
 MISSING = "nowhere"
 PAUSED_SECONDS, PAUSED_EVERY_SECONDS = 2.0, 3.0

@@ -72,6 +72,9 @@ def _partition(name: str, partitions: int) -> int:
 
 FAULTS: Mapping[str, Fault] = {
     "coordinator-killed": Fault(
-        promise="what was asked of it is done, or not, as a whole", inject=_coordinator_killed, brokers=3
+        promise="what was asked of it is done, or not, as a whole",
+        inject=_coordinator_killed,
+        brokers=3,
+        fits=lambda mode: mode.delivery == "transactional" or mode.elects_by_kafka,
     ),
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from infra.chaos.aftermath import Check
+from infra.chaos.aftermath import Check, led_within
 from infra.chaos.system import SESSION_SECONDS, Mode, System
 from infra.chaos.writing import Writing
 
@@ -17,6 +17,8 @@ SLOW_SECONDS = 15.0
 """A machine that has much else to do may be later than promised by so much."""
 REPLACED = (SESSION_SECONDS + 1, SESSION_SECONDS + 6)
 """So long that another one leads meanwhile."""
+replaced = led_within(SESSION_SECONDS + SLOW_SECONDS)
+"""Check that another one leads, however the leader is elected, within the session timeout."""
 
 
 Needs = Callable[[], str | None]

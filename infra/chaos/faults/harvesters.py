@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from harvest_lib.local_stack.process import ServerProcess
 from infra.chaos.aftermath import led_within, nothing_repeats
-from infra.chaos.faults.fault import REPLACED, SLOW_SECONDS, Fault, Injection
+from infra.chaos.faults.fault import REPLACED, Fault, Injection, replaced
 from infra.chaos.member import Member
-from infra.chaos.system import SESSION_SECONDS, System
+from infra.chaos.system import System
 from infra.chaos.writing import Writing
 
 
@@ -45,13 +45,12 @@ def _pool_killed(system: System, _draw: random.Random, _write: Callable[[], Writ
 
 
 _AT_ONCE_SECONDS = 10.0
-_REPLACED = led_within(SESSION_SECONDS + SLOW_SECONDS)
 
 FAULTS: Mapping[str, Fault] = {
     "leader-killed": Fault(
         promise="another leads within the session timeout",
         inject=_leader(ServerProcess.kill, System.start_member),
-        checks=[_REPLACED],
+        checks=[replaced],
     ),
     "leader-released": Fault(
         promise="another leads at once, nothing repeats",
@@ -63,7 +62,7 @@ FAULTS: Mapping[str, Fault] = {
         promise="a zombie changes nothing",
         inject=_leader(ServerProcess.suspend, _resume),
         seconds=REPLACED,
-        checks=[_REPLACED],
+        checks=[replaced],
     ),
     "pool-killed": Fault(
         promise="nothing is lost, and it goes on once there is a harvester", inject=_pool_killed, seconds=(1, 4)

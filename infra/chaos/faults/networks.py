@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from infra.chaos.faults.fault import REPLACED, Fault, Injection
+from infra.chaos.faults.fault import REPLACED, Fault, Injection, replaced
 from infra.chaos.link import Direction
 from infra.chaos.namespaces import networks_lacking
 from infra.chaos.network_path import NetworkPath, network_paths
@@ -55,7 +55,12 @@ def _shaping_lacking(do: Callable[[NetworkPath], None]) -> str | None:
 
 def _network_fault(promise: str, do: Callable[[NetworkPath], None], seconds: tuple[float, float] = REPLACED) -> Fault:
     return Fault(
-        promise=promise, inject=_leader(do), seconds=seconds, needs=networks_lacking, prepare=_on_network_paths
+        promise=promise,
+        inject=_leader(do),
+        seconds=seconds,
+        needs=networks_lacking,
+        prepare=_on_network_paths,
+        checks=[replaced],
     )
 
 
