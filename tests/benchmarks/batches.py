@@ -32,8 +32,13 @@ _OWN_RECORDS = 3
 
 _SHARES = {"transactional": 0.7, "pipelined": 0.7, "barrier": 0.2}
 """Of the slower floor, natively."""
-_FASTER, _CPU_MICROS = 1.8, 3.5
-"""Exactly once: times the rate of the path in Python, and CPU time of the whole process per record."""
+_SHARES_OF_BOTH = {"transactional": 0.85, "pipelined": 0.85}
+"""Of what a loop that only reads and one that only produces reach together, natively."""
+_FASTER, _OF_PIPELINED = 1.8, 0.9
+"""Exactly once: times the rate of the path in Python, and of at least once."""
+_CPU_MICROS = {"transactional": 2.0, "pipelined": 2.0, "barrier": 4.0}
+_CPU_MICROS_MARKED = 10.0
+"""CPU time of the whole process per record, natively; marked and purged, under the barrier."""
 
 
 def drains(servers: Servers, size: "Size") -> Iterator[Result]:
@@ -60,12 +65,31 @@ def drains(servers: Servers, size: "Size") -> Iterator[Result]:
         rates = [each.rate for each in natively]
         name = f"drain-snapshot-{delivery}-native"
         yield _against(name, rates, floors, target)
-        yield _against(f"{name}-to-both", rates, at_once, None)
+        yield _against(f"{name}-to-both", rates, at_once, _SHARES_OF_BOTH.get(delivery))
         faster = _FASTER if delivery == "transactional" else None
         yield _against(f"{name}-to-python", rates, [each.rate for each in by_python], faster)
-    natively, by_python = zip(*found["transactional"], strict=True)
-    yield at_most("cpu-native", median(each.cpu_micros for each in natively), "µs/record", target=_CPU_MICROS)
-    yield Result(name="cpu-python", value=median(each.cpu_micros for each in by_python), unit="µs/record")
+        micros = median(each.cpu_micros for each in natively)
+        yield at_most(f"cpu-{delivery}-native", micros, "µs/record", target=_CPU_MICROS[delivery])
+        micros = median(each.cpu_micros for each in by_python)
+        yield Result(name=f"cpu-{delivery}-python", value=micros, unit="µs/record")
+    one, other = ([native.rate for native, _ in found[delivery]] for delivery in ("transactional", "pipelined"))
+    yield _against("drain-snapshot-transactional-to-pipelined", one, other, _OF_PIPELINED)
+
+
+def marked(servers: Servers, size: "Size") -> Iterator[Result]:
+    """Drains of goharvest's table, which marks and purges, natively and by Python in turn."""
+    pairs = []
+    for _ in range(size.rounds):
+        pair = []
+        for implementation in ("native", "python"):
+            servers.fill(size.records)
+            pair.append(drain_in_process(servers, size.records, delivery="barrier", implementation=implementation))
+        pairs.append(pair)
+    natively, by_python = zip(*pairs, strict=True)
+    rates = [each.rate for each in natively]
+    yield _against("drain-mark-barrier-to-python", rates, [each.rate for each in by_python], None)
+    micros = median(each.cpu_micros for each in natively)
+    yield at_most("cpu-mark-barrier-native", micros, "µs/record", target=_CPU_MICROS_MARKED)
 
 
 def _in_process(servers: Servers, records: int, delivery: str, implementation: str) -> BatchDrain:

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
 import psutil
 import psycopg
@@ -21,6 +22,13 @@ SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current
 """
 
 
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "native": {"delivery": "transactional", "leadership": "postgres"},
+    "goharvest": {"delivery": "barrier", "leadership": "neli"},
+}
+"""By the table, the settings that `auto` chooses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Per cent of one core, statements (each a transaction of its own) a second, and resident memory at the end."""
@@ -30,12 +38,15 @@ class Cost:
     resident_bytes: int
 
 
-def cost(servers: Servers, *options: str) -> Cost:
-    """Let one process lead an empty outbox; `options` are further ones of `harvest run`."""
-    servers.fill(0)
+def cost(servers: Servers, settings: Mapping[str, object], *options: str) -> Cost:
+    """Let one process lead an empty outbox of its own; `options` are further ones of `harvest run`."""
+    if settings == DEFAULTS["native"]:
+        servers.make_native()
+    else:
+        servers.fill(0)
     with TemporaryDirectory() as folder, psycopg.connect(servers.dsn, autocommit=True) as connection:
         config, log = Path(folder) / "harvest.yaml", Path(folder) / "log"
-        config.write_text(servers.yaml())
+        config.write_text(servers.yaml(leaderGroupID=f"bench-{uuid4().hex[:8]}", **settings))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
         command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json", *options]
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, env=environment) as process:

@@ -30,7 +30,7 @@ from tests.benchmarks.timeline import LEGS, legs, read_steps
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
 
-_RATES = (500, 1_000)
+_RATES = (100, 500, 1_000)
 _SECONDS = 10
 _SETTLE_SECONDS = 3
 _LONGEST_SECONDS = 60
@@ -39,7 +39,7 @@ _INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), %s, %s, %s, '{}', '{}') RETURNING id
 """
-_MORE_MILLISECONDS = {"transactional": 6, "pipelined": 3, "barrier": 5}
+_MORE_MILLISECONDS = {"transactional": 5, "pipelined": 3, "barrier": 5}
 """At most, beside a bare transaction, or beside produce and consume."""
 
 
@@ -48,6 +48,7 @@ class Latency:
     """Milliseconds. `legs` are the medians of what a record waits for in turn."""
 
     p50: float
+    p95: float
     p99: float
     legs: Mapping[str, float] = field(default_factory=dict)
 
@@ -81,6 +82,7 @@ def _lines(prefix: str, found: Mapping[str, list[Latency]]) -> Iterator[Result]:
             yield at_most(f"{prefix}-{name}-p50", p50, "ms", target=target)
         else:
             yield Result(name=f"{prefix}-{name}-p50", value=p50, unit="ms")
+        yield Result(name=f"{prefix}-{name}-p95", value=median(each.p95 for each in rounds), unit="ms")
         yield Result(name=f"{prefix}-{name}-p99", value=median(each.p99 for each in rounds), unit="ms")
         for leg in rounds[0].legs:
             value = median(each.legs[leg] for each in rounds)
@@ -104,7 +106,7 @@ def _transactions(servers: Servers) -> Latency:
         producer.commit_transaction(_LONGEST_SECONDS)
         milliseconds.append((time.perf_counter() - began) * 1_000)
     cuts = quantiles(milliseconds[-_TRANSACTIONS // 5 :], n=100)
-    return Latency(p50=cuts[49], p99=cuts[98])
+    return Latency(p50=cuts[49], p95=cuts[94], p99=cuts[98])
 
 
 def _raw(servers: Servers, rate: int) -> Latency:
@@ -146,7 +148,7 @@ class _Record:
 def _latency(records: Sequence[_Record], waits: Sequence[Sequence[float]] = ()) -> Latency:
     cuts = quantiles([each.came - each.written for each in records], n=100)
     medians = {leg: median(each) * 1_000 for leg, each in zip(LEGS, zip(*waits, strict=True), strict=False)}
-    return Latency(p50=cuts[49] * 1_000, p99=cuts[98] * 1_000, legs=medians)
+    return Latency(p50=cuts[49] * 1_000, p95=cuts[94] * 1_000, p99=cuts[98] * 1_000, legs=medians)
 
 
 def _measured(servers: Servers, rate: int, write: Callable[[str, str], tuple[float, int]]) -> list[_Record]:

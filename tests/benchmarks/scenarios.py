@@ -110,9 +110,10 @@ def _hand_over(servers: Servers, size: Size) -> Iterator[Result]:
 
 
 def _idle(servers: Servers, size: Size) -> Iterator[Result]:
-    cost = idle.cost(servers)
-    yield at_most("idle-cpu", cost.core_percent, "% core", target=2.0)
-    yield at_most("idle-statements", cost.statements_per_second, "/s", target=20.0)
+    for name, settings in idle.DEFAULTS.items():
+        cost = idle.cost(servers, settings)
+        yield at_most(f"idle-cpu-{name}", cost.core_percent, "% core", target=1.0)
+        yield at_most(f"idle-statements-{name}", cost.statements_per_second, "/s", target=30.0)
 
 
 def _approaches(servers: Servers, size: Size) -> Iterator[Result]:
@@ -124,6 +125,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
     "drain-pipelined": _drains("pipelined", 0.7),
     "drain-pipelined-2-fold": _drains("pipelined", 0.8, times=2),
     "drains-snapshot": batches.drains,
+    "drains-mark": batches.marked,
     "one-hot-key": batches.hot_key,
     "never-analyzed": batches.never_analyzed,
     "one-transaction": batches.one_transaction,
