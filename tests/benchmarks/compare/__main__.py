@@ -66,7 +66,9 @@ def main() -> int:
     """Read the command line, do all of it, and return the exit code."""
     usual = Size()
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
+    longer = usual.long_records
     parser.add_argument("--records", type=int, default=usual.records, help=f"per drain (default {usual.records:,})")
+    parser.add_argument("--long-records", type=int, default=longer, help=f"of a long drain (default {longer:,})")
     parser.add_argument("--rounds", type=int, default=usual.rounds, help=f"of drains (default {usual.rounds})")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help=f"of load (default {usual.seconds:.0f})")
     parser.add_argument("--kills", type=int, default=usual.kills, help=f"of each relay (default {usual.kills})")
@@ -74,14 +76,21 @@ def main() -> int:
     asked = parser.parse_args()
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=_WIDTH, highlight=False)
-    size = Size(records=asked.records, rounds=asked.rounds, seconds=asked.seconds, kills=asked.kills)
+    size = Size(
+        records=asked.records,
+        long_records=asked.long_records,
+        rounds=asked.rounds,
+        seconds=asked.seconds,
+        kills=asked.kills,
+    )
     interrupt_on_signals()
     relays = [EXACTLY_ONCE, BARRIER, Debezium(), Goharvest()]
     return exit_code_of(lambda: run(size, relays, default_state(), console, page=asked.page), console)
 
 
 def _conditions(size: Size) -> list[str]:
-    asked = f"--records {size.records} --rounds {size.rounds} --seconds {size.seconds:g} --kills {size.kills}"
+    sizes = f"--records {size.records} --long-records {size.long_records}"
+    asked = f"{sizes} --rounds {size.rounds} --seconds {size.seconds:g} --kills {size.kills}"
     return [
         f'`make compare COMPARE="{asked}"` on {os.cpu_count()} cores of {platform.machine()}, with Postgres '
         f"{POSTGRES}, Kafka {KAFKA} and Python {platform.python_version()}. Values have 200 bytes, topics 8 partitions."

@@ -11,6 +11,7 @@ from tests.benchmarks.report import Result
 _BEGINS, _ENDS = "<!-- comparison -->", "<!-- end of comparison -->"
 _ROWS: Sequence[tuple[str, str]] = (
     ("drain, records/s", "drain-{}"),
+    ("long drain, records/s", "drain-long-{}"),
     ("the same on servers of its own", "{}-to-alone"),
     (f"latency at {RATE}/s, median", f"latency-{RATE}-{{}}-p50"),
     (f"latency at {RATE}/s, 99th percentile", f"latency-{RATE}-{{}}-p99"),
@@ -19,6 +20,7 @@ _ROWS: Sequence[tuple[str, str]] = (
     ("lost after it", "failover-{}-lost"),
     ("CPU for 10⁶ records, relay", "cpu-{}"),
     ("CPU for 10⁶ records, Postgres and Kafka", "cpu-{}-servers"),
+    ("CPU for 10⁶ records, all together", "cpu-{}-together"),
     ("memory, relay", "memory-{}"),
     ("idle CPU, relay", "idle-{}"),
     ("idle CPU, Postgres and Kafka", "idle-{}-servers"),
@@ -61,13 +63,14 @@ def _ratios(results: Sequence[Result], titles: Mapping[str, str]) -> Iterator[st
     yield "| drain, median of the rounds' ratios | ratio | least and greatest | target | |"
     yield "| --- | ---: | --- | ---: | --- |"
     for result in results:
-        ours, _, other = result.name.partition("-to-")
+        ours, _, other = result.name.removeprefix("long-").partition("-to-")
         if other in titles and result.ratio is not None and result.ratios is not None:
             target = "" if result.target is None else f"{result.target:.0f}"
             met = {None: "", True: "met", False: "missed"}[result.met]
             least, greatest = result.ratios
             spread = f"{least:.1f} to {greatest:.1f}"
-            yield f"| {titles[ours]} to {titles[other]} | {result.ratio:.1f} | {spread} | {target} | {met} |"
+            kind = ", long" if result.name.startswith("long-") else ""
+            yield f"| {titles[ours]} to {titles[other]}{kind} | {result.ratio:.1f} | {spread} | {target} | {met} |"
 
 
 def _cell(result: Result | None, *, alone: bool) -> str:

@@ -31,6 +31,7 @@ class Found:
     """Measurements of one relay; a drain for each round so far, None where it failed."""
 
     drains: list[Drain | None] = field(default_factory=list)
+    long_drain: Drain | None = None
     alone: Drain | None = None
     live: Live | None = None
     failovers: list[Failover] = field(default_factory=list)
@@ -44,6 +45,12 @@ def results(found: Mapping[str, Found]) -> Iterator[Result]:
     for (ours, other), target in _TARGETS.items():
         if ours in found and other in found:
             yield from _ratio(f"{ours}-to-{other}", found[ours].drains, found[other].drains, target)
+    for name, each in found.items():
+        if each.long_drain:
+            yield Result(name=f"drain-long-{name}", value=each.long_drain.rate, unit="/s")
+    for ours, other in _TARGETS:
+        if ours in found and other in found:
+            yield from _ratio(f"long-{ours}-to-{other}", [found[ours].long_drain], [found[other].long_drain], None)
     for name, each in found.items():
         rates = [drain.rate for drain in each.drains if drain]
         if rates and each.alone:
@@ -86,7 +93,9 @@ def _costs(name: str, drains: Sequence[Drain]) -> Iterator[Result]:
         cpu = median(each.cpu_micros for each in drains)
         servers = median(each.servers_cpu_micros for each in drains)
         yield Result(name=f"cpu-{name}", value=cpu, unit="s/million")
+        together = median(each.cpu_micros + each.servers_cpu_micros for each in drains)
         yield Result(name=f"cpu-{name}-servers", value=servers, unit="s/million")
+        yield Result(name=f"cpu-{name}-together", value=together, unit="s/million")
         yield Result(name=f"memory-{name}", value=max(each.megabytes for each in drains), unit="MB")
 
 

@@ -22,7 +22,7 @@ from tests.benchmarks.compare.rounds import Size
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[3]
-SMALLEST = Size(records=100_000, rounds=1, seconds=3.0, kills=1)
+SMALLEST = Size(records=100_000, long_records=200_000, rounds=1, seconds=3.0, kills=1)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_every_relay_that_can_be_built_is_measured_and_ended(state):
     assert {"exactly-once", "barrier"} <= set(built)
     assert {each.name for each in peers} == {*built, *kept["left_out"]}  # nothing else failed
     for name in built:
-        figures = [found[f"{figure}-{name}"] for figure in ("drain", "cpu", "memory", "failover")]
+        figures = [found[f"{figure}-{name}"] for figure in ("drain", "drain-long", "cpu", "memory", "failover")]
         assert all(each.value > 0 for each in figures), figures
         assert found[f"latency-500-{name}-p50"].value <= found[f"latency-500-{name}-p99"].value
         assert found[f"failover-{name}-lost"].value == 0

@@ -50,6 +50,13 @@ def test_the_target_beside_goharvest_is_missed_by_less_than_eighty_times():
     assert (found["exactly-once-to-goharvest"].target, found["exactly-once-to-goharvest"].met) == (80.0, False)
 
 
+def test_long_drains_have_lines_and_a_ratio_of_their_own():
+    ours, other = (Found(drains=drains(rate), long_drain=drains(rate / 2)[0]) for rate in (900.0, 100.0))
+    found = lines(exactly_once=ours, debezium=other)
+    assert found["drain-long-debezium"].value == 50.0
+    assert (found["long-exactly-once-to-debezium"].ratio, found["exactly-once-to-debezium"].ratio) == (9.0, 9.0)
+
+
 def test_a_round_in_which_one_failed_has_no_ratio():
     found = lines(
         exactly_once=Found(drains=drains(100.0, None, 300.0)), debezium=Found(drains=drains(None, 10.0, 10.0))
@@ -68,6 +75,7 @@ def test_a_relay_that_was_never_drained_has_neither_rate_nor_ratio():
         "drain-exactly-once",
         "cpu-exactly-once",
         "cpu-exactly-once-servers",
+        "cpu-exactly-once-together",
         "memory-exactly-once",
     }
 
