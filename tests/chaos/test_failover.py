@@ -49,8 +49,8 @@ time.time = lambda: now() + off
 from harvest_lib import cli
 cli.main()
 """
-CLOCKS = [[sys.executable, "-c", _OFF, seconds, "run"] for seconds in ("600", "-900")]
-"""`harvest run` on hosts whose wall clocks are minutes ahead, and behind. librdkafka's own stays true."""
+CLOCKS = [[sys.executable, "-c", _OFF, seconds, "run"] for seconds in ("1800", "-1800")]
+"""`harvest run` on hosts whose wall clocks are an hour apart, one ahead and one behind. librdkafka's own stays true."""
 
 _LOCK = """
 SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid)

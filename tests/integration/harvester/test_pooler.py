@@ -3,12 +3,14 @@
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.outbox import harvest_config
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, require_session
 from harvest_lib.errors import DatabaseError
 from harvest_lib.harvester import preflight
+from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.message import Message, Op
@@ -29,6 +31,13 @@ def test_a_pooler_by_the_transaction_is_refused(pooled):
     with connect(conninfo), pytest.raises(DatabaseError, match="not a session") as error:
         require_session(conninfo)
     assert "pool_mode = session" in error.value.next_step
+
+
+def test_nobody_stands_for_the_lock_behind_one(outbox, pooled, bootstrap_servers, group_id):
+    """The lock would belong to a session that others use too, and two could lead."""
+    config = harvest_config(pooled("transaction"), bootstrap_servers, group_id, leadership="postgres")
+    with pytest.raises(DatabaseError, match="not a session"):
+        Harvest(config).start()
 
 
 @pytest.mark.parametrize("ignored", ["", "options"])
