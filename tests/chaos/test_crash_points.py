@@ -107,7 +107,9 @@ class Crashes:
 
     @property
     def settings(self):
-        return {"source": self.source, "delivery": self.delivery, "leadership": "solo"}
+        is_fenced = self.source != "mark" and self.delivery in ONCE  # the default there; elsewhere each would wait
+        elected = "postgres" if is_fenced else "solo"
+        return {"source": self.source, "delivery": self.delivery, "leadership": elected}
 
     def crash(self, step, nth, *, delay_ms=0.0):
         """Run a harvester that is killed at a step; True unless it had nothing left to do before it came there."""
