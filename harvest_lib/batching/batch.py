@@ -14,8 +14,9 @@ Promises
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from harvest_lib.batching.barrier import Barrier, NoBarrier
 from harvest_lib.batching.batch_size import BATCH_BYTES, BATCH_SECONDS, LARGE_PAGE_BYTES
-from harvest_lib.batching.key_barrier import Barrier, KeyBarrier, NoBarrier
+from harvest_lib.batching.key_barrier import KeyBarrier
 from harvest_lib.batching.paused_records import PausedRecords
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.redelivery import Redelivery
@@ -78,6 +79,7 @@ class Batch:
         self._ports = ports
         self._rights = rights
         self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
+        self._last_size = 0  # records in the last batch that was committed
         self._unsent: Sequence[int] = ()  # passed by the position of this batch, and still to be sent
 
     def begin(self) -> None:
@@ -102,7 +104,7 @@ class Batch:
     @property
     def has_deferred(self) -> bool:
         """Return True if records wait that were read."""
-        return self.barrier.has_deferred or bool(self.paused.ids)
+        return self.barrier.deferred_count > 0 or bool(self.paused.ids)
 
     def recheck(self) -> None:
         """Begin to fill: check the topics of kept records, if that is due. Raises PagesStale."""
@@ -117,13 +119,15 @@ class Batch:
         began, size, more, position = boot_seconds(), 0, True, due_at
         if due_at is not None:
             self._send(self.paused.sift([]))
+            if self._last_size < 2 * self.in_flight < self.barrier.deferred_count:  # they are batches by themselves
+                return Filled(due_at, more)
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
             read = self._read_and_send()
             if read is None:
                 more = False
                 break
             size, position, more = size + read.size, read.position, read.more
-            if not more or read.size > LARGE_PAGE_BYTES:
+            if not more or read.size > LARGE_PAGE_BYTES or self.barrier.is_crowded:
                 break
         self.caught_up = self.caught_up or not more
         return Filled(position, more)
@@ -148,6 +152,7 @@ class Batch:
     def committed(self) -> None:
         """Note that all that was sent is in Kafka, and passed by the last checkpoint."""
         self.last_sent = None
+        self._last_size = self.in_flight
         self.in_flight = self.in_doubt = 0
         self._sent.clear()
         self.paused.committed()

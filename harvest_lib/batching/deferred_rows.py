@@ -7,9 +7,9 @@ once. Where few wait, those are made, and the page is let go.
 from collections.abc import Sequence
 
 from harvest_lib.record import Row, row_bytes
-from harvest_lib.record.rows import RowPage, ids_of
+from harvest_lib.record.rows import RowPage
 
-_FEW = 16
+_FEW = 32
 """A page is kept while at least one in so many of its rows waits."""
 
 _SMALL_ROWS = 1_000
@@ -18,29 +18,20 @@ _SMALL_ROWS = 1_000
 
 
 class DeferredRows:
-    """Rows of one page, known by their places in it."""
+    """Rows of one page that wait, known by their places in it."""
 
-    __slots__ = ("_is_counted", "_rows", "_waiting", "bytes", "ids", "keys")
+    __slots__ = ("_is_counted", "_rows", "_waiting", "bytes")
 
-    def __init__(self, rows: Sequence[Row], keys: Sequence[str]) -> None:
-        self.keys: Sequence[str] | dict[int, str] = keys
-        self.ids: Sequence[int] | dict[int, int] = ids_of(rows)
-        """Keys and ids by place, of rows that wait at least."""
+    def __init__(self, rows: Sequence[Row]) -> None:
         self.bytes = 0
         """Size of the rows that wait, or of the page that is kept for them."""
         self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page was let go
-        self._waiting: set[int] = set()
+        self._waiting = set(range(len(rows)))
         self._is_counted = isinstance(rows, RowPage) or len(rows) < _SMALL_ROWS
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def defer(self, place: int) -> None:
-        """Have a row wait; `take` is to follow."""
-        self._waiting.add(place)
-
     def take(self, places: Sequence[int]) -> Sequence[Row]:
-        """Return the rows that go now, a page of a page that was kept; keep no more than those that wait need."""
+        """Return the rows that go now, a page of a page that was kept. The others wait: no more is kept than they
+        need."""
         self._waiting.difference_update(places)
         rows = self._rows
         if isinstance(rows, dict):
@@ -60,8 +51,5 @@ class DeferredRows:
         if isinstance(rows, RowPage) and len(self._waiting) * _FEW >= len(rows):
             self.bytes = rows.summary.bytes
             return
-        places = sorted(self._waiting)
-        self._rows = {place: rows[place] for place in places}
-        self.keys = {place: self.keys[place] for place in places}
-        self.ids = {place: self.ids[place] for place in places}
+        self._rows = {place: rows[place] for place in sorted(self._waiting)}
         self.bytes = sum(map(row_bytes, self._rows.values())) if self._is_counted else 0

@@ -1,79 +1,21 @@
-"""Barriers: they admit records to a batch, or defer them to later ones. Pure, no I/O.
-
-`KeyBarrier` is the key barrier in batches: at most one record of a key in a batch. `NoBarrier` has no barrier; it
-defers only records for which there is no room.
-"""
+"""The key barrier in batches: at most one record of a key in a batch, later ones behind the next checkpoint. Pure, no
+I/O."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from itertools import repeat
 
 from harvest_lib.batching.deferred_rows import DeferredRows
 from harvest_lib.record import Row
-from harvest_lib.record.rows import RowPage, keys_of
+from harvest_lib.record.rows import RowPage, ids_of, keys_of
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
 """Records, and bytes of them and of the pages that are kept for them; beyond either, nothing more is read until some
 have gone."""
 
-_Place = tuple[DeferredRows, int]
-"""A row that waits: its page, and its place in it."""
-
-
-class Barrier(Protocol):
-    """Admits records before the next checkpoint is on disk, which `checkpoint_saved` reports. Records whose ids are in
-    `isolated` have a batch to themselves."""
-
-    isolated: set[int]
-    is_isolated: bool
-    """True if such a record goes in this batch; to be set to False when a batch begins."""
-
-    def begin(self) -> None:
-        """Forget everything: deferred records come again from the source."""
-        ...
-
-    def checkpoint_saved(self) -> None:
-        """Note that a checkpoint is on disk which passed all that went."""
-        ...
-
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
-        """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`, in one sequence or
-        several; defer the rest. `first` is true if nothing has gone in this batch yet. Of pages, pages are returned."""
-        ...
-
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of rows that were parked that may go now; defer the rest, behind rows deferred already."""
-        ...
-
-    def defers(self, row: Row) -> bool:
-        """Return True if `pick` would defer a row."""
-        ...
-
-    @property
-    def deferred_ids(self) -> list[int]:
-        """Return the ids of deferred rows, those of each key in order."""
-        ...
-
-    @property
-    def has_deferred(self) -> bool:
-        """Return True if any row is deferred."""
-        ...
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return True if a deferred record may go now."""
-        ...
-
-    @property
-    def is_blocked(self) -> bool:
-        """Return True if a deferred record waits for the next checkpoint."""
-        ...
-
-    @property
-    def is_full(self) -> bool:
-        """Return True if so many records are deferred that no more should be read."""
-        ...
+_Deferred = tuple[DeferredRows, int, str, int]
+"""A row: its page, its place there, its key and its id."""
 
 
 class KeyBarrier:
@@ -82,10 +24,10 @@ class KeyBarrier:
 
     def __init__(self) -> None:
         self.isolated: set[int] = set()
-        self.is_isolated = False
+        self.is_isolated = self.is_crowded = False
         self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[_Place] = []  # may go, in order: there was no room
-        self._queues: dict[str, deque[_Place]] = {}  # behind one that was sent or waits, in order
+        self._waiting: list[_Deferred] = []  # may go, in order: there was no room
+        self._queues: dict[str, deque[_Deferred]] = {}  # behind one that was sent or waits, in order
         self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
         self._queued = 0
         self._bytes = 0
@@ -104,66 +46,100 @@ class KeyBarrier:
         for key in self._blocked:
             queue = self._queues[key]
             self._waiting.append(queue.popleft())
-            self._queued -= 1
             if not queue:
                 del self._queues[key]
+        self._queued -= len(self._blocked)
         self._blocked.clear()
 
     def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if isinstance(rows, RowPage) and not rows.summary.is_plain:
             rows = list(rows)
-        page = DeferredRows(rows, keys := keys_of(rows))
-        if not (self._waiting or self.isolated or self.is_isolated) and len(rows) <= room:
-            return [self._take(page, self._first_of_keys(page, keys))]  # keys alone decide
+        keys, ids = keys_of(rows), ids_of(rows)
+        page = DeferredRows(rows)
+        offered = zip(repeat(page), range(len(rows)), keys, ids, strict=False)
         waiting, self._waiting = self._waiting, []
-        room = 0 if self.is_isolated else room
-        sent, isolated, queues = self._sent, self.isolated, self._queues
         admitted: dict[DeferredRows, list[int]] = {page: []}
-        for some, behind in (waiting, ()), (_places_of(page), queues):  # one that waits is the head of its queue
-            for each in some:
-                key, record_id = each[0].keys[each[1]], each[0].ids[each[1]]
-                if key in sent or key in behind:
-                    self._defer(key, each)
-                    continue
-                is_alone = bool(isolated) and record_id in isolated
-                if room and (not is_alone or first):
-                    sent.add(key)
-                    admitted.setdefault(each[0], []).append(each[1])
-                    if key in queues:
-                        self._blocked[key] = None
-                    room, first = 0 if is_alone else room - 1, False
-                    if is_alone:
-                        isolated.discard(record_id)
-                        self.is_isolated = True
-                else:
-                    self._wait(each)
-                    room = 0
+        if self.is_isolated or self.isolated or len(waiting) + len(rows) > room:
+            self._admit_some(waiting, offered, admitted, 0 if self.is_isolated else room, first=first)
+        else:  # keys alone decide
+            self._admit_waiting(waiting, admitted)
+            admitted[page] = self._admit_new(offered, keys)
+        self.is_crowded = 3 * len(admitted[page]) < 2 * len(rows)
         return _joined([self._take(*each) for each in admitted.items()])
 
-    def _first_of_keys(self, page: DeferredRows, keys: Sequence[str]) -> Sequence[int]:
-        """Defer the rows of a page whose keys have been sent, or wait; return the places of the others."""
-        sent, queues = self._sent, self._queues
+    def _admit_waiting(self, waiting: Iterable[_Deferred], admitted: dict[DeferredRows, list[int]]) -> None:
+        sent, queues, blocked = self._sent, self._queues, self._blocked
+        for each in waiting:
+            page, place, key, _ = each
+            if key in sent:
+                self._defer(each)
+                continue
+            sent.add(key)
+            if key in queues:
+                blocked[key] = None
+            if (places := admitted.get(page)) is None:
+                admitted[page] = [place]
+            else:
+                places.append(place)
+
+    def _admit_new(self, offered: Iterable[_Deferred], keys: Sequence[str]) -> list[int]:
+        sent, queues, blocked = self._sent, self._queues, self._blocked
         if len(new := {*keys}) == len(keys) and sent.isdisjoint(new) and queues.keys().isdisjoint(new):
             sent |= new
-            return range(len(keys))
+            return [*range(len(keys))]
         admitted: list[int] = []
-        for place, key in enumerate(keys):
-            if key in sent or key in queues:
-                self._defer(key, (page, place))
+        for each in offered:
+            key = each[2]
+            if (queue := queues.get(key)) is not None:
+                queue.append(each)
+            elif key in sent:
+                queues[key] = deque((each,))
+                blocked[key] = None
             else:
                 sent.add(key)
-                admitted.append(place)
+                admitted.append(each[1])
+        self._queued += len(keys) - len(admitted)
         return admitted
 
+    def _admit_some(
+        self,
+        waiting: Iterable[_Deferred],
+        offered: Iterable[_Deferred],
+        admitted: dict[DeferredRows, list[int]],
+        room: int,
+        *,
+        first: bool,
+    ) -> None:
+        """As many as there is room for; a record that is isolated goes alone."""
+        for some, behind in (waiting, ()), (offered, self._queues):  # one that waits is the head of its queue
+            for each in some:
+                page, place, key, record_id = each
+                if key in self._sent or key in behind:
+                    self._defer(each)
+                    continue
+                is_alone = record_id in self.isolated
+                if not room or (is_alone and not first):
+                    self._waiting.append(each)
+                    room = 0
+                    continue
+                self._sent.add(key)
+                admitted.setdefault(page, []).append(place)
+                if key in self._queues:
+                    self._blocked[key] = None
+                room, first = room - 1, False
+                if is_alone:
+                    self.isolated.discard(record_id)
+                    self.is_isolated, room = True, 0
+
     def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        page, waiting = DeferredRows(rows, keys_of(rows)), {each.keys[place] for each, place in self._waiting}
+        page, before = DeferredRows(rows), {key for _, _, key, _ in self._waiting}
         picked: list[int] = []
-        for each in _places_of(page):
-            key = page.keys[each[1]]
+        for each in zip(repeat(page), range(len(rows)), keys_of(rows), ids_of(rows), strict=False):
+            key = each[2]
             if key in self._sent or key in self._queues:
-                self._defer(key, each)
-            elif key in waiting:
-                self._wait(each)
+                self._defer(each)
+            elif key in before:
+                self._waiting.append(each)
             else:
                 self._sent.add(key)
                 picked.append(each[1])
@@ -171,17 +147,16 @@ class KeyBarrier:
 
     def defers(self, row: Row) -> bool:
         key = row[2]
-        waits = (page.keys[place] == key for page, place in self._waiting)
-        return key in self._sent or key in self._queues or any(waits)
+        return key in self._sent or key in self._queues or any(each == key for _, _, each, _ in self._waiting)
 
     @property
     def deferred_ids(self) -> list[int]:
-        ids = [page.ids[place] for page, place in self._waiting]
-        return ids + [page.ids[place] for queue in self._queues.values() for page, place in queue]
+        queues = self._queues.values()
+        return [each[3] for each in self._waiting] + [each[3] for queue in queues for each in queue]
 
     @property
-    def has_deferred(self) -> bool:
-        return bool(self._waiting or self._queues)
+    def deferred_count(self) -> int:
+        return len(self._waiting) + self._queued
 
     @property
     def is_waiting(self) -> bool:
@@ -193,17 +168,11 @@ class KeyBarrier:
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) + self._queued > _MOST_DEFERRED or self._bytes > _MOST_DEFERRED_BYTES
+        return self.deferred_count > _MOST_DEFERRED or self._bytes > _MOST_DEFERRED_BYTES
 
-    def _wait(self, each: _Place) -> None:
-        self._waiting.append(each)
-        each[0].defer(each[1])
-
-    def _defer(self, key: str, each: _Place) -> None:
-        if (queue := self._queues.get(key)) is None:
-            queue = self._queues[key] = deque()
-        queue.append(each)
-        each[0].defer(each[1])
+    def _defer(self, each: _Deferred) -> None:
+        key = each[2]
+        self._queues.setdefault(key, deque()).append(each)
         self._queued += 1
         if key in self._sent:
             self._blocked[key] = None
@@ -213,10 +182,6 @@ class KeyBarrier:
         taken = page.take(places)
         self._bytes += page.bytes - before
         return taken
-
-
-def _places_of(page: DeferredRows) -> list[_Place]:
-    return [(page, place) for place in range(len(page))]
 
 
 def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
@@ -229,65 +194,3 @@ def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
         elif rows:
             pages.append(rows)
     return [made, *pages] if made else pages
-
-
-class NoBarrier:
-    """`Barrier` that lets every key pass."""
-
-    is_blocked = False
-
-    def __init__(self) -> None:
-        self.isolated: set[int] = set()
-        self._waiting: Sequence[Row] = ()
-        self.is_isolated = False
-
-    def begin(self) -> None:
-        self.isolated.clear()
-        self.is_isolated = False
-        self._waiting = ()
-
-    def checkpoint_saved(self) -> None:
-        """See `Barrier`. Nothing waits for a checkpoint."""
-
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
-        if self._waiting:
-            rows = [*self._waiting, *rows] if rows else self._waiting
-        if self.is_isolated:
-            room = 0
-        elif self.isolated:
-            place = next((place for place, row in enumerate(rows) if row[0] in self.isolated), room)
-            self.is_isolated = first and place == 0 < room
-            room = min(room, place or int(first))
-            if room and not place:
-                self.isolated.discard(rows[0][0])
-        if len(rows) <= room:
-            self._waiting = ()
-            return [rows]
-        self._waiting = rows[room:]
-        return [rows[:room]]
-
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        before = {row[2] for row in self._waiting}
-        if not before:
-            return rows
-        self._waiting = [*self._waiting, *(row for row in rows if row[2] in before)]
-        return [row for row in rows if row[2] not in before]
-
-    def defers(self, row: Row) -> bool:
-        return any(each[2] == row[2] for each in self._waiting)
-
-    @property
-    def deferred_ids(self) -> list[int]:
-        return [row[0] for row in self._waiting]
-
-    @property
-    def has_deferred(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self._waiting)

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harvest_lib.batching.barrier import Barrier
 from harvest_lib.batching.batch_size import BatchSize
-from harvest_lib.batching.key_barrier import Barrier
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.paused_records import PausedRecords
