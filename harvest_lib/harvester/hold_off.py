@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Term
 
-
 _INTERRUPTIONS = 2
 
 
