@@ -30,6 +30,9 @@ from harvest_lib.source import Position
 _SLICE = 500
 """So many records are handed over between two checks of the term."""
 
+_MANY = 100
+"""Deferred rows of so many keys are a batch without new ones. Of fewer they are not: others would wait for long."""
+
 
 class RecordRefused(Exception):
     """The client refused a record of the batch as it was handed over; those before it may be on the wire."""
@@ -79,7 +82,6 @@ class Batch:
         self._ports = ports
         self._rights = rights
         self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
-        self._last_size = 0  # records in the last batch that was committed
         self._unsent: Sequence[int] = ()  # passed by the position of this batch, and still to be sent
 
     def begin(self) -> None:
@@ -119,7 +121,7 @@ class Batch:
         began, size, more, position = boot_seconds(), 0, True, due_at
         if due_at is not None:
             self._send(self.paused.sift([]))
-            if self._last_size < 2 * self.in_flight < self.barrier.deferred_count:  # they are batches by themselves
+            if _MANY <= self.in_flight < self.barrier.deferred_count / 2:
                 return Filled(due_at, more)
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
             read = self._read_and_send()
@@ -152,7 +154,6 @@ class Batch:
     def committed(self) -> None:
         """Note that all that was sent is in Kafka, and passed by the last checkpoint."""
         self.last_sent = None
-        self._last_size = self.in_flight
         self.in_flight = self.in_doubt = 0
         self._sent.clear()
         self.paused.committed()
