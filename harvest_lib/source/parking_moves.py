@@ -79,7 +79,7 @@ class ParkingMoves:
         names = {"table": in_statement(table), "parked": in_statement(parked)}
         self.any_parked = sql.SQL(_ANY_PARKED).format(**names)
         """Expression that is true if anything is parked."""
-        self._any_parked = rendered(sql.SQL("SELECT ") + self.any_parked)
+        self._any_parked = rendered(sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked))
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked)

@@ -236,7 +236,8 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
     source.fetch(10)
     source.park({1: "bad"})
     real.insert(row(7, "a"))
-    read, retried = source._read_parked, threading.Event()
+    parking, retried = source._parking, threading.Event()
+    read = parking.first_of_keys
     observer = psycopg.connect(dsn, autocommit=True)
 
     def retry():
@@ -246,19 +247,19 @@ def test_no_key_is_released_between_a_mark_and_the_look_at_what_is_parked(dsn):
 
     person = threading.Thread(target=retry)
 
-    def retry_then_look(keys):
+    def retry_then_look(connection, keys):
         person.start()
         waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         eventually(lambda: retried.is_set() or observer.execute(waits).fetchone(), "the operator waits for the mark")
-        return read(keys)
+        return read(connection, keys)
 
-    source._read_parked = retry_then_look
+    parking.first_of_keys = retry_then_look
     batch = source.fetch(10)
     assert ids(batch) == [7]
     assert batch.parked == {("t", "a"): 1}
     person.join(60)
     assert retried.is_set(), "afterwards it is"
-    source._read_parked = read
+    parking.first_of_keys = read
     assert ids(source.fetch(10)) == [1]
     source.close()
     observer.close()
