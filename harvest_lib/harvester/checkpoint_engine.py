@@ -198,7 +198,7 @@ class CheckpointEngine(Engine):
         table = self._table
         parked = [table.parked] if self._config.source == "mark" and self._parks else []
         tables = [table, table.subscriptions, table.parked_ids, *parked]
-        return translate_missing_table(self._config.data_source.conninfo(), tables)
+        return translate_missing_table(self._config.data_source.conninfo, tables)
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         config, table, kind = self._config, self._table, self._config.source

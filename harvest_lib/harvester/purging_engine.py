@@ -82,7 +82,7 @@ class PurgingEngine(Engine):
 
     def _translate_missing_table(self) -> AbstractContextManager[None]:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
-        return translate_missing_table(self._config.data_source.conninfo(), tables)
+        return translate_missing_table(self._config.data_source.conninfo, tables)
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         return self._table.oldest_age_seconds(connection)

@@ -5,7 +5,7 @@ Promise: revoked privileges are reported as DatabaseAccessDenied, not as a missi
 privileges waits for these too. A table that was really dropped is reported as missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,14 +21,15 @@ _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 
 
 @contextmanager
-def translate_missing_table(conninfo: str, tables: Sequence[OutboxTable]) -> Iterator[None]:
+def translate_missing_table(conninfo: Callable[[], str], tables: Sequence[OutboxTable]) -> Iterator[None]:
     """Inside, where Postgres says that one of the tables does not exist: raise DatabaseAccessDenied if it is only
-    hidden from us, and DatabaseUnavailable if it is there again or nobody answers. Asks on a connection of its own."""
+    hidden from us, and DatabaseUnavailable if it is there again or nobody answers. Asks on a connection of its own, by
+    the connection string that `conninfo` returns."""
     try:
         yield
     except OutboxTableError as error:
         if isinstance(error.__cause__, pg.UndefinedTable):
-            _ask_again(conninfo, tables, error)
+            _ask_again(conninfo(), tables, error)
         raise
 
 

@@ -14,7 +14,7 @@ TABLE = OutboxTable.parse("outbox")
 
 
 def read(connection, dsn):
-    with translate_missing_table(dsn, [TABLE]), translated():
+    with translate_missing_table(lambda: dsn, [TABLE]), translated():
         connection.execute("SELECT FROM outbox")
 
 
