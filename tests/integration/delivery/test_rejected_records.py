@@ -21,6 +21,7 @@ from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 from harvest_lib.record import INTERNAL_TOPICS
+from harvest_lib.telemetry.counts import KAFKA_ERRORS
 
 pytestmark = pytest.mark.full
 
@@ -206,6 +207,7 @@ MOST_RESTARTS = 2
 
 
 TOO_LARGE = {"value": ["y" * 9_000], "header": ["v", ["h"], ["y" * 9_000]]}
+TOO_LARGE_KIND = ("MSG_SIZE_TOO_LARGE",)
 WHERE = [*((*way, "value") for way in WAYS[:8]), *((*way, "header") for way in WAYS[4:8])]
 
 
@@ -236,12 +238,15 @@ def test_what_compression_does_not_help_costs_a_restart_each(dsn, make_topic, bo
             outbox.insert(small, f"good-{number}", "x" * 9_000)
         settings = {"delivery": "pipelined", "producer_kafka_config": {"compression.type": "lz4"}}
         harvest = Harvest(harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", **settings))
-        restarts = []
+        restarts, errors = [], KAFKA_ERRORS.read().get(TOO_LARGE_KIND, 0)
         harvest.set_event_handler(lambda event: isinstance(event, LeaderRefreshed) and restarts.append(event))
         harvest.drain(60)
         assert len(outbox.parked()) == 10
     assert len(delivered(bootstrap_servers, small)) == 10
     assert len(restarts) <= 10 + MOST_RESTARTS
+    assert harvest.measures.refreshes.read() == {("0",): len(restarts)}
+    assert harvest.measures.batches.read()["0", "failed"] >= 1
+    assert KAFKA_ERRORS.read().get(TOO_LARGE_KIND, 0) > errors
 
 
 class BehindTheTimes:

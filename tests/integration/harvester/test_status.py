@@ -109,6 +109,7 @@ def test_a_leader_topic_that_is_deleted_is_named(outbox, bootstrap_servers, grou
         for future in admin.delete_topics([config.leader_topic]).values():
             future.result(60)
         eventually(lambda: not harvest.is_leader, "fenced")
+        eventually(lambda: harvest.measures.terms_ended.read().get(("0", "fenced")), "counted")
         eventually(
             lambda: [
                 each
