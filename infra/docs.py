@@ -56,6 +56,11 @@ _METRICS_PARTS = (
     ("Consumers", "Of one process.", catalogue.OF_CONSUMERS),
     ("Pipelines", "Of one process.", catalogue.OF_PIPELINES),
     (
+        "Replication slots",
+        "Of pipelines that read Postgres: asked of Postgres once a minute, while somebody asks us.",
+        catalogue.OF_SLOTS,
+    ),
+    (
         "Topics that are read",
         "Of consumers, and of pipelines that read Kafka: asked of Kafka once a minute, while somebody asks us.",
         catalogue.OF_READERS,

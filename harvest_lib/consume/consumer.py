@@ -294,13 +294,13 @@ class _Ownership:
         """Return its present state."""
         shard, failing_since = self.shard, self._failing_since
         began = shard.stuck_since if shard is not None else None
-        keeps = shard is not None and shard.transactions > 0
+        goes_on = shard is not None and _goes_on(shard)
         return OwnedShard(
             topic=self._id.topic,
             partition=self._id.partition,
             offset=shard.offset if shard is not None else -1,
             position=shard.position if shard is not None else self._position,
-            stuck_since=began if keeps else failing_since or began,
+            stuck_since=began if goes_on else failing_since or began,
         )
 
     def let_go(self) -> None:
@@ -334,7 +334,7 @@ class _Ownership:
                     _log.error("shard_failed", extra={"shard": str(self._id), "reason": str(error)})
             except Exception:  # noqa: BLE001 - the user's, of which we know nothing; the next attempt is a new one
                 _log.exception("shard_failed", extra={"shard": str(self._id)})
-            if self.shard is not None and self.shard.transactions:
+            if self.shard is not None and _goes_on(self.shard):
                 pause, self._failing_since = _FIRST_PAUSE_SECONDS, None
             self._failing_since = self._failing_since or boot_seconds()
             self._consumer.shard_ended(self)
@@ -342,3 +342,8 @@ class _Ownership:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._consumer.shard_ended(self, for_good=True)
         _log.info("shard_ends", extra={"shard": str(self._id)})
+
+
+def _goes_on(shard: Shard) -> bool:
+    """Return True if a shard has kept something since it began, or had nothing to keep."""
+    return shard.transactions > 0 or shard.caught_up

@@ -9,8 +9,6 @@ Promises
 For retention by size (`retention.bytes`) there is no time. The number to watch then is `retained`, and its decrease.
 """
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +18,13 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.clock import Deadline
 from harvest_lib.kafka_client import client_settings, topic_settings
 from harvest_lib.kafka_offsets import EARLIEST, LATEST, Place, list_offsets
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.rare_answer import RareAnswer
 
-_log = logging.getLogger(__name__)
-
-_EVERY_SECONDS = 60.0
 _ANSWER_SECONDS = 5.0
 _MOST_READ = 100
 """Of so many partitions the next record is read for its age: those with the fewest records before it."""
@@ -52,30 +48,13 @@ class RetentionWatch:
     """Of a reader with some settings. `positions` returns the next offset to be read of each partition."""
 
     def __init__(self, settings: Mapping[str, object], positions: Callable[[], Mapping[Place, int]]) -> None:
-        self._settings = settings
-        self._positions = positions
-        self._seen: Sequence[Retained] = ()
-        self._asking = threading.Lock()
-        self._ask_at = 0.0
+        self._answer: RareAnswer[Sequence[Retained]] = RareAnswer(
+            lambda: retained(settings, positions()), (), name="harvest-retention"
+        )
 
     def seen(self) -> Sequence[Retained]:
         """Return the last answer; ask again if that was long ago. For any thread."""
-        if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
-            self._ask_at = boot_seconds() + _EVERY_SECONDS
-            try:
-                threading.Thread(target=self._ask, name="harvest-retention", daemon=True).start()
-            except RuntimeError:  # there is no room for a thread
-                self._asking.release()
-        return self._seen
-
-    def _ask(self) -> None:
-        try:
-            self._seen = retained(self._settings, self._positions())
-        except Exception as error:  # noqa: BLE001 - whatever it is, unknown numbers are not reported
-            self._seen = ()
-            _log.debug("retention_unknown", extra={"reason": type(error).__name__})
-        finally:
-            self._asking.release()
+        return self._answer.seen()
 
 
 def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Sequence[Retained]:

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
+_CAUGHT_UP_POLLS = 50
+"""So many polls in a row without a message, of 0.1 s each, say that none waits: the first ones may be too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
 """If messages took longer, the time is checked before each one; else the stride doubles, up to 64 messages."""
 
@@ -71,6 +73,8 @@ class Shard:
         """End of the last transaction that was kept, -1 before the first."""
         self.stuck_since: float | None = None
         """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
+        self.caught_up = False
+        """It has been without a message that waited, since it began."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -123,9 +127,11 @@ class Shard:
 
     def _process(self, stopping: threading.Event) -> None:
         sequencer = Sequencer(offset=self._checkpoint.offset, states=self._checkpoint.producers, ring=self._limits.ring)
-        self._open, quiet_since = None, boot_seconds()
+        self._open, quiet_since, idle_polls = None, boot_seconds(), 0
         with closing(self._read(sequencer)) as groups:
             for group in groups:
+                idle_polls = idle_polls + 1 if group is NOTHING_READY and self._open is None else 0
+                self.caught_up = self.caught_up or idle_polls >= _CAUGHT_UP_POLLS
                 self._take(group)
                 if self._open is not None:
                     if stopping.is_set() or self._open.is_over(group is NOTHING_READY, self._limits):

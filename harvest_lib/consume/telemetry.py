@@ -20,6 +20,7 @@ class ConsumerTelemetry:
 
     def readings(self) -> Iterator[Reading]:
         """Yield the present values of the metrics."""
+        now = boot_seconds()
         consumer, counts, owned = self._consumer, self._consumer.counts(), self._consumer.owned()
         shards: dict[tuple[str, ...], float] = {(topic,): 0.0 for topic in counts}
         for each in owned:
@@ -32,6 +33,13 @@ class ConsumerTelemetry:
         yield (
             catalogue.CONSUMER_OFFSET,
             {(each.topic, str(each.partition)): float(each.offset) for each in owned if each.offset >= 0},
+        )
+        yield (
+            catalogue.CONSUMER_STUCK,
+            {
+                (each.topic, str(each.partition)): now - each.stuck_since if each.stuck_since is not None else 0.0
+                for each in owned
+            },
         )
         yield from retention_readings(consumer.retention.seen())
         yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}

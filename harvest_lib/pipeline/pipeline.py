@@ -29,6 +29,7 @@ from harvest_lib.pipeline.writer_thread import WriterThread
 
 if TYPE_CHECKING:
     from harvest_lib.consume.retention import Retained
+    from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class Pipeline:
     def retained(self) -> "Sequence[Retained]":
         """Return the retention of the logs that the reader reads. From any thread; does not wait."""
         return self._reader.retained() if self._reader is not None else ()
+
+    def slot_state(self) -> "SlotState | None":
+        """Return the state of the slot that the reader reads, if there is one. From any thread; does not wait."""
+        return self._reader.slot_state() if self._reader is not None else None
 
     def run(self, *, resume_only: bool = False) -> None:
         """Run until asked to stop, or until a reader that ends has ended and all is written.

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harvest_lib.pipeline.adaptors import Reader, RetainedReader
+from harvest_lib.pipeline.adaptors import Reader, RetainedReader, SlotReader
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import encoded, message_of
 from harvest_lib.pipeline.logged_messages import MessageCache
@@ -21,6 +21,7 @@ from harvest_lib.pipeline.threads import PipelineThread
 
 if TYPE_CHECKING:
     from harvest_lib.consume.retention import Retained
+    from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,11 @@ class ReaderThread(PipelineThread):
         """Return the retention of the logs that are read. From any thread; does not wait."""
         reader = self._reader if self.at_work else None
         return reader.retained() if isinstance(reader, RetainedReader) else ()
+
+    def slot_state(self) -> "SlotState | None":
+        """Return the state of the slot that is read, None if there is none. From any thread; does not wait."""
+        reader = self._reader if self.at_work else None
+        return reader.slot_state() if isinstance(reader, SlotReader) else None
 
     def close(self) -> None:
         """Notify the reader of messages kept by now, and close it. For after the thread's end."""

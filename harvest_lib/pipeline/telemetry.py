@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.retention import retention_readings
@@ -10,12 +11,17 @@ from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading
 from harvest_lib.telemetry.health import ProgressWatch, Verdict
 
+if TYPE_CHECKING:
+    from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
+
 _AT_WORK = (PipelineState.RESUMING, PipelineState.RUNNING)
 _UNRESPONSIVE_SECONDS = 60.0
+_STATUSES = ("reserved", "extended", "unreserved", "lost")
 
 
 class PipelineTelemetry:
-    """Waits for no server. Kafka is asked for the retention of topics that it reads beside, once a minute."""
+    """Waits for no server. Kafka is asked for the retention of topics that it reads beside, once a minute, and
+    Postgres for the slot."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -30,6 +36,8 @@ class PipelineTelemetry:
         if end is None:
             return
         yield from retention_readings(pipeline.retained())
+        if (slot := pipeline.slot_state()) is not None:
+            yield from _of_slot(name, slot)
         yield catalogue.PIPELINE_LOG_END, {(name,): float(end)}
         yield catalogue.PIPELINE_WRITER_POSITION, {(name, each): float(at) for each, at in positions.items()}
         yield (
@@ -39,6 +47,10 @@ class PipelineTelemetry:
         yield (
             catalogue.PIPELINE_WRITER_AT_WORK,
             {(name, each.progress.name): float(each.at_work) for each in pipeline.writers},
+        )
+        yield (
+            catalogue.PIPELINE_WRITER_STALLED,
+            {(name, each): seconds for each, (_, seconds) in self._stalled().items()},
         )
 
     def live(self) -> Verdict:
@@ -62,16 +74,33 @@ class PipelineTelemetry:
 
     def progress(self, within_seconds: float) -> Verdict:
         """Return a healthy verdict if each writer that is behind has gone on within a time, since the first call."""
-        end, now = self._pipeline.log_end, boot_seconds()
+        for name, (position, seconds) in self._stalled().items():
+            if seconds >= within_seconds:
+                reason = f"the writer {name!r} has stood at {position} for {seconds:.0f} s"
+                return Verdict(is_healthy=False, reason=reason)
+        return Verdict(is_healthy=True, reason="each writer goes on, or has everything")
+
+    def _stalled(self) -> Mapping[str, tuple[int, float]]:
+        """Return the position of each writer, and for how many seconds it has stood there behind the log."""
+        found, end, now = {}, self._pipeline.log_end, boot_seconds()
         with self._watching:
             for name, position in self._positions().items():
                 watch = self._watches.setdefault(name, ProgressWatch())
                 watch.observe(now, position, waits=end is not None and position < end, age_seconds=None)
-                if watch.stalled_seconds >= within_seconds:
-                    reason = f"the writer {name!r} has stood at {position} for {watch.stalled_seconds:.0f} s"
-                    return Verdict(is_healthy=False, reason=reason)
-        return Verdict(is_healthy=True, reason="each writer goes on, or has everything")
+                found[name] = position, watch.stalled_seconds
+        return found
 
     def _positions(self) -> Mapping[str, int]:
         """Return the first offset that each writer has not acknowledged."""
         return {each.progress.name: each.progress.position for each in self._pipeline.writers}
+
+
+def _of_slot(pipeline: str, state: "SlotState") -> Iterator[Reading]:
+    """Yield the metrics of a slot; a size that there is not is left out."""
+    label = (pipeline, state.slot)
+    yield catalogue.PIPELINE_SLOT_STATUS, {(*label, each): float(each == state.status) for each in _STATUSES}
+    for metric, size in (
+        (catalogue.PIPELINE_SLOT_RETAINED, state.retained_bytes),
+        (catalogue.PIPELINE_SLOT_SAFE, state.safe_bytes),
+    ):
+        yield metric, {label: float(size)} if size is not None else {}

@@ -212,6 +212,12 @@ CONSUMER_FENCED = _counter(
 CONSUMER_OFFSET = _gauge(
     "harvest_consumer_offset", "Where the last transaction that was kept ends.", *("topic", "partition")
 )
+CONSUMER_STUCK = _gauge(
+    "harvest_consumer_stuck_seconds",
+    "For how long a partition that this process owns has had a transaction open, or has only failed, since it kept the "
+    "last one; 0 while it goes on, or has no message.",
+    *("topic", "partition"),
+)
 
 # -- a pipeline
 
@@ -232,6 +238,28 @@ PIPELINE_WRITER_BEHIND = _gauge(
 PIPELINE_WRITER_AT_WORK = _gauge(
     "harvest_pipeline_writer_at_work", "1 while a writer works, 0 once it ended or failed.", *("pipeline", "writer")
 )
+PIPELINE_WRITER_STALLED = _gauge(
+    "harvest_pipeline_writer_stalled_seconds",
+    "For how long a writer that is behind the log has acknowledged nothing, as far as somebody has asked; 0 while it "
+    "goes on, or has everything.",
+    *("pipeline", "writer"),
+)
+PIPELINE_SLOT_STATUS = _gauge(
+    "harvest_pipeline_slot_status",
+    "1 for the `wal_status` that Postgres gives for the slot that a pipeline reads, 0 for the others: `reserved`, "
+    "`extended`, `unreserved` (it may be lost at any time), `lost`.",
+    *("pipeline", "slot", "status"),
+)
+PIPELINE_SLOT_RETAINED = _gauge(
+    "harvest_pipeline_slot_retained_bytes",
+    "Bytes of its log that Postgres keeps for the slot; absent once it is lost.",
+    *("pipeline", "slot"),
+)
+PIPELINE_SLOT_SAFE = _gauge(
+    "harvest_pipeline_slot_safe_bytes",
+    "So many bytes may be written before the slot may be lost; absent where `max_slot_wal_keep_size` sets no limit.",
+    *("pipeline", "slot"),
+)
 
 OF_EVERY_PROCESS = (KAFKA_ERRORS, POSTGRES_CONNECTIONS, LOG_EVENTS)
 OF_THE_HARVESTER = (
@@ -244,16 +272,18 @@ OF_THE_OUTBOX = (
     *(OUTBOX_BYTES, DATABASE_BYTES, PARTITIONS_ADDED),
 )
 OF_CONSUMERS = (
-    *(CONSUMER_SHARDS, CONSUMER_MESSAGES, CONSUMER_TRANSACTIONS, CONSUMER_PARKED, CONSUMER_FENCED, CONSUMER_OFFSET),
+    *(CONSUMER_SHARDS, CONSUMER_MESSAGES, CONSUMER_TRANSACTIONS, CONSUMER_PARKED, CONSUMER_FENCED),
+    *(CONSUMER_OFFSET, CONSUMER_STUCK),
 )
+OF_SLOTS = (PIPELINE_SLOT_STATUS, PIPELINE_SLOT_RETAINED, PIPELINE_SLOT_SAFE)
 OF_READERS = (UNREAD_RECORDS, READ_RETAINED, RETENTION_USED, LOSS_SECONDS)
 OF_CERTIFICATES = (CERTIFICATE_EXPIRY,)
 OF_PIPELINES = (
     *(PIPELINE_RUNNING, PIPELINE_LOG_END, PIPELINE_WRITER_POSITION),
-    *(PIPELINE_WRITER_BEHIND, PIPELINE_WRITER_AT_WORK),
+    *(PIPELINE_WRITER_BEHIND, PIPELINE_WRITER_AT_WORK, PIPELINE_WRITER_STALLED),
 )
 
 ALL = (
     *(*OF_EVERY_PROCESS, *OF_CERTIFICATES, *OF_THE_HARVESTER, *OF_THE_OUTBOX),
-    *(*OF_CONSUMERS, *OF_PIPELINES, *OF_READERS),
+    *(*OF_CONSUMERS, *OF_PIPELINES, *OF_SLOTS, *OF_READERS),
 )

@@ -19,6 +19,7 @@ from harvest_lib.pipeline.message import Message
 
 if TYPE_CHECKING:
     from harvest_lib.consume.retention import Retained
+    from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
 
 GROUP = "harvest_lib.adaptors"
 
@@ -54,6 +55,15 @@ class RetainedReader(Protocol):
 
     def retained(self) -> "Sequence[Retained]":
         """Return the state of each partition. From any thread, often; does not wait."""
+        ...
+
+
+@runtime_checkable
+class SlotReader(Protocol):
+    """A reader of a replication slot, for which its server keeps what was not read."""
+
+    def slot_state(self) -> "SlotState | None":
+        """Return the state of the slot, None while it is not known. From any thread, often; does not wait."""
         ...
 
 

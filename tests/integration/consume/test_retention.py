@@ -18,6 +18,7 @@ from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tab
 from harvest_lib.consume import retention as retention_module
 from harvest_lib.consume.retention import RetentionWatch, retained
 from harvest_lib.consume.telemetry import ConsumerTelemetry
+from harvest_lib.telemetry import rare_answer
 from harvest_lib.telemetry.server import Listener
 
 pytestmark = pytest.mark.gate
@@ -191,7 +192,7 @@ class Failing(Counting):
 
 
 def test_a_consumer_that_is_behind_sees_its_time_run_out(dsn, settings, make_topic, unique, monkeypatch):
-    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(rare_answer, "_EVERY_SECONDS", 0.3)
     topic, application = make_topic(**KEPT), Failing()
     create_tables(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -247,7 +248,7 @@ def source(settings, make_topic):
 
 
 def test_a_pipeline_that_is_behind_says_so_too(source, reader, settings, monkeypatch):
-    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(rare_answer, "_EVERY_SECONDS", 0.3)
     write(settings, source.namespace, 10)
     reading = reader(content="record")
     assert not reading.retained(), "it has not begun"
@@ -260,7 +261,7 @@ def test_a_pipeline_that_is_behind_says_so_too(source, reader, settings, monkeyp
 
 def test_the_end_of_a_transaction_is_not_unread(source, reader, settings, unique, monkeypatch):
     """Its marker has an offset, and is no record."""
-    monkeypatch.setattr(retention_module, "_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(rare_answer, "_EVERY_SECONDS", 0.3)
     producer = Producer({**settings, "transactional.id": unique("writer")})
     producer.init_transactions(20)
     producer.begin_transaction()

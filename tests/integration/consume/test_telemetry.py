@@ -1,5 +1,6 @@
 """The numbers and the health of a consumer: over shards that come, fail and go."""
 
+import threading
 from functools import partial
 
 import psycopg
@@ -43,14 +44,14 @@ def make(dsn, bootstrap_servers, topic, unique):
 
     name = unique("counts")
 
-    def make(application):
+    def make(application, store=None, max_attempts=1000):
         return Consumer(
             application,
             name=name,
             topics=[topic],
             settings={"bootstrap.servers": bootstrap_servers, "session.timeout.ms": 60_000},
-            store=partial(PostgresStore, dsn),
-            limits=ShardLimits(max_attempts=1000),
+            store=store or partial(PostgresStore, dsn),
+            limits=ShardLimits(max_attempts=max_attempts),
         )
 
     return make
@@ -84,13 +85,54 @@ def test_what_a_consumer_did_is_counted_over_all_its_shards(make, topic, bootstr
         application.is_away = True
         write(bootstrap_servers, topic, 100)
         eventually(lambda: "has kept nothing" in get(address, "/progress?seconds=0.5")[1], "it is seen to fail")
+        stuck = series(scrape(address), "harvest_consumer_stuck_seconds")
+        assert stuck.keys() == {(str(each), topic) for each in range(PARTITIONS)}
+        assert max(stuck.values()) > 0
         assert get(address, "/livez")[0] == 200, "the process turns"
         assert scrape(address)["harvest_consumer_messages_total", (topic,)] == 100
         application.is_away = False
         eventually(lambda: series(scrape(address), "harvest_consumer_messages_total") == {(topic,): 200}, "goes on")
         eventually(lambda: get(address, "/progress?seconds=0.5")[0] == 200, "it has everything")
+        assert set(series(scrape(address), "harvest_consumer_stuck_seconds").values()) == {0}
         assert running.end() is None
         found = scrape(address)
         assert found["harvest_consumer_messages_total", (topic,)] == 200, "what has ended stays counted"
         assert found["harvest_consumer_shards", (topic,)] == 0
         assert get(address, "/livez")[0] == 503
+
+
+def test_a_partition_that_has_only_failed_and_then_has_no_message_is_not_stuck(make, dsn, topic):
+    is_away = threading.Event()
+    is_away.set()
+
+    def store(shard):
+        if is_away.is_set():
+            raise psycopg.OperationalError("the database of the store is away")
+        return PostgresStore(dsn, shard)
+
+    consumer = make(Counting(), store)
+    telemetry = ConsumerTelemetry(consumer)
+
+    def stuck():
+        return dict(telemetry.readings())[catalogue.CONSUMER_STUCK]
+
+    running = Running(consumer.run)
+    eventually(lambda: len(stuck()) == PARTITIONS and min(stuck().values()) > 0, "each has failed")
+    assert not telemetry.progress(0.0).is_healthy
+    is_away.clear()
+    eventually(lambda: set(stuck().values()) == {0}, "nothing waits for either")
+    assert telemetry.progress(0.0).is_healthy
+    assert running.end() is None
+
+
+def test_a_message_that_is_parked_is_counted(make, topic, bootstrap_servers):
+    consumer = make(Counting(fails=("3", "5")), max_attempts=1)
+    write(bootstrap_servers, topic, 10)
+    running = Running(consumer.run)
+
+    def counted():
+        return dict(ConsumerTelemetry(consumer).readings())[catalogue.CONSUMER_MESSAGES].get((topic,))
+
+    eventually(lambda: counted() == 8, "the others are taken in")
+    assert dict(ConsumerTelemetry(consumer).readings())[catalogue.CONSUMER_PARKED] == {(topic,): 2}
+    assert running.end() is None

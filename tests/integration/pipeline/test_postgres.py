@@ -15,6 +15,7 @@ from support.waiting import eventually
 from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
+from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotWatch
 from harvest_lib.pipeline.message import Message, Mode, Op
 
 pytestmark = pytest.mark.gate
@@ -452,3 +453,15 @@ def test_changes_made_while_it_copies_all_arrive(source, reader):
         else:
             table[each.data["id"]] = each.data["note"]
     assert table == dict(source.connection.execute("SELECT id, note FROM t").fetchall())
+
+
+def test_what_the_server_keeps_for_the_slot_is_known_while_the_reader_waits(source, reader):
+    made = reader()
+    batches = following(made)
+    source.put(1)
+    taken(batches, 1)
+    source.connection.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000))")
+    state = eventually(made.slot_state, "asked")
+    assert (state.slot, state.status) == (source.slot, "reserved")
+    assert state.retained_bytes > 1_000_000
+    assert SlotWatch(source.dsn, "nowhere")._ask() is None, "there is no such slot"

@@ -9,6 +9,8 @@ from support.waiting import eventually
 from harvest_lib.consume import Consumer, Fenced, ShardId
 from harvest_lib.consume import consumer as consumer_module
 from harvest_lib.consume.consumer import _Ownership
+from harvest_lib.consume.telemetry import ConsumerTelemetry
+from harvest_lib.telemetry.catalogue import CONSUMER_FENCED
 
 pytestmark = pytest.mark.quick
 
@@ -31,6 +33,7 @@ class _Deposed:
 
     committed = transactions = parked = 0
     position = -1
+    caught_up = False
 
     def run(self, _stopping):
         raise Fenced
@@ -62,3 +65,5 @@ def test_who_was_fenced_off_waits_for_a_session(monkeypatch):
     ownership.await_end(60)
     assert consumer.seen[:2] == ["begins", SESSION_SECONDS]
     assert consumer.fenced >= 1
+    said = next(values for metric, values in ConsumerTelemetry(consumer).readings() if metric is CONSUMER_FENCED)
+    assert said == {(): consumer.fenced}

@@ -8,6 +8,7 @@ from support.pipelines import Running, Script, Taking, declared, messages
 from support.scraping import get, scrape, series
 from support.waiting import eventually
 
+from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.telemetry import PipelineTelemetry
 from harvest_lib.telemetry import catalogue
@@ -40,13 +41,48 @@ def test_each_writer_is_seen(tmp_path, slow):
         behind = series(found, "harvest_pipeline_writer_behind_messages")
         assert behind == {(name, "slow"): 100, (name, "fast"): 0}
         assert series(found, "harvest_pipeline_writer_position") == {(name, "slow"): 0, (name, "fast"): 100}
+        assert series(found, "harvest_pipeline_writer_at_work") == {(name, "slow"): 1, (name, "fast"): 1}
+        stalled = series(scrape(listener.address), "harvest_pipeline_writer_stalled_seconds")
+        assert stalled[name, "slow"] > stalled[name, "fast"] == 0
         eventually(lambda: "'slow' has stood at 0" in get(listener.address, "/progress?seconds=0.2")[1])
         assert get(listener.address, "/progress?seconds=600")[0] == 200
         slow.gate.set()
         eventually(lambda: get(listener.address, "/progress?seconds=0.2")[0] == 200)
+        assert scrape(listener.address)["harvest_pipeline_writer_stalled_seconds", (name, "slow")] == 0
         running.pipeline.stop()
         running.wait()
         assert get(listener.address, "/livez")[0] == 503
+
+
+class OfASlot(Script):
+    """A reader of a slot with a state."""
+
+    state = SlotState(slot="shop", status="unreserved", retained_bytes=900, safe_bytes=None)
+
+    def slot_state(self):
+        return self.state
+
+
+def test_the_state_of_a_slot_is_reported_as_far_as_it_is_known(tmp_path):
+    reader = OfASlot(messages("A"), ends=False)
+    running = Running(declared(tmp_path, reader, {"one": Taking()}))
+    telemetry = PipelineTelemetry(running.pipeline)
+
+    def found():
+        return {metric: values for metric, values in telemetry.readings() if metric in catalogue.OF_SLOTS}
+
+    eventually(found)
+    assert found() == {
+        catalogue.PIPELINE_SLOT_STATUS: {
+            ("test", "shop", each): float(each == "unreserved")
+            for each in ("reserved", "extended", "unreserved", "lost")
+        },
+        catalogue.PIPELINE_SLOT_RETAINED: {("test", "shop"): 900},
+        catalogue.PIPELINE_SLOT_SAFE: {},
+    }
+    reader.state = None
+    assert found() == {}, "it is not known any more"
+    running.stop()
 
 
 def test_before_it_runs_it_is_neither_live_nor_ready(tmp_path):
@@ -67,6 +103,8 @@ def test_a_writer_that_failed_makes_it_not_ready(tmp_path):
     telemetry = PipelineTelemetry(running.pipeline)
     eventually(lambda: "'bad' has failed" in telemetry.ready().reason)
     assert telemetry.live().is_healthy
+    at_work = dict(telemetry.readings())[catalogue.PIPELINE_WRITER_AT_WORK]
+    assert at_work == {("test", "bad"): 0, ("test", "good"): 1}
     running.stop()
 
 

@@ -40,6 +40,7 @@ from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
 from harvest_lib.pipeline.adaptors.postgres.slot import known_of, place_of, require_followed, require_members, system_of
+from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.source.server_identity import lsn_number
@@ -74,6 +75,7 @@ class PostgresReader:
         self._said_at = 0.0
         self._following = False
         self._kept = self._confirmed = ""
+        self._watch = SlotWatch(self._conninfo, options.slot)
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         connection = self._connect()
@@ -109,6 +111,10 @@ class PostgresReader:
         self._confirm()
 
     # -- the slot
+
+    def slot_state(self) -> SlotState | None:
+        """See `SlotReader`."""
+        return self._watch.seen()
 
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
         """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""

@@ -1,0 +1,44 @@
+"""An answer of a server that is wanted rarely, and for which nobody waits."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from harvest_lib.clock import boot_seconds
+
+_log = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+class RareAnswer(Generic[T]):
+    """Asks only while somebody wants to know, once a minute at most, on a thread that ends with the answer."""
+
+    def __init__(self, ask: Callable[[], T], unknown: T, *, name: str) -> None:
+        """`unknown` stands for an answer that there is not yet, or not any more. `name` is the thread's."""
+        self._ask_server, self._unknown, self._name = ask, unknown, name
+        self._seen = unknown
+        self._asking = threading.Lock()
+        self._ask_at = 0.0
+
+    def seen(self) -> T:
+        """Return the last answer; ask again if that was long ago. For any thread."""
+        if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
+            self._ask_at = boot_seconds() + _EVERY_SECONDS
+            try:
+                threading.Thread(target=self._ask, name=self._name, daemon=True).start()
+            except RuntimeError:  # there is no room for a thread
+                self._asking.release()
+        return self._seen
+
+    def _ask(self) -> None:
+        try:
+            self._seen = self._ask_server()
+        except Exception as error:  # noqa: BLE001 - whatever it is, unknown numbers are not reported
+            self._seen = self._unknown
+            _log.debug("numbers_unknown", extra={"what": self._name, "reason": type(error).__name__})
+        finally:
+            self._asking.release()
