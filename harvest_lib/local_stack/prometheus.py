@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,20 +34,27 @@ def find_prometheus() -> str:
     return program
 
 
+def configure(folder: Path, jobs: Mapping[str, Sequence[str]], interval_seconds: float) -> None:
+    """Write the configuration into a folder: the targets of each job are scraped, and rules evaluated, once in an
+    interval."""
+    interval = f"{interval_seconds * 1000:.0f}ms"
+    configuration = {
+        "global": dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), interval),
+        "rule_files": [_RULES],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": list(targets)}]} for job, targets in jobs.items()
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+
+
 def prepared(
     program: str, folder: Path, rules: str, targets: Sequence[str], *, port: int, interval_seconds: float, kept: str
 ) -> tuple[str, ...]:
     """Write rules and configuration into a folder, and return the command that starts the server on a port. Targets
-    are scraped, and rules evaluated, once in an interval."""
-    interval = f"{interval_seconds * 1000:.0f}ms"
+    are harvesters."""
     (folder / _RULES).write_text(rules)
-    times = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), interval)
-    configuration = {
-        "global": times,
-        "rule_files": [_RULES],
-        "scrape_configs": [{"job_name": JOB, "static_configs": [{"targets": list(targets)}]}],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+    configure(folder, {JOB: targets}, interval_seconds)
     return (
         program,
         f"--config.file={folder / 'prometheus.yml'}",

@@ -3,6 +3,7 @@
 It begins with no data, so events before its start are not in any range that a rule looks at.
 """
 
+import os
 import signal
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import yaml
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import ServerProcess
-from harvest_lib.local_stack.prometheus import find_prometheus, prepared
+from harvest_lib.local_stack.prometheus import configure, find_prometheus, prepared
 from harvest_lib.local_stack.service import ask
 from infra.processes import failed
 
@@ -51,6 +52,7 @@ class Prometheus:
     def __init__(self, folder: Path, rules: Mapping[str, Any], targets: Sequence[str], *, interval_seconds: float):
         """Prepare. Targets are scraped and rules evaluated once in an interval."""
         self._gap_seconds = 1.5 * interval_seconds
+        self._folder, self._interval_seconds = folder, interval_seconds
         port = keep_ports(folder.parent / "prometheus.json", ["prometheus"])["prometheus"]
         self._url = f"http://127.0.0.1:{port}/api/v1"
         folder.mkdir(parents=True)
@@ -74,6 +76,12 @@ class Prometheus:
 
     def __exit__(self, *_: object) -> None:
         self._process.stop()
+
+    def scrape(self, jobs: Mapping[str, Sequence[str]]) -> None:
+        """Scrape the targets of these jobs from now on, and no others."""
+        configure(self._folder, jobs, self._interval_seconds)
+        if (pid := self._process.pid) is not None:
+            os.kill(pid, signal.SIGHUP)
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return the alerts that fire or are about to, as `/api/v1/alerts` tells them."""

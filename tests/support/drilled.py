@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from support.runbooks import filled, runbook, sections
 
 from harvest_lib.local_stack.ports import keep_ports
+from harvest_lib.local_stack.prometheus import JOB
 from infra.chaos.alert_matrix import ALLOWED_SECONDS, scaled_rules_of_run, targets_of
 from infra.chaos.prometheus import Prometheus
 from infra.waiting import until
@@ -44,6 +45,12 @@ class Drilled:
         (folder / "bin").mkdir()
         self.command("systemctl", _SERVICE.format(pids=self._pids))
         self._started = []
+        self.variables = {}
+        """Variables that commands have beside those of a pool's operator."""
+
+    def observe(self, job):
+        """Have Prometheus scrape the reader under the name of a job."""
+        self.prometheus.scrape({JOB: targets_of(self.load), job: [self.reader]})
 
     def command(self, name, script):
         """Have a command on the path of the operator."""
@@ -142,7 +149,7 @@ class Drilled:
             process = subprocess.Popen(
                 ["/bin/bash", "-eu", "-o", "pipefail", "-c", commands],
                 cwd=self._folder,
-                env=self._environment(),
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -155,7 +162,8 @@ class Drilled:
     def _output(self, process):
         return f"{process.args[-1]} ended with {process.returncode}: {Path(process.log).read_text()[-2000:]}"
 
-    def _environment(self):
+    def environment(self):
+        """Return the environment of an operator's shell."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HARVEST_", "PG"))}
         said = conninfo_to_dict(self.system.dsn)
         path = [str(self._folder / "bin"), str(Path(sys.executable).parent), kept["PATH"]]
@@ -167,6 +175,7 @@ class Drilled:
             **listens,
             "BROKERS": self.system.kafka.bootstrap_servers,
             "PATH": ":".join(path),
+            **self.variables,
         }
 
 
