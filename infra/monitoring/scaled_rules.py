@@ -2,7 +2,7 @@
 
 Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that a gauge
 of seconds is compared with. Any other number has to be compared with counts. If it is not clear which of both a number
-is, the rule cannot be scaled: nothing is guessed.
+is, the rule cannot be scaled: nothing is guessed. Changes of a gauge of seconds are counts.
 """
 
 import re
@@ -33,6 +33,8 @@ _SETS = {"and", "or", "unless"}
 _LESS = {"<", "<="}
 _PER_SECOND = {"rate", "irate", "deriv"}
 """Functions whose result has another unit than their argument."""
+_COUNTED = {"changes", "resets"}
+"""Functions whose result is a count, whatever their argument is."""
 _OF_SECONDS = re.compile(r"\w+_seconds")
 
 
@@ -134,7 +136,9 @@ def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
     of_seconds = {each for each in metrics if _OF_SECONDS.fullmatch(each)}
     if words & _PER_SECOND and float(number) != 0:
         raise UnscalableRule(f"{number} in `{expression}` is compared with something per second")
-    if not metrics or (of_seconds and (of_seconds != metrics or words & _PER_SECOND)):
+    if words & _COUNTED and len(metrics) == 1:
+        return False
+    if words & _COUNTED or not metrics or (of_seconds and (of_seconds != metrics or words & _PER_SECOND)):
         raise UnscalableRule(f"{number} in `{expression}` is compared with more than one unit, or none")
     return bool(of_seconds)
 

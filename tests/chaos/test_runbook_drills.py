@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from support import drilled_services as services
 from support.drilled import drilled, due
 from support.exhausted import (
     INSERT,
@@ -214,6 +215,13 @@ DRILLS = [
         alert="HarvestCertificateExpiresSoon", inject=partial(expiring, lasts=IN_AN_HOUR), corrects=renew_certificate
     ),
     Drill(alert="HarvestPartitionsAdded", inject=partitions_added, factor=700.0),
+    Drill(alert="HarvestConsumerStuck", inject=services.locked_counts),
+    Drill(alert="HarvestConsumerDown", inject=services.killed_counts),
+    Drill(alert="HarvestRestarts", inject=services.missing_topic, corrects=services.create_later),
+    Drill(alert="HarvestPipelineStuck", inject=services.locked_copy),
+    Drill(alert="HarvestPipelineWriterStopped", inject=services.refused_row, corrects=services.add_column),
+    Drill(alert="HarvestPipelineDown", inject=services.killed_copy),
+    Drill(alert="HarvestSlotExpires", inject=services.limited_slot, factor=100.0),
     Drill(alert="HarvestNoProgress", inject=cut_off_from_postgres, step=1),
     Drill(alert="HarvestNoProgress", mode=WAITS, inject=idle_in_transaction),
     Drill(alert="HarvestCheckpointStale", mode=WAITS, inject=idle_in_transaction, step=1),

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "infra" / "monitoring" / "alerts.yml"
+MONITORING = ROOT / "docs" / "monitoring.md"
 TESTS = [RULES.with_name(name) for name in ("alerts-test.yml", "alerts-hours-test.yml")]
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 ADDED_BY_PROMETHEUS = {"job", "instance"}
@@ -47,6 +48,18 @@ def test_each_alert_is_seen_to_fire_and_to_stay_quiet():
     for rule in ALERTS:
         seen = {bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]}
         assert seen == {True, False}, rule["alert"]
+
+
+def test_the_configuration_that_is_shown_names_jobs_as_the_rules_do(tmp_path):
+    (shown,) = re.findall(r"^```yaml\n(# prometheus.yml\n.*?)^```$", MONITORING.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(shown)
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    done = promtool("check", "config", tmp_path / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {quoted for rule in ALERTS for quoted in re.findall(r'job=~?"([^"]+)"', rule["expr"])}
+    jobs = [each["job_name"] for each in yaml.safe_load(shown)["scrape_configs"]]
+    assert {job: any(re.fullmatch(each, job) for each in said) for job in jobs} == dict.fromkeys(jobs, True)
+    assert {each for each in said if not any(re.fullmatch(each, job) for job in jobs)} == set()
 
 
 def test_the_rules_fire_at_what_they_should():

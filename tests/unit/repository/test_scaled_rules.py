@@ -30,6 +30,13 @@ TIMES = {
     "HarvestPartitionsAdded": ["86400"],
     "HarvestCertificateExpires": ["1209600"],
     "HarvestCertificateExpiresSoon": ["172800"],
+    "HarvestConsumerStuck": ["120", "1m"],
+    "HarvestConsumerDown": ["5m", "1h", "1m"],
+    "HarvestPipelineDown": ["5m", "1h", "1m"],
+    "HarvestRestarts": ["15m"],
+    "HarvestPipelineStuck": ["120", "1m"],
+    "HarvestPipelineWriterStopped": ["1m"],
+    "HarvestSlotExpires": ["2m"],
 }
 """All times that a rule has, by hand: each number that is not among them is a count or a ratio."""
 COUNTS = {
@@ -42,6 +49,12 @@ COUNTS = {
     "HarvestCheckpointStale": ["0"],
     "HarvestPossibleDuplicates": ["0"],
     "HarvestUnreadExpires": ["0.75", "0"],
+    "HarvestConsumerDown": ["0.5"],
+    "HarvestPipelineDown": ["0.5"],
+    "HarvestRestarts": ["3"],
+    "HarvestPipelineStuck": ["1"],
+    "HarvestPipelineWriterStopped": ["0"],
+    "HarvestSlotExpires": ["0"],
 }
 NUMBER = re.compile(r"(?<![\w.\"])\d+(?:\.\d+)?(?:ms|[smhdwy])?\b")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -93,6 +106,7 @@ def test_what_a_rule_says_of_time_is_known():
         ),
         ('harvest_x{topic="5m > 300"} > 30 # 20m', 'harvest_x{topic="5m > 300"} > 30 # 20m'),
         ("rate(harvest_x_total[1m]) > 0", "rate(harvest_x_total[6000ms]) > 0"),
+        ("changes(process_start_time_seconds[1m]) > 30", "changes(process_start_time_seconds[6000ms]) > 30"),
     ],
 )
 def test_an_expression_is_read_as_prometheus_reads_it(expression, divided):
@@ -108,6 +122,7 @@ def test_an_expression_is_read_as_prometheus_reads_it(expression, divided):
         "harvest_backlog_age_seconds / harvest_backlog_records > 300",
         "rate(harvest_x_total[1m]) > 5",
         "300 < harvest_backlog_age_seconds",
+        "changes(harvest_stalled_seconds[1m]) + harvest_backlog_age_seconds > 30",
         "vector(1) > 5",
     ],
 )
