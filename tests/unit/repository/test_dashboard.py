@@ -8,14 +8,15 @@ import yaml
 from support.machine import promtool
 from support.metrics import METRICS
 
-from infra.monitoring.dashboard import FILE, ROWS, render
+from infra.monitoring.dashboard import FILE, render
+from infra.monitoring.panels import ROWS
 
 pytestmark = pytest.mark.quick
 
 SHOWN = [each for row in ROWS.values() for each in row]
 QUERIES = [query for each in SHOWN for query in each.queries.values()]
 ADDED_BY_PROMETHEUS = {"job", "instance", "le"}
-OF_PROMETHEUS_CLIENT = {"process_cpu_seconds_total"}
+OF_PROMETHEUS_CLIENT = {"process_cpu_seconds_total", "process_start_time_seconds"}
 
 
 def test_it_is_as_its_code_writes_it():
