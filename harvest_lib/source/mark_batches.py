@@ -12,7 +12,7 @@ Promises
   one is, once somebody has put it back.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate
@@ -71,6 +71,7 @@ class MarkPages:
         self._batch: list[int] = []  # of those, the ones sent in this batch
         self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, the ones being purged
+        self._gone: set[int] = set()  # from the table, since the mark that was asked for: it may have them
         self.parked: Mapping[tuple[str, str], int] = {}
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
 
@@ -79,7 +80,7 @@ class MarkPages:
         self._quiet()
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         self._source.open(uuid4())
-        self._batch, self._purging = [], []
+        self._batch, self._purging, self._gone = [], [], set()
         if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
             self._fetch(self._source, 0, ids)
             self._delivered = []
@@ -94,10 +95,12 @@ class MarkPages:
             self._mark_at = boot_seconds() + self._backoff_seconds
         # A fenced leader may have marked rows that we had marked, and sent; then they are marked here again.
         rows, ids = claimed.rows, ids_of(claimed.rows)
-        if not (self._held.keys().isdisjoint(ids) and set(self._delivered).isdisjoint(ids)):
-            known = {*self._held, *self._delivered}
+        known = {*self._delivered, *self._gone}
+        if not (self._held.keys().isdisjoint(ids) and known.isdisjoint(ids)):
+            known.update(self._held)
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
+        self._gone.clear()
         if not rows and claimed.more:
             return self.read(limit)
         if not rows:
@@ -118,6 +121,7 @@ class MarkPages:
         released = self._thread.ask(lambda source: source.park(refused, behind)).result()
         for each in {*refused, *behind} - released:
             self._held.pop(each, None)
+        self._note_gone({*refused, *behind} - released)
         return released
 
     def sent(self, rows: Sequence[Row]) -> None:
@@ -142,6 +146,12 @@ class MarkPages:
         if ids := [each for each in self._delivered if each not in purged]:
             self._thread.ask(lambda source: self._fetch(source, 0, ids)).result()
             self._delivered = [each for each in self._delivered if each in purged]
+            self._note_gone(ids)
+
+    def _note_gone(self, ids: Iterable[int]) -> None:
+        """Have rows left out of the next page that the mark on its way may have found, as others had unmarked them."""
+        if self._asked is not None:
+            self._gone.update(ids)
 
     def give_back(self) -> None:
         """See `BatchSource`. Rows that were delivered are purged first, if their purge was lost with its connection."""

@@ -39,6 +39,53 @@ def test_a_zombie_that_marks_has_nothing_sent_twice():
     assert not table.rows
 
 
+def unmark(table):
+    """Unmark all rows, as goharvest does that was fenced: it resets by id alone."""
+    for entry in table.rows.values():
+        entry[1] = None
+
+
+def test_what_was_purged_since_it_was_marked_once_more_is_not_sent_twice():
+    """The next page was marked ahead, and may be read after several batches of deferred rows."""
+    table = filled(4)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    rows = leader.read(4).rows
+    send(leader, rows[:1])
+    leader.committed()
+    unmark(table)
+    leader.purge()  # with which the next page is marked: 2 to 4 are in it once more
+    for row in rows[1:3]:
+        send(leader, [row])
+        leader.committed()
+        leader.purge()
+    table.insert((5, "t", "k", "v", [], []))
+    found = []
+    while (page := leader.read(4)) is not None:
+        found += page.rows
+    assert [row[0] for row in found] == [5]
+    send(leader, [rows[3], *found])
+    leader.committed()
+    leader.close()
+    assert not table.rows
+
+
+def test_what_was_parked_since_it_was_marked_once_more_is_not_sent():
+    table = filled(3)
+    leader = MarkPages(FakeSource(table))
+    leader.open(None)
+    rows = leader.read(3).rows
+    send(leader, rows[:1])
+    leader.committed()
+    unmark(table)
+    leader.purge()
+    leader.park({2: "bad"}, [])
+    assert leader.read(3) is None
+    table.retry("k")
+    assert [row[0] for row in leader.read(3).rows] == [2], "somebody has put it back"
+    leader.close()
+
+
 def filled(records):
     table = FakeTable()
     table.insert(*((each, "t", "k", "v", [], []) for each in range(1, records + 1)))
