@@ -351,8 +351,8 @@ def test_while_a_lock_is_freed_late_nobody_delivers(outbox, written, bootstrap_s
 def test_a_stranger_that_takes_our_transactional_ids_again_and_again_is_held_off_from(
     outbox, written, bootstrap_servers, group_id, caplog
 ):
-    """The first time we go on; then we hold off for a session timeout, so that two do not fence each other without end.
-    It is named each time."""
+    """Twice we go on; then we hold off for a session timeout, so that two do not fence each other without end. It is
+    named each time."""
     seconds = 8.0
     one = member(outbox, bootstrap_servers, group_id, "transactional", "a", seconds)
     heard = []
@@ -367,7 +367,7 @@ def test_a_stranger_that_takes_our_transactional_ids_again_and_again_is_held_off
 
     topic = one.config.checkpoint_topic
     with Arrivals(bootstrap_servers, outbox.topic) as arrivals, one:
-        for number in (1, 2):
+        for number in (1, 2, 3):
             delivered = one.delivered_records
             eventually(lambda before=delivered: one.delivered_records > before, "it delivers")
             # One taking may fence twice: while Kafka aborts a transaction, the stranger is to come again.
@@ -375,13 +375,13 @@ def test_a_stranger_that_takes_our_transactional_ids_again_and_again_is_held_off
                 take()
             eventually(lambda number=number: len(times(LeaderFenced)) >= number, "it is fenced")
             eventually(lambda number=number: len(times(LeaderAcquired)) > number, "it leads again")
-        pauses = zip(times(LeaderFenced)[:2], times(LeaderAcquired)[1:3], strict=True)
-        first, second = (began - over for over, began in pauses)
-        assert first < seconds - 0.1 <= second
+        pauses = zip(times(LeaderFenced)[:3], times(LeaderAcquired)[1:4], strict=True)
+        first, second, third = (began - over for over, began in pauses)
+        assert max(first, second) < seconds - 0.1 <= third
         written()
         check(outbox, bootstrap_servers, arrivals)
     taken = [each for each in caplog.records if each.getMessage() == "transactional_id_taken"]
-    assert len(taken) >= 2
+    assert len(taken) >= 3
     assert taken[0].levelname == "ERROR"
     assert "does not lead" in taken[0].reason
     assert "checkpointTopic" in taken[0].next_step
