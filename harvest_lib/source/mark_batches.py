@@ -95,9 +95,9 @@ class MarkPages:
             self._mark_at = boot_seconds() + self._backoff_seconds
         # A fenced leader may have marked rows that we had marked, and sent; then they are marked here again.
         rows, ids = claimed.rows, ids_of(claimed.rows)
-        known = {*self._delivered, *self._gone}
-        if not (self._held.keys().isdisjoint(ids) and known.isdisjoint(ids)):
-            known.update(self._held)
+        gone = {*self._delivered, *self._gone}
+        if not (self._held.keys().isdisjoint(ids) and gone.isdisjoint(ids)):
+            known = {*self._held, *gone}
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
         self._gone.clear()

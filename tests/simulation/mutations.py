@@ -481,7 +481,7 @@ MUTATIONS = (
     _mutation(
         "what is marked a second time is sent a second time",
         (*_PAGES, "mark-sequenced"),
-        _edit(MarkPages, "read", "{*self._held, *self._delivered}", "set()"),
+        _edit(MarkPages, "read", "{*self._held, *gone}", "set()"),
         seed=105,
     ),
     _mutation(
