@@ -157,6 +157,8 @@ def test_every_event_is_shown(run, outbox, bootstrap_servers):
     example.process.send_signal(signal.SIGCONT)
     example.says("leader fenced")
     eventually(lambda: example.text.count("leader acquired") > before, "it leads again")
+    outbox.fill(1)
+    arrives(bootstrap_servers, outbox, 4)  # over a connection that it has by then
     outbox.connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
