@@ -45,16 +45,22 @@ def unmark(table):
         entry[1] = None
 
 
-def test_what_was_purged_since_it_was_marked_once_more_is_not_sent_twice():
-    """The next page was marked ahead, and may be read after several batches of deferred rows."""
-    table = filled(4)
+def marked_twice(records):
+    """Return a table, its leader, and the rows of its first page: one was purged, and the next page has the others."""
+    table = filled(records)
     leader = MarkPages(FakeSource(table))
     leader.open(None)
-    rows = leader.read(4).rows
+    rows = leader.read(records).rows
     send(leader, rows[:1])
     leader.committed()
     unmark(table)
-    leader.purge()  # with which the next page is marked: 2 to 4 are in it once more
+    leader.purge()  # with which the next page is marked
+    return table, leader, rows
+
+
+def test_what_was_purged_since_it_was_marked_once_more_is_not_sent_twice():
+    """The next page was marked ahead, and may be read after several batches of deferred rows."""
+    table, leader, rows = marked_twice(4)
     for row in rows[1:3]:
         send(leader, [row])
         leader.committed()
@@ -71,14 +77,7 @@ def test_what_was_purged_since_it_was_marked_once_more_is_not_sent_twice():
 
 
 def test_what_was_parked_since_it_was_marked_once_more_is_not_sent():
-    table = filled(3)
-    leader = MarkPages(FakeSource(table))
-    leader.open(None)
-    rows = leader.read(3).rows
-    send(leader, rows[:1])
-    leader.committed()
-    unmark(table)
-    leader.purge()
+    table, leader, _ = marked_twice(3)
     leader.park({2: "bad"}, [])
     assert leader.read(3) is None
     table.retry("k")
