@@ -49,10 +49,7 @@ _SESSION = {
     "standard_conforming_strings": "on",
     "array_nulls": "on",
     # The server notices a client that is gone, as we notice it: its transaction would keep its locks for two hours.
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "3",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "10000",
+    **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
 }
 """Settings of each session, whatever its role or database has: durable commits, the spelling of values that we read and
 write, and probes of the connection."""
