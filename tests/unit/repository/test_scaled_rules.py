@@ -54,7 +54,7 @@ COUNTS = {
     "HarvestRestarts": ["3"],
     "HarvestPipelineStuck": ["1"],
     "HarvestPipelineWriterStopped": ["0"],
-    "HarvestSlotExpires": ["0"],
+    "HarvestSlotExpires": ["0", "0.75"],
 }
 NUMBER = re.compile(r"(?<![\w.\"])\d+(?:\.\d+)?(?:ms|[smhdwy])?\b")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
