@@ -38,15 +38,16 @@ class Cost:
     resident_bytes: int
 
 
-def cost(servers: Servers, settings: Mapping[str, object], *options: str) -> Cost:
-    """Let one process lead an empty outbox of its own; `options` are further ones of `harvest run`."""
-    if settings == DEFAULTS["native"]:
+def cost(servers: Servers, table: str, *options: str) -> Cost:
+    """Let one process lead an empty outbox of its own, of a table of `DEFAULTS`; `options` are further ones of
+    `harvest run`."""
+    if table == "native":
         servers.make_native()
     else:
         servers.fill(0)
     with TemporaryDirectory() as folder, psycopg.connect(servers.dsn, autocommit=True) as connection:
         config, log = Path(folder) / "harvest.yaml", Path(folder) / "log"
-        config.write_text(servers.yaml(leaderGroupID=f"bench-{uuid4().hex[:8]}", **settings))
+        config.write_text(servers.yaml(leaderGroupID=f"bench-{uuid4().hex[:8]}", **DEFAULTS[table]))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_")}
         command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", str(config), "--log-format", "json", *options]
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, env=environment) as process:

@@ -71,9 +71,9 @@ def _pair(servers: Servers, records: int, implementation: str, turn: int) -> tup
 def _idle(servers: Servers, rounds: int) -> Iterator[Result]:
     percents, more = [], []
     for _ in range(rounds):
-        without, address = idle.cost(servers, idle.DEFAULTS["native"]), _address()
+        without, address = idle.cost(servers, "native"), _address()
         with _scraped(address):
-            beside = idle.cost(servers, idle.DEFAULTS["native"], "--listen", address)
+            beside = idle.cost(servers, "native", "--listen", address)
         percents.append(beside.core_percent)
         more.append((beside.resident_bytes - without.resident_bytes) / 1e6)
     yield at_most("telemetry-idle-cpu", median(percents), "% core", target=_IDLE_PERCENT)
