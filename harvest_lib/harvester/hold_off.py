@@ -16,6 +16,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Term
 
 _INTERRUPTIONS = 2
+"""A fenced leader goes on so often: two that begin again and again would fence each other without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

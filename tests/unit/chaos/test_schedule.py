@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from infra.chaos.faults import Fault
+from infra.chaos.faults import FAULTS, Fault
 from infra.chaos.schedule import Schedule
 from infra.chaos.system import Mode
 
@@ -71,3 +71,22 @@ def test_what_was_never_injected_is_told_with_the_reason():
 
 def test_where_no_fault_fits_there_is_none():
     assert Schedule({"other": fault(fits=only(SECOND))}, [FIRST], 1, seed=1).next(FIRST) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_kafka"),
+    [
+        (Mode(), False),
+        (Mode(election="neli"), True),
+        (Mode(delivery="sequenced"), False),
+        (Mode(delivery="barrier"), True),
+        (Mode(delivery="barrier", election="postgres"), False),
+        (Mode(source="mark", delivery="sequenced"), True),
+    ],
+)
+def test_the_leader_is_elected_as_a_configuration_says(mode, by_kafka):
+    assert mode.elects_by_kafka is by_kafka
+    has_coordinator = by_kafka or mode.delivery == "transactional"
+    assert FAULTS["coordinator-killed"].fits(mode) is has_coordinator, (
+        "a broker that coordinates nothing is like others"
+    )
