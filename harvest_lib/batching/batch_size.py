@@ -15,7 +15,9 @@ from harvest_lib.native import NativeRows
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
 LARGEST_BATCH = 50_000
-"""Records; a batch is also bounded by bytes and time."""
+"""Records; a batch is also bounded by bytes and time. After a crash so many may be in Kafka twice."""
+LARGEST_TRANSACTION = 150_000
+"""Records, where readers see no record twice: each transaction has a cost of its own in the broker."""
 _FIRST_BATCH = 1_000
 BATCH_BYTES = 32_000_000
 LARGE_PAGE_BYTES = BATCH_BYTES // 4
@@ -42,11 +44,12 @@ _PAUSE_GROWTH, _LONG_PAUSE_GROWTH = 1.25, 1.02
 
 
 class BatchSize:
-    """Limits of the next batch and the next page, in records, and the pause when there are none."""
+    """Limits of the next batch, at most `most`, and the next page, in records, and the pause when there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = LARGEST_BATCH) -> None:
+        self._limit = most
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
-        self._most = float(LARGEST_BATCH)
+        self._most = float(most)
         self._failures = 0  # in a row, of small batches
         self._record_bytes = 0.0
         self._pause = _SHORTEST_PAUSE_SECONDS
@@ -65,11 +68,11 @@ class BatchSize:
         self._doubtful = max(0, self._doubtful - records)
         self._failures = 0
         if full:
-            self._most = min(LARGEST_BATCH, self._most * 1.25)
+            self._most = min(self._limit, self._most * 1.25)
         if self._doubtful:
             self.records = max(1, self._doubtful // 2)
         elif full or self.records < _FIRST_BATCH:
-            self.records = min(LARGEST_BATCH, self.records * 2)
+            self.records = min(self._limit, self.records * 2)
         elif records < self.records // 4:
             self.records = max(_FIRST_BATCH, self.records // 2)
         self.records = min(self.records, int(self._most))

@@ -16,9 +16,6 @@ from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
 from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
 from harvest_lib.native import NativeSender, make_with_sender
 
-_LINGER = {"linger.ms": 20}
-"""Under a backlog batches grow for so long, as only one request is on the wire; the end of a batch waits for none."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerKind:
@@ -46,7 +43,7 @@ def make_client(
 ) -> tuple[KafkaProducer, NativeSender | None]:
     """Return a client, and its native side if that can be had. `largest_batch`: most bytes of a request that every
     topic takes. Raises ConfigError for a setting that librdkafka does not take."""
-    user = {**DEFAULTS, **_LINGER, **settings.kafka}
+    user = {**DEFAULTS, **settings.kafka}
     own = {
         "acks": "all",
         "allow.auto.create.topics": False,

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 DEFAULTS = {
-    "linger.ms": 2,
     "partitioner": "consistent",
     "queue.buffering.max.messages": 1_000_000,  # the size of a batch is the limit that counts
     "message.max.bytes": 100_000_000,  # the topic's limit is the one that counts; brokers read requests up to 105 MB

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import Consumer, Producer
 
-from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.batch_size import LARGEST_BATCH, LARGEST_TRANSACTION, BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.subscription_rows import check_subscription
@@ -82,7 +82,9 @@ class CheckpointEngine(Engine):
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
-        self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)
+        is_seen_once = config.delivery == "transactional" and config.source != "mark"  # which purges what it marks
+        most = LARGEST_TRANSACTION if is_seen_once else LARGEST_BATCH
+        self._sizes: dict[int, BatchSize] = defaultdict(partial(BatchSize, most))
         self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
         self._parks = config.parking != "stop"
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS

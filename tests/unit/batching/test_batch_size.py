@@ -117,6 +117,25 @@ def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
     assert [loop._ports.troubles.reason("away") for loop in loops] == ["no leader", "no leader", ""]
 
 
+@pytest.mark.parametrize(
+    ("source", "delivery", "most"),
+    [("snapshot", "transactional", 150_000), ("snapshot", "pipelined", 50_000), ("mark", "transactional", 50_000)],
+)
+def test_only_a_transaction_that_purges_nothing_grows_beyond_what_may_be_in_kafka_twice(source, delivery, most):
+    named = {"leader_group_id": "orders", "leadership": "solo", "source": source, "delivery": delivery}
+    config = HarvestConfig(
+        **named, data_source="host=127.0.0.1 dbname=x", base_kafka_config={"bootstrap.servers": "127.0.0.1:1"}
+    )
+    size = CheckpointEngine(config, OutboxTable.parse("outbox"))._sizes[0]
+    for _ in range(20):
+        size.done(size.records, full=True)
+    assert size.records == most
+    size.late(size.records)
+    for _ in range(20):
+        size.done(size.records, full=True)
+    assert size.records == most
+
+
 def test_where_single_records_fail_by_chance_batches_become_so_small_that_most_go():
     """As under goharvest's own test, which fails two of a hundred."""
     dice, size, went, batches = random.Random(1), BatchSize(), 0, 400
