@@ -156,8 +156,8 @@ class CheckpointChoice:
                 f"{self.place} belongs to another outbox: two configurations share one name",
                 evidence=f"it is of {_spelled(record.get('outbox'), record.get('identity'))}, this is "
                 f"{_spelled(self.outbox, self.identity)}",
-                next_step="give one of them another `leaderGroupID` or `subscription`; if the other outbox is gone for "
-                "good, delete the topic",
+                next_step="give one of them another `leaderGroupID` or `subscription`, and a `checkpointTopic` of its "
+                "own if it names one; if the other outbox is gone permanently, delete the topic",
             )
         if "identity" not in record and self.identity is not None and record["generation"] >= self.mirror.generation:
             self._check_older(record, self.identity)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
@@ -172,19 +173,21 @@ class KafkaStore(PostgresStore):
             self._consumer_provider,
             judge=choice.judge,
             to_sound=to_sound,
-            hear_other=self._refuse_shared,
+            hear_other=partial(self._refuse_shared, choice),
         )
 
-    def _refuse_shared(self, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError for a record of another group's subscription, if both names make our topic's."""
+    def _refuse_shared(self, choice: CheckpointChoice, record: Mapping[str, Any]) -> None:
+        """Raise CheckpointError for a record of another subscription, if it is of another outbox, or of a group whose
+        names make our topic's. One of ours may have been renamed, and keep its topic."""
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
-        is_shared = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
-        if is_shared and ours != theirs:
+        is_one_name = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
+        if (is_one_name and ours != theirs) or ("identity" in record and not choice.owns(record)):
             raise CheckpointError(
                 f"two configurations share the checkpoint topic {self._place.topic!r}, and would fence each other",
-                evidence=f"`leaderGroupID` {group!r} with `subscription` {name!r} makes the name that {self._group!r} "
-                f"with {self._name!r} makes",
+                evidence=f"it has a checkpoint by `leaderGroupID` {group!r} with `subscription` {name!r} of "
+                f"{record.get('outbox')} ({record.get('identity')}); this is {self._group!r} with {self._name!r} of "
+                f"{self._outbox} ({choice.identity})",
                 next_step="set `checkpointTopic` in this configuration to a name of its own; if the other subscription "
                 "is gone permanently, delete the topic",
             )

@@ -133,14 +133,20 @@ def test_a_pool_that_changes_its_election_process_by_process_is_named_and_goes_o
     assert len(outbox.arrived(isolation="read_committed")) == 7
 
 
-def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share_it(outbox, monkeypatch):
+@pytest.mark.parametrize(
+    ("subscription", "cause"), [("default", "another outbox"), ("theirs", "share the checkpoint topic")]
+)
+def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share_it(
+    outbox, monkeypatch, subscription, cause
+):
     """Each leads by the lock of its own database. Neither had a checkpoint when the other looked: the one that finds
     the other's ends, and nothing of either comes twice or under the other's name."""
     name = f"{outbox.connection.info.dbname[:50]}_other"
     outbox.connection.execute(f'CREATE DATABASE "{name}"')
     other = Subscribed(make_conninfo(outbox.dsn, dbname=name), outbox.topic, outbox.servers, outbox.group)
     settings = {"delivery": "transactional", "leadership": "postgres", "session_timeout_seconds": 4.0}
-    pools = [(each, member(each, **settings)) for each in (outbox, other)]
+    settings["checkpoint_topic"] = f"{outbox.group}.shared"
+    pools = [(outbox, member(outbox, **settings)), (other, member(other, subscription=subscription, **settings))]
     try:
         with monkeypatch.context() as patched:
             patched.setattr(KafkaStore, "refuse_another", lambda _: None)
@@ -149,10 +155,10 @@ def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share
         outbox.fill(5)
         other.fill(7)
         (ended,) = eventually(lambda: [each for _, each in pools if each.state is State.STOPPED], "one ends")
-        with pytest.raises(CheckpointError, match="another outbox") as raised:
+        with pytest.raises(CheckpointError, match=cause) as raised:
             ended.await_stopped(60)
         assert all(f"{each}/" in raised.value.evidence for each in (name, outbox.connection.info.dbname))
-        assert "leaderGroupID" in raised.value.next_step
+        assert "`checkpointTopic`" in raised.value.next_step
         ((records, survivor),) = ((table.count(), each) for table, each in pools if each is not ended)
         eventually(lambda: survivor.delivered_records == records, "the other goes on")
         assert len(outbox.arrived(isolation="read_committed")) == records
