@@ -71,7 +71,8 @@ class OtherPools:
             theirs = Pool.of_json(json.loads(message)[_WORD])
         except (ValueError, TypeError, KeyError):
             return None
-        error = conflict_in_group(self.pool, theirs) if theirs is not None else None
-        if error is not None:
+        if theirs is None or theirs.group != self.pool.group:  # other groups may use the topic
+            return None
+        if (error := conflict_in_group(self.pool, theirs)) is not None:
             self._conflicts.log(error)
         return error

@@ -98,11 +98,13 @@ def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
     different = ours.differences(theirs)
     if not different & {*OUTBOX, *SUBSCRIPTION, "leader_topic"}:
         return None
+    moved = "; if the outbox was moved, stop all processes of the former database first"
     waits = "outbox" if different & OUTBOX or not different & SUBSCRIPTION else f"subscription {theirs.subscription!r}"
     return PoolConflict(  # while one leads, the other waits
         f"another pool stands in this election: {theirs}",
         evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's {waits}",
-        next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes",
+        next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes"
+        f"{moved if 'database' in different else ''}",
         theirs=theirs.as_json(),
     )
 

@@ -1,9 +1,12 @@
 """The identity of a pool, as a process of another version may have published it."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 
+from harvest_lib.leadership.other_pools import OtherPools
 from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_in_group, conflict_on_outbox
 
 pytestmark = pytest.mark.quick
@@ -96,3 +99,15 @@ def test_a_conflict_with_one_process_is_logged_once(caplog):
         log.log(conflict_on_outbox(OURS, theirs))
     assert [record.their_process for record in caplog.records] == ["host-0", "host-1", "host-2"]
     assert caplog.records[0].their_table == "public.outbox"
+
+
+@pytest.mark.parametrize(("changes", "may_have_moved"), [({"database": "7422/5"}, True), ({"table": "x.y"}, False)])
+def test_a_conflict_with_another_database_says_the_way_on_after_a_move(changes, may_have_moved):
+    assert ("was moved" in conflict_in_group(OURS, replace(OURS, **changes)).next_step) == may_have_moved
+
+
+@pytest.mark.parametrize(("group", "is_ours"), [("orders", True), ("billing", False)])
+def test_a_word_in_the_leader_topic_concerns_the_group_that_it_names(group, is_ours):
+    theirs = replace(OURS, group=group, database="7422/5")
+    heard = OtherPools(OURS, {}, Producer).hear(json.dumps({"another_pool": theirs.as_json()}))
+    assert (heard is not None) == is_ours
