@@ -35,16 +35,17 @@ _LET_OLDER = "SELECT pg_advisory_unlock_shared(%(older)s)"
 
 _TABLE = "SELECT to_regclass(%s)::oid::bigint"
 
-# A bigint key is shown in two halves.
+# A bigint key is shown in two halves. The older key is the group's alone, and so the same in every database.
 _LOOK = """
-SELECT coalesce(bool_or(key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
-       coalesce(bool_or(key = %(left)s), false) AS left_in_order,
-       coalesce(bool_or(key = %(stand)s AND pid <> pg_backend_pid()), false) AS others_stand,
-       coalesce(to_regclass(%(outbox)s)::oid::bigint <> %(table)s, false) AS is_another
+SELECT coalesce(bool_or(is_ours AND key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
+       coalesce(bool_or(is_ours AND key = %(left)s), false) AS left_in_order,
+       coalesce(bool_or(is_ours AND key = %(stand)s AND pid <> pg_backend_pid()), false) AS others_stand,
+       coalesce(to_regclass(%(outbox)s)::oid::bigint <> %(table)s, false) AS is_another,
+       coalesce(string_agg(DISTINCT datname, ', ') FILTER (WHERE key = %(older)s AND NOT is_ours), '') AS elsewhere
 FROM (
-  SELECT pid, classid::bigint << 32 | objid::bigint AS key FROM pg_locks
+  SELECT pid, datname, datname = current_database() AS is_ours, classid::bigint << 32 | objid::bigint AS key
+  FROM pg_locks JOIN pg_database AS d ON d.oid = database
   WHERE locktype = 'advisory' AND granted AND objsubid = 1
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ) AS advisory
 """
 
@@ -75,6 +76,8 @@ class LockObservation:
     """A session that has just let go in order says so still."""
     others_stand: bool = False
     """Another session would take the lock if it were free."""
+    elsewhere: str = ""
+    """Other databases of the server that have a lock of the group."""
 
 
 class LockSession:
@@ -113,12 +116,13 @@ class LockSession:
         with translated():
             values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
             row = self._connection.execute(_LOOK, values).fetchone()
-        held, left_in_order, others_stand, is_another = row or (False, False, False, False)
+        held, left_in_order, others_stand, is_another, elsewhere = row or (False, False, False, False, "")
         # A table that took the place of ours, as in `harvest migrate`, has another lock.
         return LockObservation(
             held=held is True and is_another is not True,
             left_in_order=left_in_order is True,
             others_stand=others_stand is True,
+            elsewhere=str(elsewhere),
         )
 
     def last_leaders(self, rows: SubscriptionRows) -> LastLeaders:

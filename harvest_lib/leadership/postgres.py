@@ -26,8 +26,9 @@ Promises
 Limits
 - Without a fence, with the defaults, a leader that is killed is followed after 10 s, one that is frozen after 15 s. The
   first to start waits 10 s too: it cannot know that nobody was there. With one these are a moment, and 5 s.
-- The members have to use the same database: advisory locks are its own. A failover to another server that leaves the
-  old one alive gives two locks.
+- The members have to use the same database: advisory locks are its own. A group that leads in another database of the
+  server too is logged; that of another server is not seen. A failover to another server that leaves the old one alive
+  gives two locks.
 - Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
   a session that others use too, and two could lead. Connect directly, or in `session` mode.
 - One lock stands for all shards: who has it leads them all, and the others lead none. The processes of a pool do not
@@ -97,7 +98,7 @@ class PostgresLeadership(ElectedLeadership):
         self._kafka_silent_seconds = kafka_silent_seconds
         self._standby_seconds = max(settings.min_poll_interval_seconds, _STANDBY_SECONDS)
         self._proof_seconds = max(settings.min_poll_interval_seconds, settings.heartbeat_timeout_seconds / 10)
-        self._complaint = ""
+        self._complaint = self._elsewhere = ""
         self._is_cut_off = False
 
     def start(self) -> None:
@@ -159,6 +160,7 @@ class PostgresLeadership(ElectedLeadership):
             if not observation.held:
                 self._registry.vacate(TermEnd.FENCED)
                 return
+            self._say_elsewhere(observation.elsewhere)
             if observation.others_stand and self._finds_itself_cut_off(since):
                 break
             lease_until = sent_at + self._settings.heartbeat_timeout_seconds
@@ -180,6 +182,23 @@ class PostgresLeadership(ElectedLeadership):
                 self._proof_seconds if self._registry.terms else self._settings.min_poll_interval_seconds
             )
         self._leave(session, last, in_doubt_until)
+
+    def _say_elsewhere(self, databases: str) -> None:
+        """Log, once for each change, the other databases in which the group leads."""
+        if databases not in {"", self._elsewhere}:
+            _log.warning(
+                "group_leads_elsewhere",
+                extra={
+                    "group": self._settings.group,
+                    "databases": databases,
+                    "reason": "a lock of this group is held in another database of this server, and a lock is one "
+                    "database's own: each has a leader, which delivers its own outbox",
+                    "next_step": "if they are to be one pool, correct `dataSource`; if an outbox was moved, stop the "
+                    "processes of the database that it was moved from; else give each database a `leaderGroupID` of "
+                    "its own",
+                },
+            )
+        self._elsewhere = databases or self._elsewhere
 
     def _finds_itself_cut_off(self, since: float) -> bool:
         """Return True if Kafka has not answered for the session timeout, since we have the lock."""

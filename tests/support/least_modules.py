@@ -211,6 +211,7 @@ EXEMPT = {
     "integration/harvester/test_start_errors": "its subject is other users, and servers that are not there",
     "integration/harvester/test_status": "its subject is the command that looks, on servers of its own",
     "integration/subscriptions/test_lock": _PART,
+    "integration/harvester/test_two_databases": "its subject is two pools that differ in more than their roles",
     "integration/harvester/test_two_pools": "its subject is two pools that differ in more than their roles",
     "integration/harvester/test_upgrade": "its subject is two pools that differ in more than their roles",
 }
