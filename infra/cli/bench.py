@@ -20,7 +20,8 @@ def bench(
 
     Absolute figures depend on the machine's load; ratios to a baseline of the
     same run do not. Prints a table, and writes `.harvest/bench/report.json`. A
-    missed target is shown, but is no failure.
+    missed target is shown, but is no failure. Lines that need a C compiler are
+    left out where there is none; the reason is printed.
 
     Two scenarios do not measure the harvester and run only by name. `approaches`
     shows how many records other ways of reading an outbox lose, reorder and

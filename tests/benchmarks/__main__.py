@@ -12,7 +12,7 @@ from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain, drain_batches
-from tests.benchmarks.report import Result, show, write
+from tests.benchmarks.report import LeftOut, Result, show, write
 from tests.benchmarks.scenarios import ONLY_WHEN_NAMED, SCENARIOS, Size
 
 _WIDTH = 110
@@ -25,7 +25,7 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
     console, folder = Console(), default_state() / "bench"
     console = console if console.is_terminal else Console(width=_WIDTH)  # a file has room for all of the table
     tune_interpreter()  # as `harvest run` does
-    results: list[Result] = []
+    results, left_out = list[Result](), list[LeftOut]()
     with console.status("starting Postgres and Kafka"), Stack(folder, fresh=True, parts=default_state()) as stack:
         topic = f"bench-{uuid4().hex[:8]}"  # outside servers may have one of an earlier run
         servers = Servers(dsn=stack.dsn, bootstrap_servers=stack.bootstrap_servers, topic=topic)
@@ -40,18 +40,29 @@ def run(names: Sequence[str], *, records: int, rounds: int) -> list[Result]:
             drain_batches(servers, _WARM_UP_RECORDS, delivery=delivery)
         for name in names or [name for name in SCENARIOS if name not in ONLY_WHEN_NAMED]:
             with console.status(name):
-                found = list(SCENARIOS[name](servers, Size(records=records, rounds=rounds)))
-            if not found:
-                raise NothingChecked(
-                    f"the scenario {name} measured nothing",
-                    evidence="it returned no result",
-                    next_step="look at its entry in tests/benchmarks/scenarios.py",
-                )
+                found, missing = measured(name, servers, Size(records=records, rounds=rounds))
+            left_out += missing
             results += found
             write(results, folder / "report.json")  # what there is, should a later one fail
     show(results, console)
+    for each in left_out:
+        console.print(f"left out: {each}", markup=False, soft_wrap=True)
     console.print(f"written to {folder / 'report.json'}")
     return results
+
+
+def measured(name: str, servers: Servers, size: Size) -> tuple[list[Result], list[LeftOut]]:
+    """Return what a scenario found, and what it left out. Raises NothingChecked if it measured nothing."""
+    found = list(SCENARIOS[name](servers, size))
+    results = [each for each in found if isinstance(each, Result)]
+    left_out = [each for each in found if isinstance(each, LeftOut)]
+    if not results:
+        raise NothingChecked(
+            f"the scenario {name} measured nothing",
+            evidence="; ".join(map(str, left_out)) or "it returned no result",
+            next_step="look at its entry in tests/benchmarks/scenarios.py",
+        )
+    return results, left_out
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from tests.benchmarks import native_floors
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import BatchDrain, drain_batches, drain_in_process
-from tests.benchmarks.report import Result, at_least, at_most
+from tests.benchmarks.drain import BatchDrain, drain_batches, drain_in_process, native_unavailable, ways
+from tests.benchmarks.report import LeftOut, Result, at_least, at_most
 
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
@@ -41,54 +41,68 @@ _CPU_MICROS_MARKED = 10.0
 """CPU time of the whole process per record, natively; marked and purged, under the barrier."""
 
 
-def drains(servers: Servers, size: "Size") -> Iterator[Result]:
+_FLOORS = {
+    "floor-read": native_floors.read,
+    "floor-produce": native_floors.produce,
+    "floor-both-at-once": native_floors.both,
+}
+
+
+def drains(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
     """Each delivery on the same table, natively and by Python in turn: reading leaves it as it is."""
     records = 10 * size.records
     servers.make_native()
     servers.insert(records)
     servers.settle()
-    reads, produces, at_once = [], [], []
-    found: dict[str, list[tuple[BatchDrain, BatchDrain]]] = {delivery: [] for delivery in _SHARES}
+    no_floors, no_native = native_floors.unavailable(), native_unavailable()
+    bare: dict[str, list[float]] = {} if no_floors else {name: [] for name in _FLOORS}
+    found: dict[str, list[BatchDrain]] = {f"{delivery}-{way}": [] for delivery in _SHARES for way in ways()}
     for _ in range(size.rounds):
-        reads.append(native_floors.read(servers, records))
-        produces.append(native_floors.produce(servers, records))
-        at_once.append(native_floors.both(servers, records))
-        for delivery, pairs in found.items():
-            native = _in_process(servers, records, delivery, "native")
-            pairs.append((native, _in_process(servers, records, delivery, "python")))
-    yield Result(name="floor-read", value=median(reads), unit="/s")
-    yield Result(name="floor-produce", value=median(produces), unit="/s")
-    yield Result(name="floor-both-at-once", value=median(at_once), unit="/s")
-    floors = list(map(min, reads, produces))
+        for name, rates in bare.items():
+            rates.append(_FLOORS[name](servers, records))
+        for name, some in found.items():
+            some.append(_in_process(servers, records, *name.split("-")))
+    if no_floors:
+        yield LeftOut(name=f"{', '.join(_FLOORS)}, and all ratios to them", reason=no_floors)
+    if no_native:
+        yield LeftOut(name="drain-snapshot-*-native, cpu-*-native", reason=no_native)
+    for name, rates in bare.items():
+        yield Result(name=name, value=median(rates), unit="/s")
+    slower = list(map(min, bare["floor-read"], bare["floor-produce"])) if bare else []
     for delivery, target in _SHARES.items():
-        natively, by_python = zip(*found[delivery], strict=True)
-        rates = [each.rate for each in natively]
-        name = f"drain-snapshot-{delivery}-native"
-        yield _against(name, rates, floors, target)
-        yield _against(f"{name}-to-both", rates, at_once, _SHARES_OF_BOTH.get(delivery))
-        faster = _FASTER if delivery == "transactional" else None
-        yield _against(f"{name}-to-python", rates, [each.rate for each in by_python], faster)
-        micros = median(each.cpu_micros for each in natively)
-        yield at_most(f"cpu-{delivery}-native", micros, "µs/record", target=_CPU_MICROS[delivery])
+        by_python = found[f"{delivery}-python"]
+        if natively := found.get(f"{delivery}-native"):
+            rates = [each.rate for each in natively]
+            name = f"drain-snapshot-{delivery}-native"
+            if bare:
+                yield _against(name, rates, slower, target)
+                yield _against(f"{name}-to-both", rates, bare["floor-both-at-once"], _SHARES_OF_BOTH.get(delivery))
+            faster = _FASTER if delivery == "transactional" else None
+            yield _against(f"{name}-to-python", rates, [each.rate for each in by_python], faster)
+            micros = median(each.cpu_micros for each in natively)
+            yield at_most(f"cpu-{delivery}-native", micros, "µs/record", target=_CPU_MICROS[delivery])
         micros = median(each.cpu_micros for each in by_python)
         yield Result(name=f"cpu-{delivery}-python", value=micros, unit="µs/record")
-    one, other = ([native.rate for native, _ in found[delivery]] for delivery in ("transactional", "pipelined"))
+    fastest = ways()[0]
+    one, other = ([each.rate for each in found[f"{name}-{fastest}"]] for name in ("transactional", "pipelined"))
     yield _against("drain-snapshot-transactional-to-pipelined", one, other, _OF_PIPELINED)
 
 
-def marked(servers: Servers, size: "Size") -> Iterator[Result]:
+def marked(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
     """Drains of goharvest's table, which marks and purges, natively and by Python in turn."""
-    pairs = []
+    no_native = native_unavailable()
+    found: dict[str, list[BatchDrain]] = {way: [] for way in ways()}
     for _ in range(size.rounds):
-        pair = []
-        for implementation in ("native", "python"):
+        for way, some in found.items():
             servers.fill(size.records)
-            pair.append(drain_in_process(servers, size.records, delivery="barrier", implementation=implementation))
-        pairs.append(pair)
-    natively, by_python = zip(*pairs, strict=True)
-    rates = [each.rate for each in natively]
-    yield _against("drain-mark-barrier-to-python", rates, [each.rate for each in by_python], None)
-    micros = median(each.cpu_micros for each in natively)
+            some.append(drain_in_process(servers, size.records, delivery="barrier", implementation=way))
+    by_python = [each.rate for each in found["python"]]
+    if no_native:
+        yield LeftOut(name="drain-mark-barrier-to-python, cpu-mark-barrier-native", reason=no_native)
+        yield Result(name="drain-mark-barrier-python", value=median(by_python), unit="/s")
+        return
+    yield _against("drain-mark-barrier-to-python", [each.rate for each in found["native"]], by_python, None)
+    micros = median(each.cpu_micros for each in found["native"])
     yield at_most("cpu-mark-barrier-native", micros, "µs/record", target=_CPU_MICROS_MARKED)
 
 

@@ -103,6 +103,17 @@ def drain_batches(
     return BatchDrain(rate=records / seconds, cpu_micros=busy / records * 1e6, implementation=implementation().name)
 
 
+def native_unavailable() -> str:
+    """Return why nothing can be handed over natively here, or an empty string."""
+    way = implementation()
+    return f"there is no native library here: {way.reason}" if way.library is None else ""
+
+
+def ways() -> list[str]:
+    """Return the implementations that can hand over here, the faster one first."""
+    return ["python"] if native_unavailable() else ["native", "python"]
+
+
 def drain_in_process(
     servers: Servers, records: int, *, delivery: str, implementation: str, listen: str | None = None
 ) -> BatchDrain:

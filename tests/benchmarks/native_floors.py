@@ -104,12 +104,23 @@ def _librdkafka() -> CDLL:
 
 
 @cache
+def unavailable() -> str:
+    """Compile the loops; return why that cannot be done here, or an empty string."""
+    reason = compile_library(Path(__file__).with_name("floors.c"), _target())
+    return f"the floors are loops in C, and could not be compiled: {reason}" if reason else ""
+
+
+@cache
+def _target() -> Path:
+    return Path(mkdtemp()) / "floors.so"
+
+
+@cache
 def _library() -> CDLL:
-    """Compile the loops. Raises RuntimeError without a C compiler."""
-    target = Path(mkdtemp()) / "floors.so"
-    if reason := compile_library(Path(__file__).with_name("floors.c"), target):
-        raise RuntimeError(f"the floors are loops in C, and could not be compiled: {reason}")
-    library = CDLL(str(target))
+    """Load the loops. Raises RuntimeError without a C compiler."""
+    if reason := unavailable():
+        raise RuntimeError(reason)
+    library = CDLL(str(_target()))
     libpq = CDLL(str(importlib.import_module(f"psycopg_{psycopg.pq.__impl__}.pq").__file__))
     named = [(libpq, _OF_LIBPQ), (_librdkafka(), _OF_LIBRDKAFKA)]
     found = [ctypes.cast(getattr(each, name), c_void_p) for each, names in named for name in names]

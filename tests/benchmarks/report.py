@@ -30,6 +30,17 @@ class Result:
     met: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Lines that a scenario cannot measure on this machine, and the reason."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {' '.join(self.reason.split())}"
+
+
 def at_least(
     name: str,
     value: float,

@@ -24,7 +24,7 @@ from tests.benchmarks import (
 from tests.benchmarks.approaches import scenario as approaches
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.drain import drain
-from tests.benchmarks.report import Result, at_least, at_most
+from tests.benchmarks.report import LeftOut, Result, at_least, at_most
 
 _ONE_KEY_RECORDS = 500
 
@@ -120,7 +120,7 @@ def _approaches(servers: Servers, size: Size) -> Iterator[Result]:
     yield from approaches.measure(servers, records=size.records, rounds=size.rounds)
 
 
-SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result]]] = {
+SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result | LeftOut]]] = {
     "drain-barrier": _drains("barrier", 0.5),
     "drain-pipelined": _drains("pipelined", 0.7),
     "drain-pipelined-2-fold": _drains("pipelined", 0.8, times=2),

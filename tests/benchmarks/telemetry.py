@@ -14,8 +14,8 @@ from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.state import default_state
 from tests.benchmarks import idle
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.drain import BatchDrain, drain_in_process
-from tests.benchmarks.report import Result, at_least, at_most
+from tests.benchmarks.drain import BatchDrain, drain_in_process, native_unavailable, ways
+from tests.benchmarks.report import LeftOut, Result, at_least, at_most
 
 if TYPE_CHECKING:
     from tests.benchmarks.scenarios import Size
@@ -29,13 +29,15 @@ _PAIRS = 2
 """For each round: the ratio asked for is finer than what one pair shows."""
 
 
-def telemetry(servers: Servers, size: "Size") -> Iterator[Result]:
+def telemetry(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
     """Pairs of drains of one table, then pairs of idle leaders; each pair begins with the other kind."""
     records = _TIMES * size.records
     servers.make_native()
     servers.insert(records)
     servers.settle()
-    for implementation in ("native", "python"):
+    if no_native := native_unavailable():
+        yield LeftOut(name="telemetry-native, telemetry-native-cpu", reason=no_native)
+    for implementation in ways():
         pairs = [_pair(servers, records, implementation, turn) for turn in range(_PAIRS * size.rounds)]
         without, beside = zip(*pairs, strict=True)
         ratios = [on.rate / off.rate for off, on in pairs]

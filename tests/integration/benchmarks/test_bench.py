@@ -7,17 +7,25 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from harvest_lib.cli import app
+from harvest_lib.errors import NothingChecked
+from harvest_lib.native import implementation
+from tests.benchmarks import native_floors
+from tests.benchmarks.__main__ import measured
 from tests.benchmarks.backlog import Servers
-from tests.benchmarks.report import at_least, at_most, show, write
+from tests.benchmarks.report import LeftOut, at_least, at_most, show, write
 from tests.benchmarks.scenarios import SCENARIOS, Size
 
 pytestmark = pytest.mark.full
 
 
+@pytest.fixture
+def measurable(dsn, bootstrap_servers, make_topic):
+    return Servers(dsn=dsn, bootstrap_servers=bootstrap_servers, topic=make_topic(partitions=8))
+
+
 @pytest.mark.parametrize("name", ["drain-barrier", "drain-pipelined", "one-key", "sequencer", "consumer"])
-def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_topic, tmp_path, name):
-    servers = Servers(dsn=dsn, bootstrap_servers=bootstrap_servers, topic=make_topic(partitions=8))
-    results = list(SCENARIOS[name](servers, Size(records=2_000, rounds=1)))
+def test_a_scenario_is_measured_against_its_floor(measurable, tmp_path, name):
+    results = list(SCENARIOS[name](measurable, Size(records=2_000, rounds=1)))
     write(results, tmp_path / "bench" / "report.json")
     first, *others = json.loads((tmp_path / "bench" / "report.json").read_text())
     assert set(first) == {"name", "value", "unit", "floor", "ratio", "ratios", "target", "met"}
@@ -30,6 +38,54 @@ def test_a_scenario_is_measured_against_its_floor(dsn, bootstrap_servers, make_t
         "consumer": ["consumer-groups", "consumer-rate", "consumer-4-shards", "consumer-groups-4-shards"],
     }
     assert [other["name"] for other in others] == more.get(name, [])
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """Return what takes the compiler, or that and what it built, from this machine."""
+    asked = (native_floors.unavailable, implementation)
+
+    def lack(**environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for each in asked:
+            each.cache_clear()
+
+    yield lack
+    for each in asked:
+        each.cache_clear()
+
+
+@pytest.mark.skipif(implementation().library is None, reason="there is no native library here")
+def test_without_a_compiler_the_floors_are_left_out_and_the_rest_is_measured(measurable, lacking):
+    lacking(CC="no-such-compiler")
+    results, (floors,) = measured("drains-snapshot", measurable, Size(records=200, rounds=1))
+    assert "floor-read, floor-produce, floor-both-at-once" in floors.name
+    assert "no-such-compiler" in str(floors)
+    names = {each.name for each in results}
+    assert {"drain-snapshot-transactional-native-to-python", "cpu-barrier-native", "cpu-barrier-python"} <= names
+    assert not [each for each in names if each.startswith("floor-") or each.endswith("-to-both")]
+
+
+def test_without_a_native_library_too_python_is_measured(measurable, lacking):
+    lacking(CC="no-such-compiler", HARVEST_IMPL="python")
+    results, left_out = measured("drains-snapshot", measurable, Size(records=200, rounds=1))
+    assert [each.name for each in left_out][1:] == ["drain-snapshot-*-native, cpu-*-native"]
+    assert "no native library" in left_out[1].reason
+    assert [each.name for each in results] == [
+        "cpu-transactional-python",
+        "cpu-pipelined-python",
+        "cpu-barrier-python",
+        "drain-snapshot-transactional-to-pipelined",
+    ]
+    results, _ = measured("drains-mark", measurable, Size(records=200, rounds=1))
+    assert [each.name for each in results] == ["drain-mark-barrier-python"]
+
+
+def test_a_scenario_that_left_all_out_is_a_failure(monkeypatch):
+    monkeypatch.setitem(SCENARIOS, "nothing", lambda *_: iter([LeftOut(name="floor", reason="no compiler")]))
+    with pytest.raises(NothingChecked, match="floor: no compiler"):
+        measured("nothing", Servers(dsn="", bootstrap_servers="", topic=""), Size(records=1, rounds=1))
 
 
 @pytest.mark.spark
