@@ -12,7 +12,9 @@ from harvest_lib.sequencing.message_id import HEADER_NAME as ID_HEADER
 from harvest_lib.sequencing.message_id import Flag, unpack
 
 TEXTS = ["", "a", "key", "ключ", "鍵" * 20, "🔑", "line\nbreak", "'quoted' \"too\"", "harvest", "{}", "\x01\x7f\u2028"]
-_NAMES = ["type", "type", "", "ключ", "n" * 300, "harvest", ID_HEADER]
+_NAMES = ["type", "type", "", "ключ", "n" * 300]
+_OWN_NAMES = ["harvest", ID_HEADER]
+_DIGEST_BYTES = 12
 _CANNOT_BE_SENT = [
     (["a", "b"], ["1"]),
     (["a"], ["1", None]),
@@ -41,21 +43,25 @@ def _value(dice, kind):
     return _text(dice) * dice.choice([1, 1, 1, 40])
 
 
-def drawn(topics, count, kind, dice, *, parked=False):
+def drawn(topics, count, kind, dice, *, parked=False, keys=0):
     """Yield topic, key, value, header names and header values of so many rows.
 
-    With `parked` one in ten cannot be sent; then what is left of its page goes the way of Python.
+    With `parked` one in ten cannot be sent; then what is left of its page goes the way of Python. With `keys` each text
+    makes so many keys, none of which is null or rare, and headers have no name of the harvester's own while all can be
+    sent: the barrier picks rows of such a page without making them.
     """
+    named = _NAMES if keys and not parked else _NAMES + _OWN_NAMES
     for _ in range(count):
         if parked and dice.random() < 0.1:
             names, contents = dice.choice(_CANNOT_BE_SENT)
         else:
             length = dice.choice([0, 1, 1, 2, 7])
-            names = [dice.choice(_NAMES) for _ in range(length)]
+            names = [dice.choice(named) for _ in range(length)]
             contents = [None if dice.random() < 0.1 else _text(dice) for _ in range(length)]
             if misleading_header(names, contents):
                 names, contents = [], []
-        yield dice.choice(topics), _text(dice)[:90], _value(dice, kind), names, contents
+        key = f"{dice.choice(TEXTS)}{dice.randrange(keys)}" if keys else _text(dice)[:90]
+        yield dice.choice(topics), key, _value(dice, kind), names, contents
 
 
 def ends(servers, topic):
@@ -83,14 +89,15 @@ def messages(servers, topic, *, before=None):
         consumer.close()
 
 
-def runs(servers, topic, cuts, *, has_ids, has_stamps):
+def runs(servers, topic, cuts, *, has_ids, has_stamps, by_key=False):
     """Return by partition the messages of each run, the runs being those up to each of `cuts`: a digest of each.
 
     The sender and the time, which differ, are left out. Message ids have to be of one producer, of clocks
-    that rise. There are no lists of messages, of which a million would not fit.
+    that rise. There are no lists of messages, of which a million would not fit. `by_key` puts the messages of a key
+    together, in their order: that of keys among each other may depend on the moments at which batches end.
     """
     found = {number: [[] for _ in cuts] for number in cuts[-1]}
-    clocks = defaultdict(list)
+    clocks, last = defaultdict(list), {}
     for number, offset, key, value, headers in messages(servers, topic):
         run = next(place for place, cut in enumerate(cuts) if offset < cut[number])
         if has_ids:
@@ -103,9 +110,13 @@ def runs(servers, topic, cuts, *, has_ids, has_stamps):
         if has_stamps:
             assert headers[-1][0] == record_header.HEADER_NAME
             record_id = record_header.split(headers[-1][1])[1]
+            assert record_id > last.get((number, run, key), -1), "in order of each key"
+            last[number, run, key] = record_id
         own = headers[has_ids : len(headers) - has_stamps]
-        digest = blake2b(repr((key, value, own, record_id)).encode(), digest_size=12).digest()
-        found[number][run].append(digest)
+        digest = blake2b(repr((key, value, own, record_id)).encode(), digest_size=_DIGEST_BYTES).digest()
+        found[number][run].append((key or b"") + digest if by_key else digest)
     assert len(clocks) == (sum(bool(each) for runs in found.values() for each in runs) if has_ids else 0)
     assert all(clocks_of == sorted(set(clocks_of)) for clocks_of in clocks.values())
+    for some in (some for runs in found.values() for some in runs if by_key):
+        some.sort(key=lambda each: each[:-_DIGEST_BYTES])
     return found
