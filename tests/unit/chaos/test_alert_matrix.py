@@ -1,6 +1,9 @@
 """The alerts that a fault should fire are said for each, and any other is found."""
 
+import re
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ pytestmark = pytest.mark.quick
 
 RULES = scaled_rules_of_run()[1]
 CASE = Case(fault="postgres-killed", alerts=frozenset({"HarvestPostgresAway"}))
+PUBLISHED = Path(__file__).parents[3] / "docs" / "alerts.md"
 AWAY = FiredAlert(alert="HarvestPostgresAway", labels={}, value=0.0, after_seconds=7.0, ended_seconds=2.0)
 
 
@@ -23,6 +27,16 @@ def wrong(*fired, case=CASE, injecting_seconds=0.0, left=()):
 def test_every_fault_has_a_case_and_each_case_a_mode():
     assert {case.fault for case in CASES} == FAULTS.keys()
     assert all(FAULTS[case.fault].fits(case.mode()) for case in CASES)
+
+
+def test_the_published_table_has_each_case_once_and_nothing_else():
+    table = PUBLISHED.read_text().partition("<!-- table -->")[2]
+    rows = re.findall(r"^\| (?!fault \||---)([^|]+) \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)
+    (left_out,) = re.findall(r"^Not injected: (.+)$", table, re.MULTILINE) or [""]
+    named = set(re.findall(r"(?:^|\); )`([\w-]+)` \(", left_out))
+    assert named <= FAULTS.keys()
+    injected = [case for case in CASES if case.fault not in named]
+    assert Counter(rows) == Counter((str(case), ", ".join(sorted(case.alerts)) or "none") for case in injected)
 
 
 def test_what_is_only_late_to_be_led_is_called_by_a_run_as_it_would_be():
