@@ -23,6 +23,7 @@ from harvest_lib.kafka_client import client_settings, topic_settings
 from harvest_lib.kafka_offsets import EARLIEST, LATEST, Place, list_offsets
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.counts import MOST_SERIES, OTHER, Labels
 from harvest_lib.telemetry.rare_answer import RareAnswer
 
 _ANSWER_SECONDS = 5.0
@@ -87,9 +88,13 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
 
 
 def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
-    """Yield the metrics of some partitions."""
-    labelled = [((each.topic, str(each.partition)), each) for each in seen]
-    yield catalogue.UNREAD_RECORDS, {label: float(each.unread) for label, each in labelled}
+    """Yield the metrics of the partitions that are closest to a loss; unread records of the others are one sum."""
+    closest = sorted(seen, key=lambda each: (not each.unread, each.retained))
+    labelled = [((each.topic, str(each.partition)), each) for each in closest[:MOST_SERIES]]
+    unread: dict[Labels, float] = {label: float(each.unread) for label, each in labelled}
+    if others := closest[MOST_SERIES:]:
+        unread[OTHER, OTHER] = float(sum(each.unread for each in others))
+    yield catalogue.UNREAD_RECORDS, unread
     yield catalogue.READ_RETAINED, {label: float(each.retained) for label, each in labelled}
     timed = [
         (label, each.age_seconds, each.retention_seconds)

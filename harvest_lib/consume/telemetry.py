@@ -1,12 +1,14 @@
 """The numbers and the health of a consumer, for `harvest_lib.telemetry.server.Listener` or a registry of your own."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.consumer import Consumer
+from harvest_lib.consume.consumer import Consumer, OwnedShard, ShardCounts
 from harvest_lib.consume.retention import retention_readings
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.counts import MOST_SERIES, OTHER
 from harvest_lib.telemetry.health import Verdict
 
 _UNRESPONSIVE_SECONDS = 60.0
@@ -17,32 +19,40 @@ class ConsumerTelemetry:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
+        self._named: set[str] = set()  # topics that have a series of their own
 
     def readings(self) -> Iterator[Reading]:
         """Yield the present values of the metrics."""
         now = boot_seconds()
-        consumer, counts, owned = self._consumer, self._consumer.counts(), self._consumer.owned()
-        shards: dict[tuple[str, ...], float] = {(topic,): 0.0 for topic in counts}
-        for each in owned:
-            shards[each.topic,] = shards.get((each.topic,), 0.0) + 1
-        yield catalogue.CONSUMER_SHARDS, shards
+        consumer, owned = self._consumer, sorted(self._consumer.owned(), key=_stuck_since)
+        counts: dict[str, ShardCounts] = {}
+        for topic, count in consumer.counts().items():
+            counts[self._label(topic)] = counts.get(self._label(topic), ShardCounts()) + count
+        shards = {**dict.fromkeys(counts, 0), **Counter(self._label(each.topic) for each in owned)}
+        yield catalogue.CONSUMER_SHARDS, {(topic,): float(number) for topic, number in shards.items()}
         yield catalogue.CONSUMER_MESSAGES, {(topic,): float(each.messages) for topic, each in counts.items()}
         yield catalogue.CONSUMER_TRANSACTIONS, {(topic,): float(each.transactions) for topic, each in counts.items()}
         yield catalogue.CONSUMER_PARKED, {(topic,): float(each.parked) for topic, each in counts.items()}
         yield catalogue.CONSUMER_FENCED, {(): float(consumer.fenced)}
         yield (
             catalogue.CONSUMER_OFFSET,
-            {(each.topic, str(each.partition)): float(each.offset) for each in owned if each.offset >= 0},
+            {(each.topic, str(each.partition)): float(each.offset) for each in owned[:MOST_SERIES] if each.offset >= 0},
         )
         yield (
             catalogue.CONSUMER_STUCK,
             {
                 (each.topic, str(each.partition)): now - each.stuck_since if each.stuck_since is not None else 0.0
-                for each in owned
+                for each in owned[:MOST_SERIES]
             },
         )
         yield from retention_readings(consumer.retention.seen())
         yield catalogue.CERTIFICATE_EXPIRY, {(setting,): at for setting, at in consumer.certificates.expiries().items()}
+
+    def _label(self, topic: str) -> str:
+        """Return the label of a topic: a pattern may subscribe to any number of them."""
+        if len(self._named) < MOST_SERIES:
+            self._named.add(topic)
+        return topic if topic in self._named else OTHER
 
     def live(self) -> Verdict:
         """Return a healthy verdict if it polls the group, whatever the servers do."""
@@ -70,3 +80,7 @@ class ConsumerTelemetry:
                 )
                 return Verdict(is_healthy=False, reason=reason)
         return Verdict(is_healthy=True, reason="each partition goes on, or has nothing")
+
+
+def _stuck_since(shard: OwnedShard) -> float:
+    return shard.stuck_since if shard.stuck_since is not None else float("inf")
