@@ -84,6 +84,13 @@ def audit(
             help="Folder for temporary data, 150 bytes per record. Default: the system's.",
         ),
     ] = None,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the result there for node_exporter's textfile collector, which reads names that end in .prom.",
+        ),
+    ] = None,
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
@@ -110,6 +117,7 @@ def audit(
       harvest audit --topic flights --committed-file flights.csv --isolation read_uncommitted
     """
     from harvest_lib import audit as audits
+    from harvest_lib.audit.textfile import audit_metrics
 
     if not topic:
         raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
@@ -117,43 +125,45 @@ def audit(
         raise typer.BadParameter("give --committed or --committed-file, not both")
     if id_header is not None and committed is None and committed_file is None:
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
-    harvest = configuration(config).harvest
-    conninfo = harvest.data_source.conninfo()
-    outbox_has_the_ids = id_header is None and committed_file is None
-    outbox = waiting = None
-    if (committed is None and committed_file is None) or (pending is None and outbox_has_the_ids):
-        outbox, waiting = _outbox_queries(harvest, topic)
+    with audit_metrics(metrics_file, topic) as found:
+        harvest = configuration(config).harvest
+        conninfo = harvest.data_source.conninfo()
+        outbox_has_the_ids = id_header is None and committed_file is None
+        outbox = waiting = None
+        if (committed is None and committed_file is None) or (pending is None and outbox_has_the_ids):
+            outbox, waiting = _outbox_queries(harvest, topic)
 
-    def from_database(query: "str | sql.Composed | None") -> Iterator[audits.CommittedRecord]:
-        return audits.read_query(conninfo, query, topics=topic) if query is not None else iter(())
+        def from_database(query: "str | sql.Composed | None") -> Iterator[audits.CommittedRecord]:
+            return audits.read_query(conninfo, query, topics=topic) if query is not None else iter(())
 
-    report = audits.audit(
-        from_database(committed or outbox)
-        if committed_file is None
-        else audits.read_file(committed_file, topics=topic),
-        chain.from_iterable(
-            audits.read_topics(
-                harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
-            )
-        ),
-        pending=(record.id for record in from_database(pending or (waiting if outbox_has_the_ids else None))),
-        committed_again=partial(from_database, committed) if committed is not None else None,
-        purged_when_delivered=committed is None and committed_file is None,
-        examples=show_examples,
-        show_keys=show_keys,
-        spill_directory=spill,
-    )
-    ok = report.ok or (report.is_empty and allow_empty)
-    if as_json:
-        typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
-    else:
-        _show(report, topic)
-    if report.is_empty and not allow_empty:
-        raise NothingChecked(
-            "the audit had nothing to compare",
-            evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
-            next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
+        report = audits.audit(
+            from_database(committed or outbox)
+            if committed_file is None
+            else audits.read_file(committed_file, topics=topic),
+            chain.from_iterable(
+                audits.read_topics(
+                    harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
+                )
+            ),
+            pending=(record.id for record in from_database(pending or (waiting if outbox_has_the_ids else None))),
+            committed_again=partial(from_database, committed) if committed is not None else None,
+            purged_when_delivered=committed is None and committed_file is None,
+            examples=show_examples,
+            show_keys=show_keys,
+            spill_directory=spill,
         )
+        ok = report.ok or (report.is_empty and allow_empty)
+        if as_json:
+            typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
+        else:
+            _show(report, topic)
+        if report.is_empty and not allow_empty:
+            raise NothingChecked(
+                "the audit had nothing to compare",
+                evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
+                next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
+            )
+        found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
     if not ok:
         raise typer.Exit(1)
 

@@ -226,9 +226,7 @@ PIPELINE_LOG_END = _gauge(
     "harvest_pipeline_log_end_offset", "The offset that the next message of the commit log gets.", "pipeline"
 )
 PIPELINE_WRITER_POSITION = _gauge(
-    "harvest_pipeline_writer_position",
-    "The first offset that a writer has not acknowledged.",
-    *("pipeline", "writer"),
+    "harvest_pipeline_writer_position", "The first offset that a writer has not acknowledged.", *("pipeline", "writer")
 )
 PIPELINE_WRITER_BEHIND = _gauge(
     "harvest_pipeline_writer_behind_messages",
@@ -261,6 +259,18 @@ PIPELINE_SLOT_SAFE = _gauge(
     *("pipeline", "slot"),
 )
 
+# -- an audit
+
+AUDIT_FINDINGS = _gauge(
+    "harvest_audit_findings",
+    "What the last complete audit found of what must not be: `lost`, `reordered` and the like.",
+    *("topics", "finding"),
+)
+AUDIT_LAST_COMPLETE = _gauge(
+    "harvest_audit_last_complete_timestamp_seconds", "When the last complete audit ended, in Unix seconds.", "topics"
+)
+AUDIT_FAILED = _gauge("harvest_audit_failed", "1 if the last audit ended without a result, else 0.", "topics")
+
 OF_EVERY_PROCESS = (KAFKA_ERRORS, POSTGRES_CONNECTIONS, LOG_EVENTS)
 OF_THE_HARVESTER = (
     *(INFO, LEADER, READY, TERMS, TERM_REFRESHES, TERMS_ENDED, DELIVERED, POSSIBLE_DUPLICATES, IN_FLIGHT),
@@ -282,8 +292,9 @@ OF_PIPELINES = (
     *(PIPELINE_RUNNING, PIPELINE_LOG_END, PIPELINE_WRITER_POSITION),
     *(PIPELINE_WRITER_BEHIND, PIPELINE_WRITER_AT_WORK, PIPELINE_WRITER_STALLED),
 )
+OF_AUDITS = (AUDIT_FINDINGS, AUDIT_LAST_COMPLETE, AUDIT_FAILED)
 
 ALL = (
     *(*OF_EVERY_PROCESS, *OF_CERTIFICATES, *OF_THE_HARVESTER, *OF_THE_OUTBOX),
-    *(*OF_CONSUMERS, *OF_PIPELINES, *OF_SLOTS, *OF_READERS),
+    *(*OF_CONSUMERS, *OF_PIPELINES, *OF_SLOTS, *OF_READERS, *OF_AUDITS),
 )

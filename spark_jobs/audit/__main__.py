@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harvest_lib.audit.textfile import audit_metrics
 from harvest_lib.config import load
 from harvest_lib.errors import ConfigError
 from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, Business, audit
@@ -59,6 +60,11 @@ def _arguments() -> Parser:
     )
     parser.add_argument(
         "--allow-empty", action="store_true", help="exit with 0 where no committed record was found, instead of with 10"
+    )
+    parser.add_argument(
+        "--metrics-file",
+        type=Path,
+        help="write the result there for the textfile collector of node_exporter: NAME.prom",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
@@ -110,23 +116,24 @@ def _sentences(summary: AuditSummary) -> str:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = _arguments().parse_args(arguments)
-    summary = audit(
-        **place_of(options),
-        topics=options.topic,
-        business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
-        audit_id=options.audit_id,
-        jars=options.jars,
-        state=options.state,
-        full=options.full,
-    )
-    ok = summary.ok or (options.allow_empty and not summary.anomalies)
-    document = {**asdict(summary), "at": summary.at.isoformat(), "ok": ok}
-    tell(json.dumps(document) if options.json else _sentences(summary))
-    if summary.anomalies:
-        return 1
-    if not ok:
-        raise summary.nothing_checked("say --allow-empty")
-    return 0
+    with audit_metrics(options.metrics_file, options.topic) as found:
+        summary = audit(
+            **place_of(options),
+            topics=options.topic,
+            business=Business(table=options.table, id_column=options.id_column, id_header=options.id_header),
+            audit_id=options.audit_id,
+            jars=options.jars,
+            state=options.state,
+            full=options.full,
+        )
+        ok = summary.ok or (options.allow_empty and not summary.anomalies)
+        document = {**asdict(summary), "at": summary.at.isoformat(), "ok": ok}
+        tell(json.dumps(document) if options.json else _sentences(summary))
+        if not (ok or summary.anomalies):
+            raise summary.nothing_checked("say --allow-empty")
+        found.update({name: getattr(summary, name) for name in ("lost", "unknown", "reordered")})
+        found["unexplained_duplicates"] = summary.duplicates_adjacent + summary.duplicates_separated
+    return 1 if summary.anomalies else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

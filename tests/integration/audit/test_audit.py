@@ -10,11 +10,12 @@ import psycopg
 import pytest
 import typer
 from confluent_kafka import Producer, TopicPartition
+from support.scraping import parsed, series
 from support.subscribed import Subscribed
 from support.waiting import eventually
 from typer.testing import CliRunner
 
-from harvest_lib.audit import audit, read_query, read_topics
+from harvest_lib.audit import MUST_BE_ZERO, audit, read_query, read_topics
 from harvest_lib.cli.audit import audit as audit_command
 from harvest_lib.errors import (
     CheckpointError,
@@ -326,7 +327,7 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
 
 
 @pytest.mark.quick
-def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, producers, harvest_audit):
+def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, producers, harvest_audit, tmp_path):
     topic = make_topic()
     fill_outbox(dsn, topic, [])
     result = harvest_audit("--topic", topic)
@@ -338,8 +339,9 @@ def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, pr
     producer = producers()
     producer.produce(topic, "another program's")
     producer.flush()
-    foreign = harvest_audit("--topic", topic, "--json")
+    foreign = harvest_audit("--topic", topic, "--json", "--metrics-file", str(tmp_path / "audit.prom"))
     assert isinstance(foreign.exception, NothingChecked)
+    assert parsed((tmp_path / "audit.prom").read_text()) == {("harvest_audit_failed", (topic,)): 1}
     assert json.loads(foreign.stdout)["ok"] is False
     with psycopg.connect(dsn) as connection:
         connection.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES (%s, 'k')", (topic,))
@@ -348,7 +350,7 @@ def test_the_command_fails_when_there_was_nothing_to_compare(dsn, make_topic, pr
 
 @pytest.mark.parametrize("delivery", ["barrier", "transactional"])
 def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
-    dsn, make_topic, admin, bootstrap_servers, group_id, harvest_audit, delivery
+    dsn, make_topic, admin, bootstrap_servers, group_id, harvest_audit, tmp_path, delivery
 ):
     outbox = Subscribed(dsn, make_topic(partitions=1), bootstrap_servers, group_id)
     outbox.fill(20)
@@ -359,11 +361,18 @@ def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
         report = json.loads(harvest_audit("--topic", outbox.topic, "--json", *arguments).stdout)
         return {name: report[name] for name in ("ok", "committed", "delivered", "pending", "lost")}
 
+    def found_in_metrics():
+        counted("--metrics-file", str(tmp_path / "audit.prom"))
+        found = series(parsed((tmp_path / "audit.prom").read_text()), "harvest_audit_findings")
+        return {name: count for (name, _), count in found.items()}
+
     committed = ("--committed", "SELECT id, kafka_key FROM outbox")
     for arguments in ((), committed):
         assert counted(*arguments) == {"ok": True, "committed": 23, "delivered": 20, "pending": 3, "lost": 0}
+    assert found_in_metrics() == dict.fromkeys(MUST_BE_ZERO, 0)
     place = TopicPartition(outbox.topic, 0, 5)
     admin.delete_records([place])[place].result(60)
+    assert found_in_metrics() == {**dict.fromkeys(MUST_BE_ZERO, 0), "lost": 5}
     for arguments in ((), committed):
         assert counted(*arguments) == {"ok": False, "committed": 23, "delivered": 15, "pending": 3, "lost": 5}
     outbox.connection.execute(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 from support.audited import KEYS, RECORDS
+from support.scraping import parsed, series
 
 from spark_jobs.audit.__main__ import main
 from spark_jobs.quality.contracts import AUDIT_SUMMARY
@@ -52,19 +53,24 @@ def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch
     assert len(native.findings("lost")) == 5
 
 
-def test_the_command_prints_and_exits_by_what_it_found(native, capsys):
+def test_the_command_prints_and_exits_by_what_it_found(native, capsys, tmp_path):
     native.deliver()
     arguments = ["--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic]
     assert main([*arguments, "--audit-id", "nightly"]) == 0
     assert "audit nightly: all is well" in capsys.readouterr().out
     native.produce(native.log()[0], outbox_id=10**9)
-    assert main([*arguments, "--json"]) == 1
+    assert main([*arguments, "--json", "--metrics-file", str(tmp_path / "audit.prom")]) == 1
     assert json.loads(capsys.readouterr().out)["unknown"] == 1
+    found = parsed((tmp_path / "audit.prom").read_text())
+    counts = {name: count for (name, _), count in series(found, "harvest_audit_findings").items()}
+    assert counts == {"lost": 0, "unknown": 1, "reordered": 0, "unexplained_duplicates": 0}
+    assert found["harvest_audit_failed", (native.outbox.topic,)] == 0
 
 
-def test_the_command_fails_when_no_committed_record_was_found(native, capsys):
+def test_the_command_fails_when_no_committed_record_was_found(native, capsys, tmp_path):
     arguments = ["--dsn", native.outbox.dsn, "--bootstrap-servers", native.servers, "--topic", native.outbox.topic]
-    assert main([*arguments, "--audit-id", "nightly"]) == 10
+    assert main([*arguments, "--audit-id", "nightly", "--metrics-file", str(tmp_path / "audit.prom")]) == 10
+    assert parsed((tmp_path / "audit.prom").read_text()) == {("harvest_audit_failed", (native.outbox.topic,)): 1}
     said = capsys.readouterr()
     assert "audit nightly: nothing was compared" in said.out
     assert "0 records committed" in said.err
