@@ -145,6 +145,9 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments += ["--allow-empty"] if settings.audit.allow_empty else []
         if (folder := settings.audit.state_folder) is not None:
             arguments += ["--state", str(Path(folder, context.partition_key)) if settings.audit.by_topic else folder]
+        if (folder := settings.audit.metrics_folder) is not None:
+            file = f"{settings.name}-{context.partition_key}" if settings.audit.by_topic else settings.name
+            arguments += ["--metrics-file", str(Path(folder, f"{file}.prom"))]
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:

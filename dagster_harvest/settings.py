@@ -116,6 +116,9 @@ class AuditSettings(dg.Model, dg.Resolvable):
     state_folder: str | None = None
     """A folder in which audits keep their state, so that the next one reads only records that came since. Every
     process that audits must reach it. Default none: each audit reads everything."""
+    metrics_folder: str | None = None
+    """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
+    `<name>-<topic>.prom` of a topic that is audited alone. Default none."""
     by_topic: bool = False
     """True if each topic is a partition, which is audited alone. Checks judge the last audits of all together. Default
     no: an audit reads all topics."""

@@ -43,7 +43,7 @@ def insert(connection, audit_id, *, topics=(), age_hours=0, **numbers):
 
 def main():
     parser = argparse.ArgumentParser()
-    for option in ("--audit-id", "--table", "--finds", "--state"):
+    for option in ("--audit-id", "--table", "--finds", "--state", "--metrics-file"):
         parser.add_argument(option)
     parser.add_argument("--topic", action="append")
     parser.add_argument("--json", action="store_true")
@@ -56,9 +56,8 @@ def main():
     if "nothing" not in finds:
         with psycopg.connect(os.environ["HARVEST_DSN"], autocommit=True) as connection:
             insert(connection, options.audit_id, topics=options.topic, **finds)
-    sys.stdout.write(
-        json.dumps({"audit_id": options.audit_id, "topic": options.topic, "state": options.state, **finds}) + "\n"
-    )
+    asked = {"audit_id": options.audit_id, "topic": options.topic, "state": options.state}
+    sys.stdout.write(json.dumps({**asked, "metrics": options.metrics_file, **finds}) + "\n")
     return 1 if finds else 0
 
 

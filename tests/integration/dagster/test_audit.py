@@ -45,18 +45,21 @@ def audit(outbox, reaper, tmp_path):
     return run
 
 
-def test_a_state_that_is_configured_is_handed_to_the_audit(outbox, reaper, tmp_path):
+def test_folders_that_are_configured_are_handed_to_the_audit(outbox, reaper, tmp_path):
     settings = OutboxSettings(
         name="shop",
         topics=["orders"],
         config_file=str(reaper),
-        audit=AuditSettings(module="support.audit_stand_in", state_folder=str(tmp_path / "state")),
+        audit=AuditSettings(
+            module="support.audit_stand_in", state_folder=str(tmp_path / "state"), metrics_folder=str(tmp_path)
+        ),
     )
     with DagsterInstance.ephemeral() as instance:
         job = outbox_definitions(settings).resolve_job_def("shop_audit")
         result = job.execute_in_process(instance=instance, raise_on_error=False)
         log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
-    assert any(str(tmp_path / "state") in line for line in log), "the stand-in says what it was given"
+    for given in (tmp_path / "state", tmp_path / "shop.prom"):
+        assert any(str(given) in line for line in log), "the stand-in says what it was given"
 
 
 def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, tmp_path):
@@ -69,6 +72,7 @@ def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, t
             by_topic=True,
             docs_folder=str(tmp_path / "docs"),
             state_folder=str(tmp_path / "state"),
+            metrics_folder=str(tmp_path),
         ),
     )
     definitions = outbox_definitions(settings)
@@ -77,7 +81,8 @@ def test_each_topic_is_a_partition_and_all_are_judged_together(outbox, reaper, t
     def audited(topic):
         result = job.execute_in_process(instance=instance, partition_key=topic, raise_on_error=False)
         log = [entry.to_json() for entry in instance.all_logs(result.run_id)]
-        assert any(str(tmp_path / "state" / topic) in line for line in log)
+        for given in (tmp_path / "state" / topic, tmp_path / f"shop-{topic}.prom"):
+            assert any(str(given) in line for line in log)
         return result, {each.check_name: each for each in result.get_asset_check_evaluations()}
 
     with DagsterInstance.ephemeral() as instance:
