@@ -18,6 +18,7 @@ FILE = Path(__file__).with_name("dashboard.json")
 """The file that Grafana imports."""
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
+_OF_EACH_JOB = '{__name__=~"harvest_postgres_connections_total|harvest_audit_failed"}'
 _HEIGHT, _HEIGHT_OF_A_NUMBER = 7, 4
 
 
@@ -36,7 +37,7 @@ def render() -> str:
             dashboard.QueryVariable("job")
             .label("Job")
             .datasource(_SOURCE)
-            .query("label_values(harvest_postgres_connections_total, job)")
+            .query(f"label_values({_OF_EACH_JOB}, job)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .multi(multi=True)
             .include_all(include_all=True)

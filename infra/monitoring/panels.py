@@ -151,6 +151,21 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             queries={"{{instance}}": f"harvest_ready{_JOB}"},
         ),
     ),
+    "What audits found": (
+        Shown(
+            title="Findings of the last complete audit",
+            about="Alerts HarvestAuditAnomalies and HarvestAuditDuplicates where there are more than a day ago.",
+            queries={"{{topics}}, {{finding}}": f"max by (topics, finding) (harvest_audit_findings{_JOB})"},
+            width=12,
+        ),
+        Shown(
+            title="Time since the last complete audit",
+            about="Alert HarvestAuditFailed where the last one ended without a result.",
+            queries={"{{topics}}": f"time() - max by (topics) (harvest_audit_last_complete_timestamp_seconds{_JOB})"},
+            unit="s",
+            width=12,
+        ),
+    ),
     "What is kept, and what it costs": (
         Shown(
             title="Segments held back on disk",

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from support import drilled_audits as audits
 from support import drilled_services as services
 from support.drilled import drilled, due
 from support.exhausted import (
@@ -54,7 +55,7 @@ REPEATS = Mode(source="snapshot", delivery="barrier")
 MISSING = "nowhere"
 PAUSED_SECONDS, PAUSED_EVERY_SECONDS = 2.0, 3.0
 """More than a leader's time to be heard, half of the session timeout; less than what the runbook sets."""
-IN_TEN_HOURS, IN_AN_HOUR = timedelta(hours=10), timedelta(hours=1)
+TEN_HOURS, AN_HOUR = timedelta(hours=10), timedelta(hours=1)
 """Within a tenth of 14 days, and of two."""
 PUBLISHED = Path(__file__).parents[2] / "docs" / "alerts.md"
 NOT_DRILLED = re.compile(r"^## Not drilled yet\n(?P<list>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -210,11 +211,12 @@ DRILLS = [
     Drill(alert="HarvestDatabaseFills", inject=full_segment, factor=100.0),
     Drill(alert="HarvestDatabaseFills", inject=small_limit, step=1, factor=100.0),
     Drill(alert="HarvestUnreadExpires", inject=stuck_reader, factor=100.0),
-    Drill(alert="HarvestCertificateExpires", inject=partial(expiring, lasts=IN_TEN_HOURS), corrects=renew_certificate),
-    Drill(
-        alert="HarvestCertificateExpiresSoon", inject=partial(expiring, lasts=IN_AN_HOUR), corrects=renew_certificate
-    ),
+    Drill(alert="HarvestCertificateExpires", inject=partial(expiring, lasts=TEN_HOURS), corrects=renew_certificate),
+    Drill(alert="HarvestCertificateExpiresSoon", inject=partial(expiring, lasts=AN_HOUR), corrects=renew_certificate),
     Drill(alert="HarvestPartitionsAdded", inject=partitions_added, factor=700.0),
+    Drill(alert="HarvestAuditAnomalies", inject=audits.records_deleted, factor=700.0),
+    Drill(alert="HarvestAuditDuplicates", inject=audits.records_copied, factor=700.0),
+    Drill(alert="HarvestAuditFailed", inject=audits.topic_not_there, corrects=audits.deliver_to_missing),
     Drill(alert="HarvestConsumerStuck", inject=services.locked_counts),
     Drill(alert="HarvestConsumerDown", inject=services.killed_counts),
     Drill(alert="HarvestRestarts", inject=services.missing_topic, corrects=services.create_later),

@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "runbooks.md"
 PARTS = ("What it means.", "How to look.", "What to do.")
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"(?<![\w$'\"{-])[A-Z]{4,}(?![\w=(])")
-_OF_SQL = {"SELECT", "FROM", "WHERE", "LIKE", "ORDER", "DESC", "LIMIT", "NULL", "DISTINCT", "SYSTEM"}
+_OF_SQL = {"SELECT", "FROM", "WHERE", "LIKE", "ORDER", "DESC", "LIMIT", "INTO", "NULL", "DISTINCT", "SYSTEM"}
 _TERM = {"TERM", "KILL"}
 
 
