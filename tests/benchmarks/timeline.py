@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harvest_lib.cli import main
-from harvest_lib.delivery import PipelinedBatches
+from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.delivery.transactional import Transactional
 from harvest_lib.source import SnapshotSource
 
@@ -72,8 +72,8 @@ def _traced(method: Callable[..., Any], what: str, into: TextIO) -> Callable[...
 
 def _trace(into: TextIO) -> None:
     SnapshotSource.read = _traced(SnapshotSource.read, "read", into)  # type: ignore[method-assign]
-    PipelinedBatches.send = _traced(PipelinedBatches.send, "sent", into)  # type: ignore[method-assign]
-    PipelinedBatches.flush = _traced(PipelinedBatches.flush, "flushed", into)  # type: ignore[method-assign]
+    BatchProducer.send = _traced(BatchProducer.send, "sent", into)  # type: ignore[method-assign]
+    BatchProducer.flush = _traced(BatchProducer.flush, "flushed", into)  # type: ignore[method-assign]
     Transactional.commit = _traced(Transactional.commit, "committed", into)  # type: ignore[method-assign]
 
 

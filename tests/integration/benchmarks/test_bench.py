@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 from harvest_lib.native import implementation
-from tests.benchmarks import native_floors
+from tests.benchmarks import latency, native_floors
 from tests.benchmarks.__main__ import measured
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.report import LeftOut, at_least, at_most, show, write
@@ -38,6 +38,13 @@ def test_a_scenario_is_measured_against_its_floor(measurable, tmp_path, name):
         "consumer": ["consumer-groups", "consumer-rate", "consumer-4-shards", "consumer-groups-4-shards"],
     }
     assert [other["name"] for other in others] == more.get(name, [])
+
+
+def test_latency_has_a_leg_for_each_wait_of_a_record(measurable, monkeypatch):
+    for name, value in {"_RATES": (50,), "_SECONDS": 2, "_SETTLE_SECONDS": 1, "_TRANSACTIONS": 100}.items():
+        monkeypatch.setattr(latency, name, value)
+    names = {each.name for each in SCENARIOS["latency"](measurable, Size(records=200, rounds=1))}
+    assert {f"latency-50-{delivery}-{leg}" for delivery in latency._MORE_MILLISECONDS for leg in latency.LEGS} <= names
 
 
 @pytest.fixture
