@@ -83,7 +83,8 @@ class BatchSize:
         if records / 2 * self._record_bytes < _LEAST_LATE_BYTES:
             self._small_failed(records)
             return
-        self._most = max(1.0, records / 2)
+        self._limit = min(self._limit, LARGEST_BATCH)  # larger ones would be late again and again
+        self._most = max(1.0, min(self._limit, records / 2))
         self.records = min(self.records, int(self._most))
 
     def _small_failed(self, records: int) -> None:

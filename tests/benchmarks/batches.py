@@ -56,12 +56,12 @@ def drains(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
     servers.settle()
     no_floors, no_native = native_floors.unavailable(), native_unavailable()
     bare: dict[str, list[float]] = {} if no_floors else {name: [] for name in _FLOORS}
-    found: dict[str, list[BatchDrain]] = {f"{delivery}-{way}": [] for delivery in _SHARES for way in ways()}
+    found: dict[tuple[str, str], list[BatchDrain]] = {(delivery, way): [] for delivery in _SHARES for way in ways()}
     for _ in range(size.rounds):
         for name, rates in bare.items():
             rates.append(_FLOORS[name](servers, records))
-        for name, some in found.items():
-            some.append(_in_process(servers, records, *name.split("-")))
+        for (delivery, way), some in found.items():
+            some.append(_in_process(servers, records, delivery, way))
     if no_floors:
         yield LeftOut(name=f"{', '.join(_FLOORS)}, and all ratios to them", reason=no_floors)
     if no_native:
@@ -70,8 +70,8 @@ def drains(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
         yield Result(name=name, value=median(rates), unit="/s")
     slower = list(map(min, bare["floor-read"], bare["floor-produce"])) if bare else []
     for delivery, target in _SHARES.items():
-        by_python = found[f"{delivery}-python"]
-        if natively := found.get(f"{delivery}-native"):
+        by_python = found[delivery, "python"]
+        if natively := found.get((delivery, "native")):
             rates = [each.rate for each in natively]
             name = f"drain-snapshot-{delivery}-native"
             if bare:
@@ -84,7 +84,7 @@ def drains(servers: Servers, size: "Size") -> Iterator[Result | LeftOut]:
         micros = median(each.cpu_micros for each in by_python)
         yield Result(name=f"cpu-{delivery}-python", value=micros, unit="µs/record")
     fastest = ways()[0]
-    one, other = ([each.rate for each in found[f"{name}-{fastest}"]] for name in ("transactional", "pipelined"))
+    one, other = ([each.rate for each in found[name, fastest]] for name in ("transactional", "pipelined"))
     yield _against("drain-snapshot-transactional-to-pipelined", one, other, _OF_PIPELINED)
 
 

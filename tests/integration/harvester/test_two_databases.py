@@ -24,7 +24,7 @@ REFUSED = {
     **{("auto", delivery): PoolConflict for delivery in ("barrier", "pipelined")},
     **{(leadership, "transactional"): CheckpointError for leadership in ("neli", "postgres", "auto")},
 }
-"""What the second pool ends with; others go on."""
+"""Errors that end the second pool; others go on."""
 
 
 @pytest.fixture(scope="module")
