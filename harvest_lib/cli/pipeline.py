@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -203,14 +202,12 @@ def _run_until_stopped(file: Path, *, resume_only: bool = False, listen: str | N
     from harvest_lib.pipeline.declaration import load
     from harvest_lib.pipeline.pipeline import Pipeline
     from harvest_lib.pipeline.telemetry import PipelineTelemetry
-    from harvest_lib.telemetry.otel_metrics import reported
-    from harvest_lib.telemetry.server import Listener
+    from harvest_lib.telemetry.service import observed
 
     tune_interpreter()
     pipeline = Pipeline(load(file))
     stop_on_signals(pipeline.stop)
-    telemetry = PipelineTelemetry(pipeline)
-    with Listener(listen, telemetry) if listen else nullcontext(), reported(telemetry):
+    with observed(PipelineTelemetry(pipeline), listen):
         pipeline.run(resume_only=resume_only)
 
 

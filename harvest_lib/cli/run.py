@@ -50,12 +50,12 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
-    from harvest_lib.cli.liveness import Liveness
     from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.cli.status_line import status_line
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.health import live
     from harvest_lib.harvester.interpreter import tune_interpreter
+    from harvest_lib.telemetry.liveness import Liveness
 
     settings = configuration(config, elects=True)
     handler = configure_logging(log_format, log_level or settings.logging_level)

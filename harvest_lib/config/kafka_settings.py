@@ -40,12 +40,13 @@ class _Kept:
 _FALSE = frozenset({"false", "0", "f"})
 _KEPT = {
     "group.id": _Kept(
-        "all processes of a pool stand in one election, by the name `leaderGroupID`",
-        remedy="set `leaderGroupID` instead",
+        "a pool is elected by the name `leaderGroupID`, and a pipeline reads without a group",
+        remedy="remove it; of a pool, set `leaderGroupID` instead",
     ),
     "enable.auto.commit": _Kept("the leader topic's offsets belong to the election"),
     "auto.offset.reset": _Kept(
-        "a leader hears only heartbeats of its own term, so the leader topic is read from its end"
+        "a leader hears only heartbeats of its own term, so the leader topic is read from its end",
+        remedy="remove it; where a pipeline begins, its reader's `start` says",
     ),
     "group.protocol": _Kept(
         "the session timeout that a leader fences itself by is the client's, as in the classic protocol",

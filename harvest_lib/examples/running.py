@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, LiteralString
 
@@ -16,8 +15,7 @@ from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.interpreter import tune_collector
-from harvest_lib.telemetry.otel_metrics import reported
-from harvest_lib.telemetry.server import Listener
+from harvest_lib.telemetry.service import observed
 
 Dsn = Annotated[
     str, typer.Option(envvar="HARVEST_DSN", help="Postgres; by the variable, as others can read a command line.")
@@ -66,8 +64,7 @@ def run(
             store=partial(PostgresStore, dsn),
             limits=ShardLimits(min_txn_duration_seconds=min_txn, max_txn_duration_seconds=max(1.0, min_txn)),
         )
-        telemetry = ConsumerTelemetry(consumer)
-        with Listener(listen, telemetry) if listen else nullcontext(), reported(telemetry):
+        with observed(ConsumerTelemetry(consumer), listen):
             consumer.run(stopping)
     except HarvestError as error:
         typer.echo(f"error: {error}", err=True)

@@ -11,6 +11,8 @@
 | `trace_context` | the span in which a record was written, as its headers |
 | `health` | health checks, and the time that a backlog was not reduced |
 | `server` | `/metrics`, `/livez`, `/readyz` and `/progress` over HTTP |
+| `liveness` | the alive file, and the messages to systemd |
+| `service` | all that reports of a pipeline or a consumer |
 
 Promises
 - Nothing is counted for each record, and no work waits for a request.

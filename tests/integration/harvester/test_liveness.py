@@ -1,4 +1,4 @@
-"""Signs of life of `harvest run` for a supervisor: the alive file, and systemd's protocol."""
+"""Signs of life for a supervisor: the alive file of `harvest run`, and systemd's protocol of each service."""
 
 import shutil
 import signal
@@ -6,42 +6,112 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
+import yaml
 from support.waiting import eventually
 
 from harvest_lib import Harvest, HarvestConfig
-from harvest_lib.cli.liveness import Liveness
 from harvest_lib.leadership import Solo
+from harvest_lib.telemetry.health import Verdict
+from harvest_lib.telemetry.liveness import Liveness, supervised
 
 pytestmark = pytest.mark.gate
 
 
-def test_systemd_is_told_of_each_state(allowed, reaper, outbox, tmp_path):
-    file, log = tmp_path / "alive", tmp_path / "log"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(60)
-        command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--alive-file", file]
-        file.touch()
-        environment = allowed("run", "-f", reaper, NOTIFY_SOCKET=str(tmp_path / "notify"))
-        with log.open("w") as stderr:
-            harvester = subprocess.Popen(command, env=environment, stderr=stderr)
-        try:
-            assert systemd.recv(100) == b"READY=1"
-            assert "harvester_started" in log.read_text()
-            assert systemd.recv(100) == b"WATCHDOG=1"
-            assert file.exists()
-            harvester.send_signal(signal.SIGTERM)
+@pytest.fixture
+def systemd(tmp_path):
+    """The socket of `sd_notify`, at `notify` in the folder."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(str(tmp_path / "notify"))
+        bound.settimeout(60)
+        yield bound
+
+
+@contextmanager
+def notifying(systemd, command, environment, log):
+    """Run a service from `READY=1`, and a `WATCHDOG=1` after that, to the `STOPPING=1` of a stop in order."""
+    with log.open("w") as stderr:
+        service = subprocess.Popen(command, env=environment, stdout=stderr, stderr=stderr)
+    try:
+        assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"WATCHDOG=1"
+        yield
+        service.send_signal(signal.SIGTERM)
+        said = systemd.recv(100)
+        while said == b"WATCHDOG=1":
             said = systemd.recv(100)
-            while said == b"WATCHDOG=1":
-                said = systemd.recv(100)
-            assert said == b"STOPPING=1"
-            assert harvester.wait(60) == 0
-        finally:
-            harvester.kill()
-            harvester.wait()
+        assert said == b"STOPPING=1"
+        assert service.wait(60) == 0
+    finally:
+        service.kill()
+        service.wait()
+
+
+def test_systemd_is_notified_of_each_state_of_a_harvester(systemd, allowed, reaper, outbox, tmp_path):
+    file, log = tmp_path / "alive", tmp_path / "log"
+    command = [sys.executable, "-m", "harvest_lib.cli", "run", "-f", reaper, "--alive-file", file]
+    file.touch()
+    environment = allowed("run", "-f", reaper, NOTIFY_SOCKET=str(tmp_path / "notify"))
+    with notifying(systemd, command, environment, log):
+        assert "harvester_started" in log.read_text()
+        assert file.exists()
     assert not file.exists()
+
+
+def test_systemd_is_notified_of_each_state_of_a_pipeline(systemd, environment, bootstrap_servers, make_topic, tmp_path):
+    kafka = {"bootstrap.servers": bootstrap_servers}
+    declared = {
+        "folder": str(tmp_path / "copy"),
+        "reader": {"adaptor": "kafka", "kafka": kafka, "topics": [make_topic()], "content": "data"},
+        "writers": {"lake": {"adaptor": "file", "path": str(tmp_path / "lake.jsonl")}},
+    }
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(declared))
+    command = [sys.executable, "-m", "harvest_lib.cli", "pipeline", "run", "-f", tmp_path / "copy.yaml"]
+    log = tmp_path / "log"
+    with notifying(systemd, command, {**environment, "NOTIFY_SOCKET": str(tmp_path / "notify")}, log):
+        assert "pipeline_resuming" in log.read_text()
+
+
+def test_systemd_is_notified_of_each_state_of_a_consumer(
+    systemd, environment, dsn, bootstrap_servers, make_topic, tmp_path
+):
+    command = [sys.executable, "-m", "harvest_lib.examples.flight_counts", "--topic", make_topic()]
+    given = {
+        "HARVEST_DSN": dsn,
+        "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "NOTIFY_SOCKET": str(tmp_path / "notify"),
+    }
+    with notifying(systemd, [*command, "--counts", make_topic()], {**environment, **given}, tmp_path / "log"):
+        pass
+
+
+def test_systemd_hears_nothing_while_the_work_does_not_turn(systemd, tmp_path, monkeypatch):
+    monkeypatch.setattr("harvest_lib.telemetry.liveness._EVERY_SECONDS", 0)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    verdict, looks = [False], []
+
+    def live():
+        looks.append(verdict[0])
+        return Verdict(is_healthy=looks[-1], reason="")
+
+    with supervised(live):
+        eventually(lambda: len(looks) >= 2, "it is looked at")
+        verdict[0] = True
+        assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"WATCHDOG=1"
+        verdict[0] = False
+        eventually(lambda: looks[-2:] == [False, False], "it is looked at again")
+    last = list(iter(lambda: systemd.recv(100), b"STOPPING=1"))
+    assert set(last) <= {b"WATCHDOG=1"}
+    assert 2 + len(last) == sum(looks)
+
+
+def test_a_process_without_a_supervisor_has_no_thread_for_it(monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    with supervised(lambda: pytest.fail("nobody asks")):
+        assert "harvest-liveness" not in {each.name for each in threading.enumerate()}
 
 
 def test_what_cannot_start_shows_no_sign(harvest, reaper, tmp_path):
@@ -57,23 +127,20 @@ def test_a_sign_that_cannot_be_given_ends_it(harvest, reaper, outbox, tmp_path):
     assert "create its folder" in ended.stderr
 
 
-def test_a_later_sign_that_cannot_be_given_ends_nothing(tmp_path, monkeypatch):
+def test_a_later_sign_that_cannot_be_given_ends_nothing(systemd, tmp_path, monkeypatch):
     """The harvester may lead: a disk that fails for a moment is for the probe to judge."""
-    monkeypatch.setattr("harvest_lib.cli.liveness._EVERY_SECONDS", 0)
+    monkeypatch.setattr("harvest_lib.telemetry.liveness._EVERY_SECONDS", 0)
     folder = tmp_path / "run"
     folder.mkdir()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(60)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with Liveness(folder / "alive") as liveness:
-            liveness.show()
-            shutil.rmtree(folder)
-            liveness.show()
-            folder.mkdir()
-            liveness.show()
-            assert (folder / "alive").exists()
-        assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with Liveness(folder / "alive") as liveness:
+        liveness.show()
+        shutil.rmtree(folder)
+        liveness.show()
+        folder.mkdir()
+        liveness.show()
+        assert (folder / "alive").exists()
+    assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
 
 
 def test_a_thread_that_hangs_is_not_responsive(outbox, dsn, bootstrap_servers, monkeypatch):

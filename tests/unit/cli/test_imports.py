@@ -30,9 +30,7 @@ HEAVY = {
 LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events"} | {
     f"harvest_lib.record{module}" for module in ("", ".header", ".outbox_record", ".row")
 }
-OF_RUNNING_COMMANDS = {
-    f"harvest_lib.cli.{module}" for module in ("tables", "shards", "log_output", "liveness", "status_line")
-}
+OF_RUNNING_COMMANDS = {f"harvest_lib.cli.{module}" for module in ("tables", "shards", "log_output", "status_line")}
 
 SHOW_EVERY_HELP = """
 import json, sys

@@ -180,12 +180,12 @@ def test_systemd_knows_each_setting_of_the_unit(tmp_path, unit):
     assert "ProtectSytem" in "".join(complaints(unit.read_text().replace("ProtectSystem", "ProtectSytem")))
 
 
-def test_the_unit_speaks_the_protocol_that_the_command_speaks(unit):
-    service = unit["Service"]
+@pytest.mark.parametrize("unit", [UNIT, PIPELINE_UNIT, CONSUMER_UNIT], ids=lambda each: each.stem)
+def test_each_unit_speaks_the_protocol_that_its_command_speaks(unit):
+    service = settings_of(unit)["Service"]
     assert service["Type"] == "notify"
     assert int(service["WatchdogSec"]) >= 10  # it tells each second
-    assert service["KillSignal"] == "SIGTERM"
-    assert service["Restart"] == "on-failure"
+    assert int(service["WatchdogSec"]) > int(service["TimeoutStopSec"])  # and nothing while it stops
 
 
 @pytest.fixture

@@ -1,20 +1,25 @@
-"""Signs of life of `harvest run` for its supervisor: a file that it keeps fresh, and systemd's socket.
+"""Signs of life for a supervisor: a file that is kept fresh, and systemd's socket.
 
-The file is there while the harvester runs, and is touched once a second: readiness and liveness are one check. systemd
+The file is there while the process works, and is touched once a second: readiness and liveness are one check. systemd
 gets the messages of `sd_notify(3)`, if it asks for them by `Type=notify`.
 """
 
 import os
 import socket
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.telemetry.health import Verdict
 
 _EVERY_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
+_SOCKET = "NOTIFY_SOCKET"
 
 
 class Liveness:
@@ -62,8 +67,34 @@ class Liveness:
                 self._file.unlink()
 
 
+@contextmanager
+def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
+    """Notify systemd, if it asks for that, each second while `live` returns a healthy verdict, until exit.
+
+    A thread does it. `live` must say of the thread that works, not of that one, that it turns.
+    """
+    if not os.environ.get(_SOCKET):
+        yield
+        return
+    ended = threading.Event()
+
+    def notify() -> None:
+        with Liveness(None) as liveness:
+            while not ended.wait(_LOOK_SECONDS):
+                if live().is_healthy:
+                    liveness.show()
+
+    thread = threading.Thread(target=notify, name="harvest-liveness", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def _tell_systemd(state: str) -> None:
-    address = os.environ.get("NOTIFY_SOCKET", "")
+    address = os.environ.get(_SOCKET, "")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
             sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)

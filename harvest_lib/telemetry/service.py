@@ -1,0 +1,23 @@
+"""All that reports of a process that works: the listener, OpenTelemetry and systemd, each where it is asked for."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from harvest_lib.telemetry.liveness import supervised
+from harvest_lib.telemetry.otel_metrics import reported
+from harvest_lib.telemetry.server import Listener, Subject
+
+
+@contextmanager
+def observed(subject: Subject, address: str | None = None) -> Iterator[None]:
+    """Report the numbers and the health of a pipeline or a consumer while it runs.
+
+    They are served at `address` (`HOST:PORT`), if there is one; the numbers go to OpenTelemetry, if the process has a
+    meter provider; and systemd is notified that it works, if it asks for that. Raises ConfigError.
+    """
+    with ExitStack() as opened:
+        if address:
+            opened.enter_context(Listener(address, subject))
+        opened.enter_context(reported(subject))
+        opened.enter_context(supervised(subject.live))
+        yield
