@@ -1,6 +1,6 @@
 """`harvest audit`: compare committed records with Kafka."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from harvest_lib import audit as audits
     from harvest_lib.config import HarvestConfig
+
+    _Records = Iterator[audits.CommittedRecord]
 
 _ROWS = {
     "committed": "committed",
@@ -127,45 +129,61 @@ def audit(
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
     with audit_metrics(metrics_file, topic) as found:
         harvest = configuration(config).harvest
-        conninfo = harvest.data_source.conninfo()
-        outbox_has_the_ids = id_header is None and committed_file is None
-        outbox = waiting = None
-        if (committed is None and committed_file is None) or (pending is None and outbox_has_the_ids):
-            outbox, waiting = _outbox_queries(harvest, topic)
-
-        def from_database(query: "str | sql.Composed | None") -> Iterator[audits.CommittedRecord]:
-            return audits.read_query(conninfo, query, topics=topic) if query is not None else iter(())
-
+        records, again, waiting = _sources(harvest, topic, committed or committed_file, pending, id_header)
+        in_kafka = audits.read_topics(
+            harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
+        )
         report = audits.audit(
-            from_database(committed or outbox)
-            if committed_file is None
-            else audits.read_file(committed_file, topics=topic),
-            chain.from_iterable(
-                audits.read_topics(
-                    harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
-                )
-            ),
-            pending=(record.id for record in from_database(pending or (waiting if outbox_has_the_ids else None))),
-            committed_again=partial(from_database, committed) if committed is not None else None,
+            records,
+            chain.from_iterable(in_kafka),
+            pending=(record.id for record in waiting),
+            committed_again=again,
             purged_when_delivered=committed is None and committed_file is None,
             examples=show_examples,
             show_keys=show_keys,
             spill_directory=spill,
         )
         ok = report.ok or (report.is_empty and allow_empty)
-        if as_json:
-            typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
-        else:
-            _show(report, topic)
-        if report.is_empty and not allow_empty:
+        if report.is_empty and not ok:
+            _show(report, topic, ok=ok, as_json=as_json)
             raise NothingChecked(
                 "the audit had nothing to compare",
                 evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
                 next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
             )
         found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
+    _show(report, topic, ok=ok, as_json=as_json)
     if not ok:
         raise typer.Exit(1)
+
+
+def _sources(
+    harvest: "HarvestConfig",
+    topics: list[str],
+    committed: str | Path | None,
+    pending: str | None,
+    id_header: str | None,
+) -> "tuple[_Records, Callable[[], _Records] | None, _Records]":
+    """Return the committed records, a function that reads those of a query again, and the pending records.
+
+    `committed` is a query or a file. Where one of the two is not given, the outbox says it, if it has these ids.
+    """
+    from harvest_lib import audit as audits
+
+    conninfo = harvest.data_source.conninfo()
+
+    def from_database(query: "str | sql.Composed | None") -> "_Records":
+        return audits.read_query(conninfo, query, topics=topics) if query is not None else iter(())
+
+    outbox = waiting = None
+    outbox_has_the_ids = id_header is None and not isinstance(committed, Path)
+    if committed is None or (pending is None and outbox_has_the_ids):
+        outbox, waiting = _outbox_queries(harvest, topics)
+    waits = from_database(pending or (waiting if outbox_has_the_ids else None))
+    if isinstance(committed, Path):
+        return audits.read_file(committed, topics=topics), None, waits
+    again = partial(from_database, committed) if committed is not None else None
+    return from_database(committed or outbox), again, waits
 
 
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
@@ -213,10 +231,13 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     return every.fill(_RECORDS), waiting
 
 
-def _show(report: "audits.AuditReport", topics: list[str]) -> None:
+def _show(report: "audits.AuditReport", topics: list[str], *, ok: bool, as_json: bool) -> None:
     from harvest_lib import audit as audits
     from harvest_lib.cli.tables import Cell, print_line, print_table, table_of
 
+    if as_json:
+        typer.echo(json_text({**report.to_json(), "ok": ok, "empty": report.is_empty}))
+        return
     verdict = ("no anomalies", "green") if report.ok else ("anomalies found", "red")
     print_line(f"audit of {', '.join(topics)}: ", ("nothing was compared", "yellow") if report.is_empty else verdict)
     rows: list[tuple[str, Cell]] = []

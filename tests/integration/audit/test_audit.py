@@ -1,7 +1,10 @@
 """Audits of real topics and tables."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from itertools import chain
@@ -381,6 +384,18 @@ def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
     )
     assert counted()["lost"] == 4, "one of them is parked"
     outbox.close()
+
+
+def test_an_audit_whose_output_nobody_reads_is_no_failed_one(make_topic, harvest_audit, tmp_path):
+    topic, metrics, none = make_topic(), tmp_path / "audit.prom", tmp_path / "none.csv"
+    none.write_text("id,key\n")
+    arguments = ["--topic", topic, "--committed-file", none, "--allow-empty", "--metrics-file", metrics]
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "harvest_lib.cli", "audit", "--config", tmp_path / "reaper.yaml", *arguments]
+    with os.fdopen(writer) as stdout:
+        assert subprocess.run(command, stdout=stdout, check=False).returncode == 1
+    assert parsed(metrics.read_text())["harvest_audit_failed", (topic,)] == 0
 
 
 def test_the_command_asks_for_a_subscription_that_is_there(dsn, make_topic, harvest_audit):
