@@ -49,7 +49,8 @@ _IS_LISTED = "{id} IN (SELECT id FROM {parked_ids} WHERE subscription = {subscri
 def audit(
     *,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Topic to read; may be repeated. Required.")
+        list[str] | None,
+        typer.Option("--topic", "-t", help="Topics to read, with commas between them; may be repeated. Required."),
     ] = None,
     config: ConfigFile = None,
     committed: Annotated[
@@ -121,17 +122,18 @@ def audit(
     from harvest_lib import audit as audits
     from harvest_lib.audit.textfile import audit_metrics
 
-    if not topic:
+    topics = list(dict.fromkeys(each for names in topic or () for each in names.split(",") if each))
+    if not topics:
         raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
     if committed is not None and committed_file is not None:
         raise typer.BadParameter("give --committed or --committed-file, not both")
     if id_header is not None and committed is None and committed_file is None:
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
-    with audit_metrics(metrics_file, topic) as found:
+    with audit_metrics(metrics_file, topics) as found:
         harvest = configuration(config).harvest
-        records, again, waiting = _sources(harvest, topic, committed or committed_file, pending, id_header)
+        records, again, waiting = _sources(harvest, topics, committed or committed_file, pending, id_header)
         in_kafka = audits.read_topics(
-            harvest.kafka_settings(for_producer=False), topic, isolation=isolation, id_header=id_header
+            harvest.kafka_settings(for_producer=False), topics, isolation=isolation, id_header=id_header
         )
         report = audits.audit(
             records,
@@ -145,14 +147,14 @@ def audit(
         )
         ok = report.ok or (report.is_empty and allow_empty)
         if report.is_empty and not ok:
-            _show(report, topic, ok=ok, as_json=as_json)
+            _show(report, topics, ok=ok, as_json=as_json)
             raise NothingChecked(
                 "the audit had nothing to compare",
                 evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
                 next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
             )
         found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
-    _show(report, topic, ok=ok, as_json=as_json)
+    _show(report, topics, ok=ok, as_json=as_json)
     if not ok:
         raise typer.Exit(1)
 

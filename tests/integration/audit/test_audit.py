@@ -311,7 +311,9 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
     result = harvest_audit("-t", topic)
     assert result.exit_code == 0, result.output
     assert "no anomalies" in result.output
-    assert json.loads(harvest_audit("-t", topic, "--json").output)["purged"] == 3
+    for named in (topic, f"{topic},{make_topic()}", f"{topic},{topic}"):
+        assert json.loads(harvest_audit("-t", named, "--json").output)["purged"] == 3
+    assert harvest_audit("-t", ",").exit_code == 2
 
     result = harvest_audit("-t", topic, "--committed", "SELECT id, 'wrong[key]' FROM generate_series(2, 6) id")
     assert result.exit_code == 1
