@@ -17,6 +17,8 @@ from functools import partial
 import psycopg
 
 from harvest_lib.consume import Consumer, Message, PostgresStore, Transaction, create_tables
+from harvest_lib.consume.telemetry import ConsumerTelemetry
+from harvest_lib.telemetry.service import observed
 
 ADD = """
 INSERT INTO states VALUES (%s, %s) ON CONFLICT (state) DO UPDATE SET orders = states.orders + excluded.orders
@@ -56,7 +58,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     print("consuming", flush=True)
-    consumer.run(stopping)
+    with observed(ConsumerTelemetry(consumer), os.environ.get("HARVEST_LISTEN")):
+        consumer.run(stopping)
     print("stopped")
 
 

@@ -1,11 +1,12 @@
 """`harvest audit`: compare committed records with Kafka."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -122,41 +123,56 @@ def audit(
     from harvest_lib import audit as audits
     from harvest_lib.audit.textfile import audit_metrics
 
-    topics = list(dict.fromkeys(each for names in topic or () for each in names.split(",") if each))
+    topics = list(dict.fromkeys(each for names in topic or () for each in re.split(r"[,\s]+", names) if each))
     if not topics:
         raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
+    if committed is not None and not committed.strip():
+        raise typer.BadParameter("the query is empty", param_hint="--committed")
     if committed is not None and committed_file is not None:
         raise typer.BadParameter("give --committed or --committed-file, not both")
     if id_header is not None and committed is None and committed_file is None:
         raise typer.BadParameter("ids of --id-header are not in the outbox: give --committed or --committed-file")
-    with audit_metrics(metrics_file, topics) as found:
-        harvest = configuration(config).harvest
-        records, again, waiting = _sources(harvest, topics, committed or committed_file, pending, id_header)
-        in_kafka = audits.read_topics(
-            harvest.kafka_settings(for_producer=False), topics, isolation=isolation, id_header=id_header
-        )
-        report = audits.audit(
-            records,
-            chain.from_iterable(in_kafka),
-            pending=(record.id for record in waiting),
-            committed_again=again,
-            purged_when_delivered=committed is None and committed_file is None,
-            examples=show_examples,
-            show_keys=show_keys,
-            spill_directory=spill,
-        )
-        ok = report.ok or (report.is_empty and allow_empty)
-        if report.is_empty and not ok:
-            _show(report, topics, ok=ok, as_json=as_json)
-            raise NothingChecked(
-                "the audit had nothing to compare",
-                evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the harvester's",
-                next_step="check the topics, the outbox table and --committed; if it may be empty, use --allow-empty",
+    report = None
+    try:
+        with audit_metrics(metrics_file, topics) as found:
+            harvest = configuration(config).harvest
+            sources = _sources(harvest, topics, committed_file if committed is None else committed, pending, id_header)
+            in_kafka = audits.read_topics(
+                harvest.kafka_settings(for_producer=False), topics, isolation=isolation, id_header=id_header
             )
-        found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
-    _show(report, topics, ok=ok, as_json=as_json)
+            report = audits.audit(
+                sources.committed,
+                chain.from_iterable(in_kafka),
+                pending=(record.id for record in sources.pending),
+                committed_again=sources.committed_again,
+                purged_when_delivered=committed is None and committed_file is None,
+                examples=show_examples,
+                show_keys=show_keys,
+                spill_directory=spill,
+            )
+            if report.is_empty and not allow_empty:
+                raise NothingChecked(
+                    "the audit had nothing to compare",
+                    evidence=f"0 records were committed; of {report.records:,} records in Kafka none is the "
+                    "harvester's",
+                    next_step="check the topics, the outbox table and --committed; if it may be empty, use "
+                    "--allow-empty",
+                )
+            found.update({name: getattr(report, name) for name in audits.MUST_BE_ZERO})
+    finally:  # its reader may have gone, or the file of metrics may not be writable: neither costs the other
+        if report is not None:
+            ok = report.ok or (report.is_empty and allow_empty)
+            _show(report, topics, ok=ok, as_json=as_json)
     if not ok:
         raise typer.Exit(1)
+
+
+class _Sources(NamedTuple):
+    """Committed records, a function that reads those of a query again, and records that are not delivered yet."""
+
+    committed: "_Records"
+    committed_again: "Callable[[], _Records] | None"
+    pending: "_Records"
 
 
 def _sources(
@@ -165,11 +181,9 @@ def _sources(
     committed: str | Path | None,
     pending: str | None,
     id_header: str | None,
-) -> "tuple[_Records, Callable[[], _Records] | None, _Records]":
-    """Return the committed records, a function that reads those of a query again, and the pending records.
-
-    `committed` is a query or a file. Where one of the two is not given, the outbox says it, if it has these ids.
-    """
+) -> _Sources:
+    """Return the records to compare with. `committed` is a query or a file. Where that or `pending` is not given, the
+    outbox says it, if it has these ids."""
     from harvest_lib import audit as audits
 
     conninfo = harvest.data_source.conninfo()
@@ -183,9 +197,9 @@ def _sources(
         outbox, waiting = _outbox_queries(harvest, topics)
     waits = from_database(pending or (waiting if outbox_has_the_ids else None))
     if isinstance(committed, Path):
-        return audits.read_file(committed, topics=topics), None, waits
+        return _Sources(audits.read_file(committed, topics=topics), None, waits)
     again = partial(from_database, committed) if committed is not None else None
-    return from_database(committed or outbox), again, waits
+    return _Sources(from_database(committed or outbox), again, waits)
 
 
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":

@@ -41,12 +41,12 @@ _FALSE = frozenset({"false", "0", "f"})
 _KEPT = {
     "group.id": _Kept(
         "a pool is elected by the name `leaderGroupID`, and a pipeline reads without a group",
-        remedy="remove it; of a pool, set `leaderGroupID` instead",
+        remedy="remove it; a pool's name is `leaderGroupID`",
     ),
-    "enable.auto.commit": _Kept("the leader topic's offsets belong to the election"),
+    "enable.auto.commit": _Kept("the leader topic's offsets belong to the election, those of a pipeline to its log"),
     "auto.offset.reset": _Kept(
-        "a leader hears only heartbeats of its own term, so the leader topic is read from its end",
-        remedy="remove it; where a pipeline begins, its reader's `start` says",
+        "the leader topic is read from its end, for a leader hears only heartbeats of its own term; a pipeline begins "
+        "where `start` of its reader says",
     ),
     "group.protocol": _Kept(
         "the session timeout that a leader fences itself by is the client's, as in the classic protocol",

@@ -62,6 +62,10 @@ class DeclaredWriter:
     transforms: Sequence[tuple[str, Transform]] = ()
 
 
+_LEAST_AHEAD, _BATCHES_AHEAD = 10_000, 10
+"""With less, a reader waits where it need not; more would make a restart after a kill longer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
     """A pipeline."""
@@ -79,6 +83,12 @@ class Declaration:
     def folder(self) -> Path:
         """Return the folder of commit log and offsets."""
         return self.settings.folder
+
+    @property
+    def most_ahead(self) -> int:
+        """Return how many messages the reader may be ahead of the slowest writer."""
+        largest = max((each.settings.batch_messages for each in self.writers), default=0)
+        return self.settings.most_ahead or max(_LEAST_AHEAD, _BATCHES_AHEAD * largest)
 
 
 def load(path: str | os.PathLike[str]) -> Declaration:

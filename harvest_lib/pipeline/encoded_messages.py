@@ -28,12 +28,21 @@ NOOPS = frozenset(BYTES[mode, Op.NOOP] for mode in Mode)
 class EncodedMessages(Sequence[Message], Packable):
     """A batch. A reader that can encode its messages without making them yields one of a class of its own."""
 
-    __slots__ = ("heads", "values")
+    __slots__ = ("_heads", "values")
 
     def __init__(self, heads: Sequence[Head], values: Sequence[bytes]) -> None:
         """`values` are the data of each, as `extended_json.dumps` encodes it."""
-        self.heads = heads
+        self._heads = heads
         self.values = values
+
+    @property
+    def heads(self) -> Sequence[Head]:
+        """Return the head of each."""
+        return self._heads
+
+    def head(self, place: int) -> Head:
+        """Return the head of one message."""
+        return self._heads[place]
 
     @abstractmethod
     def data(self, place: int) -> Mapping[str, Any]:
@@ -45,7 +54,7 @@ class EncodedMessages(Sequence[Message], Packable):
 
     def logged(self, place: int, offset: int) -> Message:
         """Return a message as it is in the log at an offset; its data is not to be changed."""
-        timestamp, byte, key = self.heads[place]
+        timestamp, byte, key = self.head(place)
         mode, op = PARTS[byte]
         return Message(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
 
@@ -111,9 +120,23 @@ class JoinedMessages(EncodedMessages):
 
     def __init__(self, rows: EncodedRows, table: Sequence[Head]) -> None:
         """`table` has the head of each kind."""
-        super().__init__(list(map(table.__getitem__, rows.kinds)), rows)
+        super().__init__((), rows)
         self.rows = rows
         self.table = table
+
+    @property
+    def heads(self) -> Sequence[Head]:
+        """See `EncodedMessages`. Made each time."""
+        return list(map(self.table.__getitem__, self.rows.kinds))
+
+    def head(self, place: int) -> Head:
+        """See `EncodedMessages`."""
+        return self.table[self.rows.kinds[place]]
+
+    def number_of(self, heads: Collection[Head], begin: int, end: int) -> int:
+        """Return the number of messages from `begin` to before `end` that have one of the heads."""
+        kinds = self.rows.kinds
+        return sum(kinds.count(kind, begin, end) for kind, head in enumerate(self.table) if head in heads)
 
     @property
     def size(self) -> int:
@@ -153,7 +176,7 @@ class _JoinedPacking(Packing):
         batch, begin, first = self._batch, self._taken, self._offset
         end = len(batch)
         if most_bytes is None:
-            bounds, (_, _, key) = batch.rows.bounds, batch.heads[begin]
+            bounds, (_, _, key) = batch.rows.bounds, batch.head(begin)
             end, room = begin + 1, FIXED_BYTES + len(key) + bounds[begin + 1] - bounds[begin]
         else:
             room = max(0, most_bytes)

@@ -119,6 +119,8 @@ class LoggedMessages(Sequence[Message]):
         return column if isinstance(self._numbers, range) else [column[number] for number in self._numbers]
 
     def __len__(self) -> int:
+        if self.joined is not None:
+            return sum(batch.number_of(self.kinds, begin, end) for batch, begin, end in self.joined)
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Message]:

@@ -145,7 +145,7 @@ class Pipeline:
             stopping=self._stopping,
             slowest=self._slowest,
             flushed=self._flushed,
-            most_ahead=self._settings.most_ahead,
+            most_ahead=self._declaration.most_ahead,
         )
         reader.start()
         self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed, changed=self._changed)

@@ -85,7 +85,7 @@ class WriterProgress:
         if run is None or messages is None:
             self._bulk_of_messages(writer, end, run)
             return
-        if messages.kinds:  # their number would take longer to find
+        if messages.kinds:
             self._write(writer, messages)
         self._acknowledge(run.newest, run.next)
 

@@ -69,32 +69,36 @@ class Liveness:
 
 @contextmanager
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
-    """Notify systemd, if it asks for that, each second while `live` returns a healthy verdict, until exit.
+    """Notify systemd, if it asks for that, each second while `live` returns a healthy verdict, and on exit.
 
-    A thread does it. `live` must say of the thread that works, not of that one, that it turns.
+    A thread does it, so the verdict has to be one on the thread that works. The block may end in order before anybody
+    saw it healthy: that is no failure, so systemd is notified that it was ready. One block of a process at a time.
     """
     if not os.environ.get(_SOCKET):
         yield
         return
     ended = threading.Event()
+    liveness = Liveness(None)
 
     def notify() -> None:
-        with Liveness(None) as liveness:
-            while not ended.wait(_LOOK_SECONDS):
-                if live().is_healthy:
-                    liveness.show()
+        while not ended.wait(_LOOK_SECONDS):
+            if live().is_healthy:
+                liveness.show()
 
     thread = threading.Thread(target=notify, name="harvest-liveness", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with liveness:
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        liveness.show()
 
 
 def _tell_systemd(state: str) -> None:
     address = os.environ.get(_SOCKET, "")
     if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # noqa: FBT003 - its only argument; a supervisor that does not read is not waited for
             sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
