@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError as ClientError
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
@@ -193,6 +193,17 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
     A broker that comes back is tried within a second; librdkafka would wait up to ten.
     """
     return {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
+
+
+def refused_setting(settings: Mapping[str, object]) -> str:
+    """Return librdkafka's complaint about a setting that it does not know, or a value that it never takes; "" if there
+    is none. Connects to nothing, and ignores what this machine lacks, such as the file of a certificate."""
+    try:
+        Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
+    except KafkaException as error:
+        complaint = str(error.args[0].str()).strip()
+        return "" if complaint.startswith("Failed to create") else complaint
+    return ""
 
 
 @contextmanager

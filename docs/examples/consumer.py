@@ -18,6 +18,7 @@ import psycopg
 
 from harvest_lib.consume import Consumer, Message, PostgresStore, Transaction, create_tables
 from harvest_lib.consume.telemetry import ConsumerTelemetry
+from harvest_lib.errors import HarvestError
 from harvest_lib.telemetry.service import observed
 
 ADD = """
@@ -64,4 +65,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HarvestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)  # by which systemd knows that another start does not help

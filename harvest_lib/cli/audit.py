@@ -1,6 +1,5 @@
 """`harvest audit`: compare committed records with Kafka."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration
+from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration, names_of
 from harvest_lib.cli.park import parked_table
-from harvest_lib.cli.terminal import json_text
+from harvest_lib.cli.terminal import json_text, unread_output
 from harvest_lib.errors import NothingChecked
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def audit(
     from harvest_lib import audit as audits
     from harvest_lib.audit.textfile import audit_metrics
 
-    topics = list(dict.fromkeys(each for names in topic or () for each in re.split(r"[,\s]+", names) if each))
+    topics = names_of(topic)
     if not topics:
         raise typer.BadParameter("name at least one topic: --topic", param_hint="--topic")
     if committed is not None and not committed.strip():
@@ -162,7 +161,8 @@ def audit(
     finally:  # its reader may have gone, or the file of metrics may not be writable: neither costs the other
         if report is not None:
             ok = report.ok or (report.is_empty and allow_empty)
-            _show(report, topics, ok=ok, as_json=as_json)
+            with unread_output():
+                _show(report, topics, ok=ok, as_json=as_json)
     if not ok:
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration
+from harvest_lib.cli.options import ConfigFile, Json, configuration, names_of
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.errors import ConfigError, HarvestError, KafkaError
 
@@ -23,7 +23,9 @@ def check(
     config: ConfigFile = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="A topic that records will go to; may be repeated. Those in the outbox are found."),
+        typer.Option(
+            help="Topics of later records, with commas between them; may be repeated. Those in the outbox are found."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +41,7 @@ def check(
 
       harvest check -f harvest.yaml --json | jq '.problems[].next_step'
     """
-    report = _inspected(config, topic or [])
+    report = _inspected(config, names_of(topic))
     if as_json:
         problems = [
             {name: value for name, value in asdict(each).items() if name != "exit_code"} for each in report.findings

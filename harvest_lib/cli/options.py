@@ -1,7 +1,8 @@
 """Options that several commands share, and how they become a configuration and a connection to its outbox."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -52,6 +53,11 @@ Listen = Annotated[
         help="Serve /metrics, /livez, /readyz and /progress there, by plain HTTP: see docs/monitoring.md.",
     ),
 ]
+
+
+def names_of(given: Iterable[str] | None) -> list[str]:
+    """Return the names of an option that may be repeated, each once; commas stand between several."""
+    return list(dict.fromkeys(name for each in given or () for name in re.split(r"[,\s]+", each) if name))
 
 
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":

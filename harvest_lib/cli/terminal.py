@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from typing import Any
 
@@ -27,6 +28,16 @@ def end_on_signals() -> None:
     """Have SIGTERM and Ctrl-C end the process again, as they do by default."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def unread_output() -> Iterator[None]:
+    """Let a command print to a reader that goes away, as `head` does: the rest is dropped, and it exits as it would."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich ends the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed again as the process ends
 
 
 def watched() -> bool:

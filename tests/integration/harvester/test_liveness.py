@@ -108,6 +108,29 @@ def test_systemd_hears_nothing_while_the_work_does_not_turn(systemd, tmp_path, m
     assert 2 + len(last) == sum(looks)
 
 
+def test_work_that_ends_in_order_before_anybody_saw_it_was_ready(systemd, tmp_path, monkeypatch):
+    """Otherwise systemd takes a short run for a failed start, and starts it again, for ever."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with supervised(lambda: Verdict(is_healthy=False, reason="it is done")):
+        pass
+    assert [systemd.recv(100) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+
+
+def test_work_that_fails_before_anybody_saw_it_was_never_ready(systemd, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with pytest.raises(RuntimeError), supervised(lambda: Verdict(is_healthy=False, reason="it fails")):
+        raise RuntimeError
+    assert systemd.recv(100) == b"STOPPING=1"
+
+
+def test_a_supervisor_that_reads_nothing_is_not_waited_for(systemd, tmp_path, monkeypatch):
+    monkeypatch.setattr("harvest_lib.telemetry.liveness._EVERY_SECONDS", 0)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with Liveness(None) as liveness:
+        for _ in range(1_000):  # more than a socket holds
+            liveness.show()
+
+
 def test_a_process_without_a_supervisor_has_no_thread_for_it(monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     with supervised(lambda: pytest.fail("nobody asks")):

@@ -173,3 +173,45 @@ def test_everything_wrong_is_told_at_once_in_order(read):
 def test_a_file_that_is_none_is_refused(read, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("bogus.key: 1", 'No such configuration property: "bogus.key"'),
+        ("fetch.min.bytes: abc", 'Invalid value for configuration property "fetch.min.bytes"'),
+        ("group.id: mine", "a pipeline reads without a group"),
+        ("enable.auto.commit: true", "those of a pipeline to its log"),
+        ("auto.offset.reset: earliest", "`start` of its reader"),
+    ],
+)
+def test_settings_that_the_client_never_takes_are_found_without_a_broker(tmp_path, monkeypatch, setting, complaint):
+    monkeypatch.undo()  # the adaptors are real
+    file = tmp_path / "flights.yaml"
+    file.write_text(
+        "folder: flights.pipeline\n"
+        "reader:\n  adaptor: kafka\n  topics: [flights]\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
+        f"    {setting}\n"
+        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
+    )
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load(file)
+
+
+def test_a_setting_that_only_this_machine_cannot_have_is_no_wrong_one(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    file = tmp_path / "flights.yaml"
+    file.write_text(
+        "folder: flights.pipeline\n"
+        "reader:\n  adaptor: kafka\n  topics: [flights]\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
+        "    security.protocol: ssl\n    ssl.ca.location: /of/another/machine.pem\n"
+        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
+    )
+    assert load(file).reader is not None
+
+
+@pytest.mark.parametrize(("largest", "ahead"), [(1, 10_000), (1_000, 10_000), (5_000, 50_000)])
+def test_the_reader_may_be_some_of_the_largest_batches_ahead(read, largest, ahead):
+    text = WHOLE.replace("most_ahead: 500\n", "")
+    assert read(text.replace("batch_messages: 5000", f"batch_messages: {largest}")).most_ahead == ahead
+    assert read(WHOLE).most_ahead == 500

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harvest_lib.config.durations import to_seconds
 from harvest_lib.config.kafka_settings import KafkaSettings
+from harvest_lib.kafka_client import refused_setting
 from harvest_lib.pipeline.adaptors import Options
 from harvest_lib.pipeline.adaptors.envelope import Content
 from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
@@ -23,6 +24,8 @@ class _Kafka(Options):
     def _reachable(cls, settings: KafkaSettings) -> KafkaSettings:
         if not settings.get("bootstrap.servers"):
             raise ValueError("`bootstrap.servers` is missing: write host:port of a broker or more")
+        if complaint := refused_setting(settings):
+            raise ValueError(f"librdkafka does not take it: {complaint}")
         return settings
 
 
