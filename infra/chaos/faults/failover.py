@@ -165,14 +165,15 @@ def _bring_back(system: System) -> None:
 
         def goes_on() -> bool:
             nonlocal is_rewound
-            for member in system.members:
-                if member.is_up or member.harvester is None or _HALTED not in tail(member.harvester.process.log):
+            halted = [each for each in system.members if each.harvester and _HALTED in tail(each.harvester.process.log)]
+            for member in halted:
+                if member.is_up:  # one that led before the rewind, and is about to end
                     continue
                 if not is_rewound:
                     harvest("subscriptions", "rewind", "default", "--to", "mirror", "-f", system.operator_config())
                     is_rewound = True
                 system.start_member(member)
-            return connection.execute(_GOES_ON).fetchone() == row
+            return not halted and connection.execute(_GOES_ON).fetchone() == row
 
         _await(goes_on, "nobody goes on from what the new primary knows")
 
