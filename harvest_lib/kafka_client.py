@@ -207,14 +207,14 @@ def refused_setting(settings: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def refused_settings() -> Iterator[None]:
+def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> Iterator[None]:
     """Turn librdkafka's refusal of a setting, when a client is made, into ConfigError."""
     try:
         yield
     except KafkaException as error:
         raise ConfigError(
             f"librdkafka does not take the settings: {error.args[0].str()}",
-            field="baseKafkaConfig or producerKafkaConfig",
+            field=field,
             next_step="correct the setting that it names",
         ) from error
 

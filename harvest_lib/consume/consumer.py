@@ -24,13 +24,14 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.certificates import Certificates
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.group_settings import group_settings
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.reader import Isolation, read_committed
 from harvest_lib.consume.retention import RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.errors import ConfigError, DatabaseUnavailable, HarvestError, TopicMissing
+from harvest_lib.errors import DatabaseUnavailable, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
@@ -112,25 +113,9 @@ class Consumer:
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, or ConfigError for a setting."""
-        if self._group_settings.get("group.protocol", "classic") != "classic":
-            raise ConfigError(
-                "consumers join their group by the classic protocol",
-                field="settings",
-                next_step="leave out `group.protocol`",
-            )
-        with refused_settings():
-            group: Any = KafkaClient(
-                client_settings(
-                    self._group_settings,
-                    **{
-                        "group.id": self._name,
-                        "enable.auto.commit": False,
-                        "auto.offset.reset": "latest",
-                        "partition.assignment.strategy": "cooperative-sticky",
-                        "allow.auto.create.topics": False,
-                    },
-                )
-            )
+        own = group_settings(self._group_settings, self._name)
+        with refused_settings("settings"):
+            group: Any = KafkaClient(own)
         over = threading.Event()
         try:
             self.certificates.begin(over, time.time)

@@ -116,7 +116,7 @@ def read_committed(
 def _client(
     settings: Mapping[str, object], topic: str, isolation: Isolation, provider: KafkaConsumerProvider
 ) -> Iterator[Any]:
-    with refused_settings():
+    with refused_settings("settings"):
         client = provider(
             client_settings(
                 settings,

@@ -58,7 +58,7 @@ class RecoveryLogWriter:
         """
         self.close()
         begin = first_offset(self._settings, self._place)
-        with refused_settings():
+        with refused_settings("settings"):
             self._producer = self._provider(client_settings(self._settings, **self._own_settings()))
         try:
             self._producer.init_transactions(self._timeout_seconds)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -14,8 +13,8 @@ from support.consuming import Running
 from support.recorded import Machines
 from support.waiting import eventually
 
-from harvest_lib.consume import Checkpoint, Consumer, KeyValueStore, create_key_values, create_tables
-from harvest_lib.errors import ConfigError, DatabaseError
+from harvest_lib.consume import Checkpoint, KeyValueStore, create_key_values, create_tables
+from harvest_lib.errors import DatabaseError
 
 pytestmark = pytest.mark.gate
 
@@ -218,14 +217,6 @@ def parked(store):
     found = store.begin().execute('SELECT "offset", key, reason FROM consumers_parked').fetchall()
     store.rollback()
     return found
-
-
-def test_another_protocol_of_groups_is_refused_by_its_name(counted):
-    settings = {**counted.settings, "group.protocol": "consumer"}
-    consumer = Consumer(Raising(()), name="c", topics=["t"], settings=settings, store=lambda _: counted.store())
-    with pytest.raises(ConfigError, match="classic protocol") as error:
-        consumer.run(threading.Event())
-    assert "group.protocol" in error.value.next_step
 
 
 def test_an_error_without_a_text_is_parked(counted):

@@ -243,7 +243,7 @@ class KafkaReader(Reader):
             "fetch.wait.max.ms": 50,
             "error_cb": self._last,
         }
-        with refused_settings():
+        with refused_settings("kafka"):
             return self._provider(client_settings(self._options.kafka, **own))
 
     def _translated(self, error: ClientError) -> HarvestError:

@@ -299,7 +299,7 @@ class KafkaWriter:
             "error_cb": self._last,
             "queue.buffering.max.ms": 5,
         }
-        with refused_settings():
+        with refused_settings("kafka"):
             made: KafkaProducer
             made, self._sender = make_with_sender(self._provider, client_settings(self._options.kafka, **own))
         self._producer = made

@@ -1,0 +1,35 @@
+"""Settings of the client that joins the group."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from harvest_lib.errors import ConfigError
+from harvest_lib.kafka_client import client_settings
+
+_DECIDED = {
+    "group.protocol": "consumers join their group by the classic protocol",
+    "group.id": "the group is the consumer's `name`",
+    "enable.auto.commit": "offsets are kept with the state, in the checkpoints",
+    "auto.offset.reset": "a partition goes on from its checkpoint; one without begins with the log",
+    "isolation.level": "it is the parameter `isolation`",
+    "partition.assignment.strategy": "partitions that stay are not given up when members change",
+}
+"""Settings that a consumer makes itself, and why."""
+
+
+def group_settings(settings: Mapping[str, object], name: str) -> dict[str, Any]:
+    """Return the settings of a member of the group. Raises ConfigError for one that is not the user's to make."""
+    for each in _DECIDED.keys() & settings.keys():
+        raise ConfigError(
+            f"`{each}` must not be set: {_DECIDED[each]}", field="settings", next_step=f"leave out `{each}`"
+        )
+    return client_settings(
+        settings,
+        **{
+            "group.id": name,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "latest",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "allow.auto.create.topics": False,
+        },
+    )

@@ -1,0 +1,30 @@
+"""Settings of librdkafka that a consumer makes itself: refused by their names, before anything is connected to."""
+
+import threading
+
+import pytest
+
+from harvest_lib.consume import Consumer
+from harvest_lib.errors import ConfigError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("group.protocol", "consumer", "classic protocol"),
+        ("group.id", "mine", "consumer's `name`"),
+        ("enable.auto.commit", True, "checkpoints"),
+        ("auto.offset.reset", "earliest", "begins with the log"),
+        ("isolation.level", "read_uncommitted", "parameter `isolation`"),
+        ("partition.assignment.strategy", "range", "not given up"),
+    ],
+)
+def test_a_setting_that_the_consumer_makes_itself_is_refused(name, value, instead):
+    settings = {"bootstrap.servers": "127.0.0.1:1", name: value}
+    consumer = Consumer(None, name="c", topics=["t"], settings=settings, store=None)
+    with pytest.raises(ConfigError, match=instead) as error:
+        consumer.run(threading.Event())
+    assert error.value.next_step == f"leave out `{name}`"
+    assert error.value.exit_code == 3
