@@ -77,9 +77,7 @@ def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
     if isinstance(rows, RowPage):
         return rows.sampled_traceparents(most)
     found: list[str] = []
-    for row in rows:
-        if not row[4] or TRACEPARENT not in row[4]:
-            continue
+    for row in [each for each in rows if each[4] and TRACEPARENT in each[4]]:  # most often there is none
         value = next((value for name, value in zip(row[4], row[5], strict=False) if name == TRACEPARENT), None)
         if isinstance(value, str) and is_sampled(value) and found[-1:] != [value]:
             found.append(value)
