@@ -166,8 +166,8 @@ def test_an_idle_loop_looks_less_and_less_often_until_a_batch_is_committed():
     while waited < 5.0:
         pauses.append((waited, pause := size.pause()))
         waited += pause
-    assert pauses[0] == (0.0, 0.005)
+    assert pauses[0] == (0.0, 0.002)
     assert all(pause <= 0.065 for at, pause in pauses if at < 0.5), "a record that comes soon does not wait for long"
     assert all(pause == 0.1 for at, pause in pauses if at > 3.5), "an idle leader costs little"
     size.done(1, full=False)
-    assert size.pause() == 0.005
+    assert size.pause() == 0.002
