@@ -196,8 +196,8 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:
-    """Return librdkafka's complaint about a setting that it does not know, or a value that it never takes; "" if there
-    is none. Connects to nothing, and ignores what this machine lacks, such as the file of a certificate."""
+    """Return librdkafka's complaint about a setting that it does not know or a value that is invalid; "" without one.
+    Connects to nothing, and ignores files that this machine lacks, such as that of a certificate."""
     try:
         Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
     except KafkaException as error:

@@ -18,11 +18,12 @@ _DECIDED = {
 
 
 def group_settings(settings: Mapping[str, object], name: str) -> dict[str, Any]:
-    """Return the settings of a member of the group. Raises ConfigError for one that is not the user's to make."""
-    for each in _DECIDED.keys() & settings.keys():
-        raise ConfigError(
-            f"`{each}` must not be set: {_DECIDED[each]}", field="settings", next_step=f"leave out `{each}`"
-        )
+    """Return the settings of a member of the group. Raises ConfigError for one that would be another than ours."""
+    ours = {"group.protocol": "classic", "group.id": name, "enable.auto.commit": "false"}
+    for each, reason in _DECIDED.items():
+        value = str(settings.get(each, ""))
+        if each in settings and ours.get(each) not in {value, value.lower()}:
+            raise ConfigError(f"`{each}` must not be set: {reason}", field="settings", next_step=f"leave out `{each}`")
     return client_settings(
         settings,
         **{

@@ -38,11 +38,11 @@ class EncodedMessages(Sequence[Message], Packable):
     @property
     def heads(self) -> Sequence[Head]:
         """Return the head of each."""
-        return self._heads
+        return self.heads_of(0, len(self))
 
-    def head(self, place: int) -> Head:
-        """Return the head of one message."""
-        return self._heads[place]
+    def heads_of(self, begin: int, end: int) -> Sequence[Head]:
+        """Return the heads of the messages from `begin` to before `end`."""
+        return self._heads[begin:end]
 
     @abstractmethod
     def data(self, place: int) -> Mapping[str, Any]:
@@ -54,17 +54,17 @@ class EncodedMessages(Sequence[Message], Packable):
 
     def logged(self, place: int, offset: int) -> Message:
         """Return a message as it is in the log at an offset; its data is not to be changed."""
-        timestamp, byte, key = self.head(place)
+        ((timestamp, byte, key),) = self.heads_of(place, place + 1)
         mode, op = PARTS[byte]
         return Message(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
 
     def kinds(self, begin: int, end: int) -> Collection[Head]:
         """Return each head of the messages from `begin` to before `end` once."""
-        return set(self.heads[begin:end])
+        return set(self.heads_of(begin, end))
 
     def newest(self, begin: int, end: int, first: int) -> dict[bytes, int]:
         """Return the last offset of each key in the messages from `begin` to before `end`, which begin at `first`."""
-        return {key: offset for offset, (_, _, key) in enumerate(self.heads[begin:end], first)}
+        return {key: offset for offset, (_, _, key) in enumerate(self.heads_of(begin, end), first)}
 
     def packing(self, offset: int) -> Packing:
         """Return their entries, as the log takes them."""
@@ -124,14 +124,9 @@ class JoinedMessages(EncodedMessages):
         self.rows = rows
         self.table = table
 
-    @property
-    def heads(self) -> Sequence[Head]:
+    def heads_of(self, begin: int, end: int) -> Sequence[Head]:
         """See `EncodedMessages`. Made each time."""
-        return list(map(self.table.__getitem__, self.rows.kinds))
-
-    def head(self, place: int) -> Head:
-        """See `EncodedMessages`."""
-        return self.table[self.rows.kinds[place]]
+        return list(map(self.table.__getitem__, self.rows.kinds[begin:end]))
 
     def number_of(self, heads: Collection[Head], begin: int, end: int) -> int:
         """Return the number of messages from `begin` to before `end` that have one of the heads."""
@@ -176,7 +171,7 @@ class _JoinedPacking(Packing):
         batch, begin, first = self._batch, self._taken, self._offset
         end = len(batch)
         if most_bytes is None:
-            bounds, (_, _, key) = batch.rows.bounds, batch.head(begin)
+            bounds, (_, _, key) = batch.rows.bounds, batch.table[batch.rows.kinds[begin]]
             end, room = begin + 1, FIXED_BYTES + len(key) + bounds[begin + 1] - bounds[begin]
         else:
             room = max(0, most_bytes)

@@ -29,7 +29,7 @@ class Run:
     @cached_property
     def heads(self) -> Sequence[Head]:
         """Return the head of each."""
-        return _joined([batch.heads[begin:end] for batch, begin, end in self.parts])
+        return _joined([batch.heads_of(begin, end) for batch, begin, end in self.parts])
 
     @cached_property
     def values(self) -> Sequence[bytes]:

@@ -100,5 +100,5 @@ def _tell_systemd(state: str) -> None:
     address = os.environ.get(_SOCKET, "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)  # noqa: FBT003 - its only argument; a supervisor that does not read is not waited for
+            sender.settimeout(0)  # a supervisor that does not read is not waited for
             sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)

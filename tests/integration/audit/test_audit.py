@@ -1,5 +1,6 @@
 """Audits of real topics and tables."""
 
+import errno
 import json
 import os
 import socket
@@ -401,6 +402,20 @@ def test_an_audit_whose_output_nobody_reads_ends_as_if_it_was_read(make_topic, h
             done = subprocess.run([*command, *form], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
     assert parsed(metrics.read_text())["harvest_audit_failed", (topic,)] == 0
+
+
+def test_an_audit_is_shown_though_its_file_of_metrics_cannot_be_written(
+    dsn, make_topic, harvest_audit, tmp_path, monkeypatch
+):
+    def full(path, samples):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    topic = make_topic()
+    fill_outbox(dsn, topic, [1])
+    monkeypatch.setattr("harvest_lib.audit.textfile._write", full)
+    result = harvest_audit("--topic", topic, "--metrics-file", str(tmp_path / "audit.prom"))
+    assert isinstance(result.exception, ConfigError)
+    assert "no anomalies" in result.output
 
 
 def test_the_command_asks_for_a_subscription_that_is_there(dsn, make_topic, harvest_audit):

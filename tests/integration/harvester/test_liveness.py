@@ -97,12 +97,12 @@ def test_systemd_hears_nothing_while_the_work_does_not_turn(systemd, tmp_path, m
         return Verdict(is_healthy=looks[-1], reason="")
 
     with supervised(live):
-        eventually(lambda: len(looks) >= 2, "it is looked at")
+        eventually(lambda: len(looks) >= 2, "it is checked")
         verdict[0] = True
         assert systemd.recv(100) == b"READY=1"
         assert systemd.recv(100) == b"WATCHDOG=1"
         verdict[0] = False
-        eventually(lambda: looks[-2:] == [False, False], "it is looked at again")
+        eventually(lambda: looks[-2:] == [False, False], "it is checked again")
     last = list(iter(lambda: systemd.recv(100), b"STOPPING=1"))
     assert set(last) <= {b"WATCHDOG=1"}
     assert 2 + len(last) == sum(looks) + 1, "and once as it ends in order"

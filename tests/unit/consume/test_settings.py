@@ -5,9 +5,18 @@ import threading
 import pytest
 
 from harvest_lib.consume import Consumer
+from harvest_lib.consume.group_settings import group_settings
 from harvest_lib.errors import ConfigError
 
 pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("group.protocol", "classic"), ("group.id", "c"), ("enable.auto.commit", False), ("enable.auto.commit", "false")],
+)
+def test_a_setting_that_is_the_consumer_s_own_may_be_repeated(name, value):
+    assert group_settings({name: value}, "c")["group.id"] == "c"
 
 
 @pytest.mark.parametrize(
