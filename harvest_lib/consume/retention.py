@@ -34,15 +34,16 @@ _MOST_READ = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
     """One partition that is read: offsets that are there and not read yet, and offsets from its start to the next that
-    is read. `retention_seconds`: None where the topic keeps all, or does not say; `age_seconds` of the next record:
-    None if all is read, or it is not known."""
+    is read. `retention_seconds`: None where the topic keeps all, or does not say. `expires_at`: when Kafka may remove
+    the record that is read next, or where all is read one that is written now, in Unix seconds; None if it is not
+    known."""
 
     topic: str
     partition: int
     unread: int
     retained: int
     retention_seconds: float | None = None
-    age_seconds: float | None = None
+    expires_at: float | None = None
 
 
 class RetentionWatch:
@@ -65,15 +66,15 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
     with AdminClient(client_settings(settings)) as admin:
         starts, ends = (_offsets(admin, positions, spec) for spec in (EARLIEST, LATEST))
         kept_seconds = _retention_seconds(admin, {topic for topic, _ in positions})
+    now = time.time()
     known = [place for place in positions if place in starts and place in ends]
-    timed = [
-        place
-        for place in sorted(known, key=lambda place: positions[place] - starts[place])
-        if kept_seconds[place[0]] is not None and starts[place] <= positions[place] < ends[place]
-    ]
-    ages = _ages(settings, {place: positions[place] for place in timed[:_MOST_READ]})
-    # Kafka removed the record to be read next: it was as old at least.
-    lost = {place: kept_seconds[place[0]] for place in known if positions[place] < starts[place] < ends[place]}
+    limited = {place: kept for place in known if (kept := kept_seconds[place[0]]) is not None}
+    waiting = {place for place in limited if max(positions[place], starts[place]) < ends[place]}
+    removed = {place for place in waiting if positions[place] < starts[place]}
+    nearest = sorted(waiting - removed, key=lambda place: positions[place] - starts[place])[:_MOST_READ]
+    written = _timestamps(settings, {place: positions[place] for place in nearest})
+    expires = {place: now + kept for place, kept in limited.items() if place not in waiting}
+    expires |= {place: written[place] + limited[place] for place in written} | dict.fromkeys(removed, now)
     return [
         Retained(
             topic=place[0],
@@ -81,7 +82,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
             unread=max(0, ends[place] - max(positions[place], starts[place])),
             retained=max(0, positions[place] - starts[place]),
             retention_seconds=kept_seconds[place[0]],
-            age_seconds=lost.get(place, ages.get(place)),
+            expires_at=expires.get(place),
         )
         for place in known
     ]
@@ -96,13 +97,14 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
         unread[OTHER, OTHER] = float(sum(each.unread for each in others))
     yield catalogue.UNREAD_RECORDS, unread
     yield catalogue.READ_RETAINED, {label: float(each.retained) for label, each in labelled}
-    timed = [
-        (label, each.age_seconds, each.retention_seconds)
-        for label, each in labelled
-        if each.age_seconds is not None and each.retention_seconds is not None
-    ]
-    yield catalogue.RETENTION_USED, {label: age / kept for label, age, kept in timed}
-    yield catalogue.LOSS_SECONDS, {label: max(0.0, kept - age) for label, age, kept in timed}
+    yield (
+        catalogue.UNREAD_EXPIRY,
+        {label: each.expires_at for label, each in labelled if each.expires_at is not None},
+    )
+    yield (
+        catalogue.TOPIC_RETENTION,
+        {(each.topic,): each.retention_seconds for _, each in labelled if each.retention_seconds is not None},
+    )
 
 
 def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) -> Mapping[Place, int]:
@@ -121,8 +123,9 @@ def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, flo
     return found
 
 
-def _ages(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Mapping[Place, float | None]:
-    """Return the age of the record to be read next of each partition, as far as it is found in time."""
+def _timestamps(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Mapping[Place, float]:
+    """Return the timestamp of the record to be read next of each partition, in Unix seconds, as far as it is found in
+    time and Kafka knows it."""
     if not positions:
         return {}
     client: Any = Consumer(
@@ -140,19 +143,18 @@ def _ages(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Map
             },
         )
     )
-    ages: dict[Place, float | None] = {}
+    found: dict[Place, float | None] = {}
     try:
         client.assign([TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()])
         deadline = Deadline(_ANSWER_SECONDS)
-        while len(ages) < len(positions) and not deadline.passed:
+        while len(found) < len(positions) and not deadline.passed:
             record = client.poll(min(0.2, deadline.remaining_seconds))
             if record is None or record.error() is not None:
                 continue
             place, (kind, milliseconds) = (record.topic(), record.partition()), record.timestamp()
-            if place not in ages:
-                known = kind != TIMESTAMP_NOT_AVAILABLE
-                ages[place] = max(0.0, time.time() - milliseconds / 1000) if known else None
+            if place not in found:
+                found[place] = milliseconds / 1000 if kind != TIMESTAMP_NOT_AVAILABLE else None
                 client.pause([TopicPartition(*place)])
     finally:
         client.close()
-    return ages
+    return {place: at for place, at in found.items() if at is not None}

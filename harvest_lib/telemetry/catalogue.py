@@ -186,16 +186,16 @@ READ_RETAINED = _gauge(
     "Offsets from the start of the partition to what is read next: so many are removed before one that was not read.",
     *("topic", "partition"),
 )
-RETENTION_USED = _gauge(
-    "harvest_unread_retention_used_ratio",
-    "Age of the record that is read next as a part of the topic's `retention.ms`: from 1 on Kafka may remove it; "
-    "absent where all is read, or the topic keeps all.",
+UNREAD_EXPIRY = _gauge(
+    "harvest_unread_expiry_timestamp_seconds",
+    "When Kafka may remove the record that is read next, by the topic's `retention.ms`, in Unix seconds; where all is "
+    "read, when it may remove one that is written now; absent where the topic keeps all, or it is not known.",
     *("topic", "partition"),
 )
-LOSS_SECONDS = _gauge(
-    "harvest_unread_loss_seconds",
-    "After so long at the earliest Kafka removes a record that was not read, by `retention.ms`; absent as above.",
-    *("topic", "partition"),
+TOPIC_RETENTION = _gauge(
+    "harvest_read_retention_seconds",
+    "For how long a topic that is read keeps records: its `retention.ms`; absent as above.",
+    "topic",
 )
 
 # -- a consumer
@@ -286,7 +286,7 @@ OF_CONSUMERS = (
     *(CONSUMER_OFFSET, CONSUMER_STUCK),
 )
 OF_SLOTS = (PIPELINE_SLOT_STATUS, PIPELINE_SLOT_RETAINED, PIPELINE_SLOT_SAFE)
-OF_READERS = (UNREAD_RECORDS, READ_RETAINED, RETENTION_USED, LOSS_SECONDS)
+OF_READERS = (UNREAD_RECORDS, READ_RETAINED, UNREAD_EXPIRY, TOPIC_RETENTION)
 OF_CERTIFICATES = (CERTIFICATE_EXPIRY,)
 OF_PIPELINES = (
     *(PIPELINE_RUNNING, PIPELINE_LOG_END, PIPELINE_WRITER_POSITION),

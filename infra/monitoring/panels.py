@@ -270,16 +270,21 @@ ROWS: dict[str, tuple[Shown, ...]] = {
             queries={"{{job}}, {{topic}}": f"sum by (job, topic) (harvest_unread_records{_JOB})"},
         ),
         Shown(
-            title="Retention used by the next record",
-            about="From 1 on Kafka may remove it unread. Alert HarvestUnreadExpires at 0.75.",
-            queries={"{{job}}, {{topic}}": f"max by (job, topic) (harvest_unread_retention_used_ratio{_JOB})"},
-            unit="percentunit",
+            title="Time until a record is removed unread",
+            about="At the least, by `retention.ms`. Alert HarvestUnreadExpires at a quarter of that.",
+            queries={
+                "{{job}}, {{topic}}": f"min by (job, topic) (harvest_unread_expiry_timestamp_seconds{_JOB}) - time()"
+            },
+            unit="s",
         ),
         Shown(
-            title="Time until a record is removed unread",
-            about="At the least, by `retention.ms`.",
-            queries={"{{job}}, {{topic}}": f"min by (job, topic) (harvest_unread_loss_seconds{_JOB})"},
-            unit="s",
+            title="Part of the retention that is left",
+            about="Of the record that is read next; at 0 Kafka may remove it unread.",
+            queries={
+                "{{job}}, {{topic}}": f"(min by (job, topic) (harvest_unread_expiry_timestamp_seconds{_JOB}) - time()) "
+                f"/ max by (job, topic) (harvest_read_retention_seconds{_JOB})"
+            },
+            unit="percentunit",
         ),
         Shown(
             title="Log that Postgres keeps for slots",

@@ -2,7 +2,7 @@
 
 Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that a gauge
 of seconds is compared with. Any other number has to be compared with counts. If it is not clear which of both a number
-is, the rule cannot be scaled: nothing is guessed. Changes of a gauge of seconds are counts.
+is, the rule cannot be scaled: nothing is guessed. Changes of a gauge of seconds, and seconds by seconds, are counts.
 """
 
 import re
@@ -138,6 +138,8 @@ def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
         raise UnscalableRule(f"{number} in `{expression}` is compared with something per second")
     if words & _COUNTED and len(metrics) == 1:
         return False
+    if of_seconds == metrics != set() and _is_quotient(operand):
+        return False
     if words & _COUNTED or not metrics or (of_seconds and (of_seconds != metrics or words & _PER_SECOND)):
         raise UnscalableRule(f"{number} in `{expression}` is compared with more than one unit, or none")
     return bool(of_seconds)
@@ -151,6 +153,19 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
         if depth < 0 or (depth == 0 and (token.text in _SETS or token.kind == "comparison")):
             return
         yield token
+
+
+def _is_quotient(backwards: Sequence[Token]) -> bool:
+    """Return True if an operand is one part divided by another, each with a metric of its own."""
+    depth, divided = 0, []
+    for place, token in enumerate(backwards):
+        depth += {")": 1, "(": -1}.get(token.text, 0)
+        if depth == 0 and token.text in {"*", "+", "-", "/"}:
+            divided.append(place)
+    if [backwards[place].text for place in divided] != ["/"]:
+        return False
+    parts = backwards[: divided[0]], backwards[divided[0] + 1 :]
+    return all(any(_OF_SECONDS.fullmatch(each.text) for each in part) for part in parts)
 
 
 def _is_called(backwards: Sequence[Token], word: str) -> bool:

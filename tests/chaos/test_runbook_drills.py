@@ -211,6 +211,7 @@ DRILLS = [
     Drill(alert="HarvestDatabaseFills", inject=full_segment, factor=100.0),
     Drill(alert="HarvestDatabaseFills", inject=small_limit, step=1, factor=100.0),
     Drill(alert="HarvestUnreadExpires", inject=stuck_reader, factor=100.0),
+    Drill(alert="HarvestUnreadExpires", inject=services.stopped_counts, step=1, factor=100.0),
     Drill(alert="HarvestCertificateExpires", inject=partial(expiring, lasts=TEN_HOURS), corrects=renew_certificate),
     Drill(alert="HarvestCertificateExpiresSoon", inject=partial(expiring, lasts=AN_HOUR), corrects=renew_certificate),
     Drill(alert="HarvestPartitionsAdded", inject=partitions_added, factor=700.0),

@@ -9,12 +9,16 @@ from contextlib import contextmanager, suppress
 import psycopg
 import yaml
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource
+from support.exhausted import provide_kafka_configs
 from support.waiting import eventually
 
 from harvest_lib.kafka_client import create_topic
 
 CONSUMER_JOB, PIPELINE_JOB = "harvest-consumer-flight-counts", "harvest-pipeline-copy"
 FLIGHTS, ROWS, LATER = "flights", "rows", "later"
+KEPT_SECONDS = 90
+"""A reader that lives says every minute when a record expires: more than a quarter of this is left then."""
 COUNTS = ["python", "-m", "harvest_lib.examples.flight_counts"]
 SLOT = "drilled"
 IS_USED = """
@@ -57,10 +61,19 @@ def end(process):
     process.wait()
 
 
-def write(drill, topic, rows):
-    """Write rows into a topic, which is made if it is not there."""
+def configure(settings, topic, config):
+    """Set some of what is configured for a topic."""
+    entries = [ConfigEntry(name, value) for name, value in config.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    AdminClient(settings).incremental_alter_configs([resource])[resource].result(60)
+
+
+def write(drill, topic, rows, **config):
+    """Write rows into a topic, which is made if it is not there, and has this configuration from then on."""
     settings = {"bootstrap.servers": drill.system.kafka.bootstrap_servers}
     create_topic(settings, topic, partitions=1, config={})
+    if config:
+        configure(settings, topic, config)
     producer = Producer(settings)
     for row in rows:
         producer.produce(topic, json.dumps(row), key=json.dumps({"id": row["id"]}))
@@ -111,6 +124,18 @@ def killed_counts(drill):
     with counting(drill) as process:
         drill.await_said("harvest_consumer_shards > 0")
         end(process)
+        yield
+
+
+@contextmanager
+def stopped_counts(drill):
+    """A consumer that had read all is down for most of the time for which its topic keeps records."""
+    provide_kafka_configs(drill)
+    write(drill, FLIGHTS, [{"id": 5}], **{"retention.ms": str(KEPT_SECONDS * 1000)})
+    with counting(drill) as process:
+        drill.await_said(f"harvest_read_retention_seconds == {KEPT_SECONDS}")
+        end(process)
+        write(drill, FLIGHTS, [{"id": 6}])
         yield
 
 

@@ -103,15 +103,20 @@ class Stuck:
         pass
 
 
-@contextmanager
-def stuck_reader(drill):
-    """A consumer does not go on, and what it reads next is nearly as old as its topic keeps it."""
-    settings = {"bootstrap.servers": drill.system.kafka.bootstrap_servers}
+def provide_kafka_configs(drill):
+    """Have Kafka's script for configurations on the path of the operator."""
     java = find_java(default_state())
     jars = resolve(kafka_jars(drill.system.kafka.version), default_state(), java)
     drill.command(
         "kafka-configs.sh", KAFKA_CONFIGS.format(java=java / "bin" / "java", jars=os.pathsep.join(map(str, jars)))
     )
+
+
+@contextmanager
+def stuck_reader(drill):
+    """A consumer does not go on, and what it reads next is nearly as old as its topic keeps it."""
+    settings = {"bootstrap.servers": drill.system.kafka.bootstrap_servers}
+    provide_kafka_configs(drill)
     kept = {"retention.ms": str(KEPT_SECONDS * 1000), "segment.ms": str(24 * KEPT_SECONDS * 1000)}
     create_topic(settings, READ, partitions=1, config=kept)
     producer = Producer(settings)

@@ -73,8 +73,10 @@ def test_what_is_unread_and_how_old_the_next_of_it_is(settings, make_topic, dele
         (topic, 1): (0, 5, HOUR),
         (topic, 2): (0, 0, HOUR),
     }
-    assert found[topic, 0].age_seconds == pytest.approx(AGE, abs=120)
-    assert found[topic, 1].age_seconds is found[topic, 2].age_seconds is None, "all is read"
+    assert found[topic, 0].expires_at - time.time() == pytest.approx(HOUR - AGE, abs=120)
+    for partition in (1, 2):
+        expires_at = found[topic, partition].expires_at
+        assert expires_at - time.time() == pytest.approx(HOUR, abs=60), "all is read: of a record that is written now"
     assert asked(settings, {}) == {}
     monkeypatch.setattr(retention_module, "Consumer", None)
     assert asked(settings, {(topic, 1): 5})[topic, 1].unread == 0, "nothing is read for the age of nothing"
@@ -86,12 +88,13 @@ def test_what_was_removed_before_it_was_read_was_as_old_at_least(settings, make_
     write(settings, topic, 10)
     delete_before(topic, 6)
     (found,) = retained(settings, {(topic, 0): 4})
-    assert (found.unread, found.retained, found.age_seconds) == (4, 0, HOUR)
+    assert (found.unread, found.retained) == (4, 0)
+    assert found.expires_at == pytest.approx(time.time(), abs=60)
     delete_before(topic, 10)
     (found,) = retained(settings, {(topic, 0): 4})
-    assert (found.unread, found.retained, found.age_seconds) == (0, 0, None), (
-        "what is gone may have been of no transaction"
-    )
+    assert (found.unread, found.retained) == (0, 0)
+    expires_at = found.expires_at
+    assert expires_at - time.time() == pytest.approx(HOUR, abs=60), "what is gone may have been of no transaction"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_topic_that_removes_nothing_by_age_has_no_time(settings, make_topic, c
     write(settings, topic, 10)
     (found,) = retained(settings, {(topic, 0): 4})
     assert (found.unread, found.retained) == (6, 4)
-    assert found.retention_seconds is found.age_seconds is None
+    assert found.retention_seconds is found.expires_at is None
 
 
 def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic, unique):
@@ -113,7 +116,7 @@ def test_of_a_transaction_that_is_open_the_record_is_as_old(settings, make_topic
     producer.produce(topic, b"v", timestamp=int((time.time() - AGE) * 1_000))
     assert producer.flush(60) == 0
     (found,) = retained(settings, {(topic, 0): 0})
-    assert found.age_seconds == pytest.approx(AGE, abs=120)
+    assert found.expires_at - time.time() == pytest.approx(HOUR - AGE, abs=120)
     producer.abort_transaction(20)
 
 
@@ -144,7 +147,7 @@ def test_what_may_not_be_seen_is_left_out(secured, monkeypatch):
     write(secured.stack.kafka.operator_settings, secured.topic, 10)
     (found,) = retained(secured.kafka("harvester"), {(secured.topic, 0): 4, (f"{secured.name}.other", 0): 1})
     assert (found.topic, found.unread, found.retained) == (secured.topic, 6, 4)
-    assert found.retention_seconds is found.age_seconds is None
+    assert found.retention_seconds is found.expires_at is None
 
 
 @pytest.fixture
@@ -224,8 +227,9 @@ def test_a_consumer_that_is_behind_sees_its_time_run_out(dsn, settings, make_top
             listener.address, lambda found: found.get(("harvest_unread_records", place)) == 7, "it is behind"
         )
         assert found["harvest_read_retained_records", place] == 10
-        assert found["harvest_unread_retention_used_ratio", place] == pytest.approx(AGE / HOUR, abs=0.05)
-        assert found["harvest_unread_loss_seconds", place] == pytest.approx(HOUR - AGE, abs=180)
+        expires_at = found["harvest_unread_expiry_timestamp_seconds", place]
+        assert expires_at - time.time() == pytest.approx(HOUR - AGE, abs=180)
+        assert found["harvest_read_retention_seconds", (topic,)] == HOUR
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -237,7 +241,8 @@ def test_a_consumer_that_is_behind_sees_its_time_run_out(dsn, settings, make_top
         found = scrape_until(
             listener.address, lambda found: found.get(("harvest_unread_records", place)) == 0, "caught up"
         )
-        assert series(found, "harvest_unread_retention_used_ratio") == {}
+        expires_at = found["harvest_unread_expiry_timestamp_seconds", place]
+        assert expires_at - time.time() == pytest.approx(HOUR, abs=120), "of a record that is written now"
         assert running.end() is None
         scrape_until(listener.address, lambda found: not series(found, "harvest_unread_records"), "it owns nothing")
 
@@ -256,7 +261,7 @@ def test_a_pipeline_that_is_behind_says_so_too(source, reader, settings, monkeyp
     write(settings, source.namespace, 4)
     (found,) = eventually(lambda: [each for each in reading.retained() if each.unread == 4], "asked")
     assert (found.topic, found.partition, found.unread, found.retained) == (source.namespace, 0, 4, 10)
-    assert found.age_seconds == pytest.approx(AGE, abs=120)
+    assert found.expires_at - time.time() == pytest.approx(HOUR - AGE, abs=120)
 
 
 def test_the_end_of_a_transaction_is_not_unread(source, reader, settings, unique, monkeypatch):

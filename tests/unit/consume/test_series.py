@@ -24,7 +24,7 @@ def test_partitions_closest_to_a_loss_are_reported_and_no_unread_record_is_left_
             unread=1,
             retained=PARTITIONS - each,
             retention_seconds=100.0,
-            age_seconds=float(each),
+            expires_at=float(each),
         )
         for each in range(PARTITIONS)
     ]
@@ -33,8 +33,9 @@ def test_partitions_closest_to_a_loss_are_reported_and_no_unread_record_is_left_
     nearest = {("u", str(each)) for each in range(PARTITIONS - MOST_SERIES, PARTITIONS)}
     assert found[catalogue.UNREAD_RECORDS].keys() == {*nearest, (OTHER, OTHER)}
     assert sum(found[catalogue.UNREAD_RECORDS].values()) == PARTITIONS
-    for metric in (catalogue.READ_RETAINED, catalogue.RETENTION_USED, catalogue.LOSS_SECONDS):
+    for metric in (catalogue.READ_RETAINED, catalogue.UNREAD_EXPIRY):
         assert found[metric].keys() == nearest
+    assert found[catalogue.TOPIC_RETENTION] == {("u",): 100.0}
 
 
 def test_as_many_partitions_as_there_may_be_have_no_others():

@@ -29,7 +29,7 @@ TIMES = {
     "HarvestAuditDuplicates": ["1d", "1d"],
     "HarvestAuditFailed": [],
     "HarvestDatabaseFills": ["1d", "10m"],
-    "HarvestUnreadExpires": ["1h", "5m"],
+    "HarvestUnreadExpires": ["7d", "7d", "1h", "5m"],
     "HarvestPartitionsAdded": ["86400"],
     "HarvestCertificateExpires": ["1209600"],
     "HarvestCertificateExpiresSoon": ["172800"],
@@ -54,7 +54,7 @@ COUNTS = {
     "HarvestAuditAnomalies": ["0"],
     "HarvestAuditDuplicates": ["0"],
     "HarvestAuditFailed": ["1"],
-    "HarvestUnreadExpires": ["0.75", "0"],
+    "HarvestUnreadExpires": ["0.25", "0.25", "1", "0"],
     "HarvestConsumerDown": ["0.5"],
     "HarvestPipelineDown": ["0.5"],
     "HarvestRestarts": ["3"],
@@ -113,6 +113,10 @@ def test_what_a_rule_says_of_time_is_known():
         ('harvest_x{topic="5m > 300"} > 30 # 20m', 'harvest_x{topic="5m > 300"} > 30 # 20m'),
         ("rate(harvest_x_total[1m]) > 0", "rate(harvest_x_total[6000ms]) > 0"),
         ("changes(process_start_time_seconds[1m]) > 30", "changes(process_start_time_seconds[6000ms]) > 30"),
+        (
+            "(min(harvest_x_seconds) - time()) / max(harvest_y_seconds) < 0.25 or harvest_y_seconds < 30",
+            "(min(harvest_x_seconds) - time()) / max(harvest_y_seconds) < 0.25 or harvest_y_seconds < 3",
+        ),
     ],
 )
 def test_an_expression_is_read_as_prometheus_reads_it(expression, divided):
@@ -126,6 +130,7 @@ def test_an_expression_is_read_as_prometheus_reads_it(expression, divided):
         "predict_linear(harvest_x_bytes[6h], 3600) > 5",
         "harvest_backlog_age_seconds * 2 > 300",
         "harvest_backlog_age_seconds / harvest_backlog_records > 300",
+        "harvest_x_seconds - harvest_x_seconds / harvest_y_seconds > 300 or harvest_x_total / harvest_y_seconds > 5",
         "rate(harvest_x_total[1m]) > 5",
         "300 < harvest_backlog_age_seconds",
         "changes(harvest_stalled_seconds[1m]) + harvest_backlog_age_seconds > 30",
