@@ -15,6 +15,7 @@ from harvest_lib.local_stack.databases import scram_verifier
 pytestmark = pytest.mark.full
 
 SLOW = pytest.mark.long
+LOCK = {**SNAPSHOT, "leadership": "postgres"}
 END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'harvester'"
 
 
@@ -73,7 +74,7 @@ def denials(caplog, event="database_access_denied"):
         (without_login, "not permitted to log in"),
     ],
 )
-@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_BATCHES], ids=["mark", "snapshot", "mark_batches"])
+@pytest.mark.parametrize("way", [MARK, SNAPSHOT, MARK_BATCHES, LOCK], ids=["mark", "snapshot", "mark_batches", "lock"])
 def test_it_waits_for_its_rights_and_loses_nothing(secured, caplog, way, revoked, reason):
     waits(secured, caplog, way, revoked, reason)
 
