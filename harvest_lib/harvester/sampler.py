@@ -10,6 +10,7 @@ Promises
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,9 +21,11 @@ from psycopg.conninfo import make_conninfo
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect, evidence_of
 from harvest_lib.errors import HarvestError
+from harvest_lib.harvester.checkpoint_ages import CheckpointAges
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.measures import LatencySample
 from harvest_lib.harvester.outbox_sample import OutboxReader, OutboxSample, RareSample
+from harvest_lib.telemetry.counts import Labels
 from harvest_lib.telemetry.health import ProgressWatch
 
 _log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class Seen:
     at: float = 0.0
     rare: RareSample = field(default_factory=RareSample)
     stalled_seconds: float = 0.0
+    checkpoint_ages: Mapping[Labels, float] = field(default_factory=dict)
     reason: str = "Postgres has not answered yet"
 
 
@@ -66,7 +70,7 @@ class Sampler:
         self._reader: OutboxReader | None = None
         self._rare = RareSample()
         self._rare_at = float("-inf")
-        self._watch = ProgressWatch()
+        self._watch, self._ages = ProgressWatch(), CheckpointAges()
         harvest.measures.samples = self._samples
         self._thread = threading.Thread(target=self._run, name="harvest-sampler", daemon=True)
         self._thread.start()
@@ -134,8 +138,14 @@ class Sampler:
             quiet_seconds=sample.quiet_seconds,
         )
         self._good_at = now
-        stalled = self._watch.stalled_seconds
-        seen = Seen(sample=sample, at=now, rare=self._rare, stalled_seconds=stalled, reason="")
+        seen = Seen(
+            sample=sample,
+            at=now,
+            rare=self._rare,
+            stalled_seconds=self._watch.stalled_seconds,
+            checkpoint_ages=self._ages.of(sample.shards),
+            reason="",
+        )
         if now - self._rare_at < _RARE_EVERY_SECONDS:
             self._publish(seen)
             return

@@ -13,7 +13,7 @@ from harvest_lib.harvester.measures import END_REASONS, OUTCOMES
 from harvest_lib.harvester.outbox_sample import MOST_TOPICS
 from harvest_lib.harvester.sampler import Sampler, Seen
 from harvest_lib.telemetry import catalogue
-from harvest_lib.telemetry.catalogue import Reading
+from harvest_lib.telemetry.catalogue import Metric, Reading
 from harvest_lib.telemetry.counts import Counts, Histogram, HistogramReading, Labels
 
 
@@ -24,6 +24,16 @@ class HarvestTelemetry(HarvestHealth):
         self._harvest = harvest
         self._sampler = Sampler(harvest)
         super().__init__(harvest, self._sampler)
+
+    @property
+    def histograms(self) -> Mapping[Metric, Histogram]:
+        """The histograms among the metrics, which their shards fill."""
+        measures = self._harvest.measures
+        return {
+            catalogue.BATCH_SECONDS: measures.batch_seconds,
+            catalogue.COMMIT_SECONDS: measures.commit_seconds,
+            catalogue.LATENCY_SECONDS: measures.latency_seconds,
+        }
 
     def readings(self) -> Iterator[Reading]:
         """Yield the present values of the metrics. Waits for Postgres, for a second at most."""
@@ -43,11 +53,7 @@ class HarvestTelemetry(HarvestHealth):
         yield catalogue.TERMS_ENDED, _from_zero(measures.terms_ended, _each(shards, END_REASONS))
         yield catalogue.BATCHES, _from_zero(measures.batches, _each(shards, OUTCOMES))
         yield catalogue.IN_FLIGHT, {(): float(harvest.in_flight_records)}
-        for metric, histogram in (
-            (catalogue.BATCH_SECONDS, measures.batch_seconds),
-            (catalogue.COMMIT_SECONDS, measures.commit_seconds),
-            (catalogue.LATENCY_SECONDS, measures.latency_seconds),
-        ):
+        for metric, histogram in self.histograms.items():
             yield metric, _from_empty(histogram, shards)
         yield (
             catalogue.CERTIFICATE_EXPIRY,
@@ -92,15 +98,12 @@ def _of_the_outbox(seen: Seen) -> Iterator[Reading]:
     yield catalogue.PARKED, {label: float(count) for label, count in sample.parked.items()}
     labelled = [((each.name, str(each.shard)), each) for each in sample.shards]
     yield catalogue.EPOCH, {label: float(each.epoch) for label, each in labelled}
-    kept = [(label, each, each.checkpoint) for label, each in labelled]
+    kept = [(label, each.checkpoint) for label, each in labelled]
     yield (
         catalogue.SUBSCRIPTION_DELIVERED,
-        {label: float(checkpoint.delivered) for label, _, checkpoint in kept if checkpoint is not None},
+        {label: float(checkpoint.delivered) for label, checkpoint in kept if checkpoint is not None},
     )
-    yield (
-        catalogue.CHECKPOINT_AGE,
-        {label: each.updated_seconds_ago for label, each, checkpoint in kept if checkpoint is not None},
-    )
+    yield catalogue.CHECKPOINT_AGE, seen.checkpoint_ages
     rare = seen.rare
     yield catalogue.SEGMENTS_HELD, {(name,): float(held.segments) for name, held in rare.held.items()}
     yield catalogue.SEGMENTS_HELD_BYTES, {(name,): float(held.bytes) for name, held in rare.held.items()}
