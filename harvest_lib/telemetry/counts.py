@@ -6,7 +6,7 @@ They never go back while the process lives.
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 OTHER = "other"
@@ -93,21 +93,28 @@ class HistogramReading:
     total: float
 
 
+Observer = Callable[[float, Labels], None]
+"""Takes a value of a histogram and its labels; does not raise."""
+
+
 class Histogram:
-    """Values in buckets, by labels; these are few, and known to the caller."""
+    """Values in buckets, by labels; these are few, and known to the caller. `observer`, if set, is called with each."""
 
     def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
+        self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._series: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def observe(self, value: float, *labels: str) -> None:
         with self._lock:
             if labels not in self._series:
-                self._series[labels] = ([0] * (len(self._bounds) + 1), [0.0])
+                self._series[labels] = ([0] * (len(self.bounds) + 1), [0.0])
             buckets, total = self._series[labels]
-            buckets[bisect_left(self._bounds, value)] += 1
+            buckets[bisect_left(self.bounds, value)] += 1
             total[0] += value
+        if (observer := self.observer) is not None:
+            observer(value, labels)
 
     def read(self) -> Mapping[Labels, HistogramReading]:
         with self._lock:
@@ -116,11 +123,11 @@ class Histogram:
 
     def empty(self) -> HistogramReading:
         """Return the reading of a series without values."""
-        return self._reading([0] * (len(self._bounds) + 1), 0.0)
+        return self._reading([0] * (len(self.bounds) + 1), 0.0)
 
     def _reading(self, buckets: Sequence[int], total: float) -> HistogramReading:
         below, found = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), buckets, strict=True):
+        for bound, count in zip((*self.bounds, float("inf")), buckets, strict=True):
             below += count
             found.append((bound, below))
         return HistogramReading(buckets=found, total=total)

@@ -1,8 +1,9 @@
-"""The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider. Nothing is counted for it.
+"""The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider.
 
 A name is the one of Prometheus with a point after `harvest`, without `_total` and `_seconds`, which are said otherwise;
 so it is the same again where a collector writes for Prometheus. Metrics that OpenTelemetry's conventions for messaging
-name are reported under that name too. Histograms are left out: its instruments for them would count by themselves.
+name are reported under that name too. Counters and gauges are read as OpenTelemetry asks for them. Its histograms count
+by themselves, so each value that ours count is recorded there too: one of each batch, not of each record.
 
 One harvester, consumer or pipeline of a process is reported at a time; of two that are alike the later one.
 """
@@ -11,12 +12,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Metric, Reading, Readings
-from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
+from harvest_lib.telemetry.counts import Histogram, HistogramReading, Labels, Observer, safe_value
 from harvest_lib.telemetry.process import ProcessReadings
 from harvest_lib.telemetry.trace_context import SCOPE, is_imported, version
 
@@ -30,6 +32,7 @@ _log = logging.getLogger(__name__)
 _API = "opentelemetry.metrics"
 """Module of the providers that report nothing."""
 _MESSAGE = "{message}"
+_NONE: Mapping[Metric, Histogram] = MappingProxyType({})
 
 
 class _Instrument(NamedTuple):
@@ -55,13 +58,14 @@ _OURS = [
     for metric in catalogue.ALL
     if metric.kind != "histogram"
 ]
+_SENT = {"messaging.system": "kafka", "messaging.operation.name": "send"}
 _BY_CONVENTION = [
     _Instrument(
         catalogue.DELIVERED,
         "messaging.client.sent.messages",
         _MESSAGE,
         ("harvest.shard",),
-        {"messaging.system": "kafka", "messaging.operation.name": "send"},
+        _SENT,
     ),
     _Instrument(
         catalogue.CONSUMER_MESSAGES,
@@ -70,6 +74,14 @@ _BY_CONVENTION = [
         ("messaging.destination.name",),
         {"messaging.system": "kafka", "messaging.operation.name": "consume"},
     ),
+]
+_HISTOGRAMS = [
+    *(
+        _Instrument(metric, *instrument_name(metric), tuple(metric.labels), {})
+        for metric in catalogue.ALL
+        if metric.kind == "histogram"
+    ),
+    _Instrument(catalogue.BATCH_SECONDS, "messaging.client.operation.duration", "s", ("harvest.shard",), _SENT),
 ]
 
 
@@ -87,6 +99,26 @@ class _Reported:
                 meter.create_observable_counter(each.name, observe, unit, meaning)
             else:
                 meter.create_observable_gauge(each.name, observe, unit, meaning)
+        self._meter = meter
+
+    def observer_of(self, metric: Metric, histogram: Histogram) -> Observer:
+        """Return a function that has OpenTelemetry count what a histogram counts, with the same bounds."""
+        to = [
+            (
+                each,
+                self._meter.create_histogram(
+                    each.name, each.unit, metric.help, explicit_bucket_boundaries_advisory=histogram.bounds
+                ),
+            )
+            for each in _HISTOGRAMS
+            if each.metric == metric
+        ]
+
+        def record(value: float, labels: Labels) -> None:
+            for instrument, counted in to:
+                counted.record(value, {**instrument.attributes, **_attributes(instrument, labels)})
+
+        return record
 
     def add(self, source: Readings) -> None:
         """Report a source from now on, and ended ones no longer."""
@@ -105,8 +137,7 @@ class _Reported:
         def observe(_options: "CallbackOptions") -> Iterator[Observation]:
             for labels, value in self._series(instrument).items():
                 if not isinstance(value, HistogramReading):
-                    named = dict(zip(instrument.labels, map(safe_value, labels), strict=True))
-                    yield Observation(value, {**instrument.attributes, **named})
+                    yield Observation(value, {**instrument.attributes, **_attributes(instrument, labels)})
 
         return observe
 
@@ -119,6 +150,10 @@ class _Reported:
             self._told.add(instrument.name)
             found = self._last.get(instrument.metric.name)
         return found[1] if found is not None else {}
+
+
+def _attributes(instrument: _Instrument, labels: Labels) -> Mapping[str, str]:
+    return dict(zip(instrument.labels, map(safe_value, labels), strict=True))
 
 
 class _Ended:
@@ -150,9 +185,9 @@ def is_reported() -> bool:
 
 
 @contextmanager
-def reported(subject: Readings) -> Iterator[None]:
+def reported(subject: Readings, histograms: Mapping[Metric, Histogram] = _NONE) -> Iterator[None]:
     """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. Their last
-    values are reported from then on."""
+    values are reported from then on. `histograms` are those of the subject."""
     provider = _configured_provider()
     if provider is None:
         yield
@@ -166,9 +201,13 @@ def reported(subject: Readings) -> Iterator[None]:
     with process.counting():
         for each in sources:
             to.add(each)
+        for metric, histogram in histograms.items():
+            histogram.observer = to.observer_of(metric, histogram)
         try:
             yield
         finally:
+            for histogram in histograms.values():
+                histogram.observer = None
             for each in sources:
                 to.end(each)
 

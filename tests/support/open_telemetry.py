@@ -3,7 +3,7 @@
 from opentelemetry import trace
 from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Sum
+from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -50,6 +50,7 @@ class Metrics:
         return {
             (metric.name, tuple(sorted(point.attributes.items()))): point.value
             for metric in self._reported()
+            if not isinstance(metric.data, Histogram)
             for point in metric.data.data_points
         }
 
@@ -61,8 +62,20 @@ class Metrics:
                 tuple(value for _, value in sorted(point.attributes.items())),
             ): point.value
             for metric in self._reported()
+            if not isinstance(metric.data, Histogram)
             for point in metric.data.data_points
         }
+
+    def histogram(self, name, attributes):
+        """Return bounds, counts and sum of a histogram."""
+        (found,) = (
+            point
+            for metric in self._reported()
+            if metric.name == name
+            for point in metric.data.data_points
+            if tuple(sorted(point.attributes.items())) == attributes
+        )
+        return tuple(found.explicit_bounds), tuple(found.bucket_counts), found.sum
 
     def _reported(self):
         data = self._reader.get_metrics_data()
