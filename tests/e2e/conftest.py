@@ -15,6 +15,7 @@ from support.waiting import eventually
 from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
+from infra.chaos.prometheus import prometheus_lacking
 
 HARVEST = Path(sys.executable).parent / "harvest"
 _DAG = "harvest_flights_day"
@@ -22,13 +23,14 @@ _DAG = "harvest_flights_day"
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Addresses of the platform's parts, and clients of their APIs."""
+    """Addresses of the platform's parts, of Prometheus where it is installed, and clients of their APIs."""
 
     dsn: str
     bootstrap_servers: str
     dagster_url: str
     airflow_url: str
     airflow_password: str
+    prometheus_url: str | None
     dagster: DagsterApi
     airflow: AirflowApi
     home: Path
@@ -54,7 +56,9 @@ def platform(parts, tmp_path_factory):
             patch.delenv(name)
         patch.setenv("HARVEST_HOME", str(home))
         try:
-            up = subprocess.run([HARVEST, "up", "--all"], capture_output=True, text=True, timeout=900, check=False)
+            observe = [] if prometheus_lacking() else ["--observe"]
+            command = [HARVEST, "up", "--all", *observe]
+            up = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
             assert up.returncode == 0, up.stderr
             found = running(home)
             url = {server.name: server.url for server in found.servers}
@@ -72,6 +76,7 @@ def platform(parts, tmp_path_factory):
                 dagster_url=url["dagster-webserver"],
                 airflow_url=url["airflow-api-server"],
                 airflow_password=password,
+                prometheus_url=url.get("prometheus"),
                 dagster=DagsterApi(url["dagster-webserver"]),
                 airflow=AirflowApi(url["airflow-api-server"], password),
                 home=home,
