@@ -43,7 +43,7 @@ TIMES = {
 }
 """All times that a rule has, by hand: each number that is not among them is a count or a ratio."""
 COUNTS = {
-    "HarvestNoLeader": ["0"],
+    "HarvestNoLeader": ["0", "0"],
     "HarvestDown": ["1"],
     "HarvestPostgresAway": ["0"],
     "HarvestLeadershipFlaps": ["6.5"],
