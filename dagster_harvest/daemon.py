@@ -194,7 +194,7 @@ class _Daemon:
                 telemetry = opened.enter_context(HarvestTelemetry(harvest))
                 if listen:
                     opened.enter_context(self._listening(listen, telemetry, slot))
-                opened.enter_context(reported(telemetry, telemetry.histograms))
+                opened.enter_context(reported(telemetry))
             yield
 
     def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:

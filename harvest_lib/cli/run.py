@@ -103,5 +103,5 @@ def served_harvest(address: str | None, harvest: "Harvest") -> Iterator[None]:
             telemetry = opened.enter_context(HarvestTelemetry(harvest))
             if address:
                 opened.enter_context(Listener(address, telemetry))
-            opened.enter_context(reported(telemetry, telemetry.histograms))
+            opened.enter_context(reported(telemetry))
         yield

@@ -33,15 +33,16 @@ _MOST_READ = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
-    """One partition that is read: offsets that are there and not read yet, and offsets from its start to the next that
-    is read. `retention_seconds`: None where the topic keeps all, or does not say. `expires_at`: when Kafka may remove
-    the record that is read next, or where all is read one that is written now, in Unix seconds; None if it is not
-    known."""
+    """One partition that is read: offsets that are there and not read yet, offsets from its start to the next that is
+    read, and its start. `retention_seconds`: None where the topic keeps all, or does not say. `expires_at`: when Kafka
+    may remove the record that is read next, or where all is read one that is written now, in Unix seconds; None if all
+    was removed before it was read, or it is not known."""
 
     topic: str
     partition: int
     unread: int
     retained: int
+    start: int
     retention_seconds: float | None = None
     expires_at: float | None = None
 
@@ -73,7 +74,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
     removed = {place for place in waiting if positions[place] < starts[place]}
     nearest = sorted(waiting - removed, key=lambda place: positions[place] - starts[place])[:_MOST_READ]
     written = _timestamps(settings, {place: positions[place] for place in nearest})
-    expires = {place: now + kept for place, kept in limited.items() if place not in waiting}
+    expires = {place: now + kept for place, kept in limited.items() if positions[place] >= ends[place]}
     expires |= {place: written[place] + limited[place] for place in written} | dict.fromkeys(removed, now)
     return [
         Retained(
@@ -81,6 +82,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
             partition=place[1],
             unread=max(0, ends[place] - max(positions[place], starts[place])),
             retained=max(0, positions[place] - starts[place]),
+            start=starts[place],
             retention_seconds=kept_seconds[place[0]],
             expires_at=expires.get(place),
         )
@@ -97,6 +99,7 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
         unread[OTHER, OTHER] = float(sum(each.unread for each in others))
     yield catalogue.UNREAD_RECORDS, unread
     yield catalogue.READ_RETAINED, {label: float(each.retained) for label, each in labelled}
+    yield catalogue.READ_START, {label: float(each.start) for label, each in labelled}
     yield (
         catalogue.UNREAD_EXPIRY,
         {label: each.expires_at for label, each in labelled if each.expires_at is not None},

@@ -156,7 +156,8 @@ SUBSCRIPTION_DELIVERED = _counter(
 )
 CHECKPOINT_AGE = _gauge(
     "harvest_checkpoint_age_seconds",
-    "Time since the checkpoint in Postgres was written, by the database's clock. It grows while nothing comes.",
+    "Time since the checkpoint in Postgres was written, by the database's clock. It grows while nothing comes. A "
+    "process that started after the last term began knows no time before that: take the greatest.",
     *("subscription", "shard"),
 )
 SEGMENTS_HELD = _gauge(
@@ -186,15 +187,19 @@ READ_RETAINED = _gauge(
     "Offsets from the start of the partition to what is read next: so many are removed before one that was not read.",
     *("topic", "partition"),
 )
+READ_START = _gauge(
+    "harvest_read_start_offset", "First offset of the partition that is there yet.", *("topic", "partition")
+)
 UNREAD_EXPIRY = _gauge(
     "harvest_unread_expiry_timestamp_seconds",
     "When Kafka may remove the record that is read next, by the topic's `retention.ms`, in Unix seconds; where all is "
-    "read, when it may remove one that is written now; absent where the topic keeps all, or it is not known.",
+    "read, when it may remove one that is written now; absent where the topic keeps all, all was removed before it was "
+    "read, or it is not known.",
     *("topic", "partition"),
 )
 TOPIC_RETENTION = _gauge(
     "harvest_read_retention_seconds",
-    "For how long a topic that is read keeps records: its `retention.ms`; absent as above.",
+    "For how long a topic that is read keeps records: its `retention.ms`; absent where it keeps all, or is not known.",
     "topic",
 )
 
@@ -286,7 +291,7 @@ OF_CONSUMERS = (
     *(CONSUMER_OFFSET, CONSUMER_STUCK),
 )
 OF_SLOTS = (PIPELINE_SLOT_STATUS, PIPELINE_SLOT_RETAINED, PIPELINE_SLOT_SAFE)
-OF_READERS = (UNREAD_RECORDS, READ_RETAINED, UNREAD_EXPIRY, TOPIC_RETENTION)
+OF_READERS = (UNREAD_RECORDS, READ_RETAINED, READ_START, UNREAD_EXPIRY, TOPIC_RETENTION)
 OF_CERTIFICATES = (CERTIFICATE_EXPIRY,)
 OF_PIPELINES = (
     *(PIPELINE_RUNNING, PIPELINE_LOG_END, PIPELINE_WRITER_POSITION),

@@ -12,8 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from harvest_lib.telemetry import catalogue
@@ -24,6 +23,7 @@ from harvest_lib.telemetry.trace_context import SCOPE, is_imported, version
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+    from opentelemetry.metrics import Histogram as OtelHistogram
 
     _Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -32,7 +32,17 @@ _log = logging.getLogger(__name__)
 _API = "opentelemetry.metrics"
 """Module of the providers that report nothing."""
 _MESSAGE = "{message}"
-_NONE: Mapping[Metric, Histogram] = MappingProxyType({})
+
+
+_Histograms = Mapping[Metric, Histogram]
+
+
+@runtime_checkable
+class _WithHistograms(Protocol):
+    """A source of metrics with histograms among them."""
+
+    @property
+    def histograms(self) -> _Histograms: ...
 
 
 class _Instrument(NamedTuple):
@@ -100,25 +110,57 @@ class _Reported:
             else:
                 meter.create_observable_gauge(each.name, observe, unit, meaning)
         self._meter = meter
+        self._histograms: dict[str, Sequence[tuple[_Instrument, OtelHistogram]]] = {}
+        self._observed: list[_Histograms] = []
 
-    def observer_of(self, metric: Metric, histogram: Histogram) -> Observer:
-        """Return a function that has OpenTelemetry count what a histogram counts, with the same bounds."""
-        to = [
-            (
-                each,
-                self._meter.create_histogram(
-                    each.name, each.unit, metric.help, explicit_bucket_boundaries_advisory=histogram.bounds
-                ),
-            )
-            for each in _HISTOGRAMS
-            if each.metric == metric
-        ]
+    def observe(self, histograms: _Histograms) -> None:
+        """Record what these histograms count from now on, and no longer what others do."""
+        with self._lock:
+            self._observed = [each for each in self._observed if each is not histograms] + [histograms]
+            self._observe_last()
+
+    def release(self, histograms: _Histograms) -> None:
+        """Record what they count no longer, but what the ones before them do, if these are at work."""
+        with self._lock:
+            self._observed = [each for each in self._observed if each is not histograms]
+            for each in histograms.values():
+                each.observer = None
+            self._observe_last()
+
+    def _observe_last(self) -> None:
+        for histograms in self._observed:
+            for histogram in histograms.values():
+                histogram.observer = None
+        for metric, histogram in self._observed[-1].items() if self._observed else ():
+            histogram.observer = self._recorder(metric, histogram)
+
+    def _recorder(self, metric: Metric, histogram: Histogram) -> Observer:
+        """Return a function that has OpenTelemetry count what a histogram counts, with the same bounds. What it raises
+        is logged, and nothing more is recorded then."""
 
         def record(value: float, labels: Labels) -> None:
-            for instrument, counted in to:
-                counted.record(value, {**instrument.attributes, **_attributes(instrument, labels)})
+            try:
+                for instrument, counted in self._instruments(metric, histogram.bounds):
+                    counted.record(value, {**instrument.attributes, **_attributes(instrument, labels)})
+            except Exception:  # noqa: BLE001 - a provider of the user's: deliveries must not end with it
+                histogram.observer = None
+                _log.exception("histogram_not_reported", extra={"metric": metric.name})
 
         return record
+
+    def _instruments(self, metric: Metric, bounds: Sequence[float]) -> Sequence[tuple[_Instrument, "OtelHistogram"]]:
+        if metric.name not in self._histograms:
+            self._histograms[metric.name] = [
+                (
+                    each,
+                    self._meter.create_histogram(
+                        each.name, each.unit, metric.help, explicit_bucket_boundaries_advisory=bounds
+                    ),
+                )
+                for each in _HISTOGRAMS
+                if each.metric == metric
+            ]
+        return self._histograms[metric.name]
 
     def add(self, source: Readings) -> None:
         """Report a source from now on, and ended ones no longer."""
@@ -185,9 +227,9 @@ def is_reported() -> bool:
 
 
 @contextmanager
-def reported(subject: Readings, histograms: Mapping[Metric, Histogram] = _NONE) -> Iterator[None]:
+def reported(subject: Readings) -> Iterator[None]:
     """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. Their last
-    values are reported from then on. `histograms` are those of the subject."""
+    values are reported from then on."""
     provider = _configured_provider()
     if provider is None:
         yield
@@ -201,13 +243,12 @@ def reported(subject: Readings, histograms: Mapping[Metric, Histogram] = _NONE) 
     with process.counting():
         for each in sources:
             to.add(each)
-        for metric, histogram in histograms.items():
-            histogram.observer = to.observer_of(metric, histogram)
+        histograms = dict(subject.histograms) if isinstance(subject, _WithHistograms) else {}
+        to.observe(histograms)
         try:
             yield
         finally:
-            for histogram in histograms.values():
-                histogram.observer = None
+            to.release(histograms)
             for each in sources:
                 to.end(each)
 

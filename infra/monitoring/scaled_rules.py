@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     |(?P<string>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
     |(?P<duration>(?:\d+(?:ms|[smhdwy]))+(?![\w.]))
     |(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))
-    |(?P<word>[A-Za-z_:][\w:]*)
+    |(?P<word>(?:[A-Za-z_]|:(?!\d))[\w:]*)
     |(?P<comparison>==|!=|<=|>=|<|>)
     |(?P<other>=~|!~|.)
     """,
@@ -35,7 +35,7 @@ _PER_SECOND = {"rate", "irate", "deriv"}
 """Functions whose result has another unit than their argument."""
 _COUNTED = {"changes", "resets"}
 """Functions whose result is a count, whatever their argument is."""
-_OF_SECONDS = re.compile(r"\w+_seconds")
+_OF_SECONDS = re.compile(r"[\w:]+_seconds")
 
 
 class UnscalableRule(ValueError):
@@ -72,10 +72,12 @@ def scaled(
     for group in rules["groups"]:
         copies = []
         for rule in group["rules"]:
-            divisor = others.get(rule["alert"], factor)
+            divisor = others.get(rule.get("alert", ""), factor)
             expression, thresholds, windows = scaled_expression(rule["expr"], divisor)
             copy = {**rule, "expr": expression, **_divided(rule, ("for", "keep_firing_for"), divisor)}
             copies.append(copy)
+            if "record" in rule:
+                continue
             waits, lasts = (_seconds_of(copy.get(name, "0s")) for name in ("for", "keep_firing_for"))
             found.append(
                 ScaledRule(
@@ -91,9 +93,10 @@ def scaled(
 
 
 def scaled_expression(expression: str, factor: float) -> tuple[str, list[float], list[float]]:
-    """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back,
-    both as they are then. Raises UnscalableRule.
+    """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back
+    where that makes it last, both as they are then. Raises UnscalableRule.
 
+    What stands before `unless` ends with what it excludes, however far it looks back.
     A condition until a time has passed (`time() - gauge < 60`) looks back. One on the time left until a time that comes
     (`gauge - time() < 60`) is true as soon as the gauge says so, and no longer.
     """
@@ -104,8 +107,9 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
     for place, token in enumerate(tokens):
         text = token.text
         if token.kind == "duration":
-            windows.append(_seconds_of(text) / factor)
-            text = _duration(windows[-1])
+            seconds = _seconds_of(text) / factor
+            windows += [] if _is_before_unless(tokens, place) else [seconds]
+            text = _duration(seconds)
         elif token.kind == "number" and _is_time(tokens, place, expression):
             seconds = float(text) / factor
             before = [each for each in tokens[:place] if each.kind != "space"]
@@ -153,6 +157,17 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
         if depth < 0 or (depth == 0 and (token.text in _SETS or token.kind == "comparison")):
             return
         yield token
+
+
+def _is_before_unless(tokens: Sequence[Token], place: int) -> bool:
+    """Return True if `unless` is the next set operator of the level that a place is in, or of those around it."""
+    depth = lowest = 0
+    for token in tokens[place:]:
+        depth += {")": -1, "(": 1}.get(token.text, 0)
+        lowest = min(lowest, depth)
+        if depth == lowest and token.text in _SETS:
+            return token.text == "unless"
+    return False
 
 
 def _is_quotient(backwards: Sequence[Token]) -> bool:

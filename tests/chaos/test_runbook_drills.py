@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import yaml
 from confluent_kafka.admin import AdminClient
 from support import drilled_audits as audits
 from support import drilled_services as services
@@ -38,17 +37,16 @@ from support.waiting import eventually
 
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack.state import default_state, make_folder
-from infra.chaos.alert_matrix import SESSION_SECONDS, await_scraped
+from infra.chaos.alert_matrix import SESSION_SECONDS, await_scraped, scaled_rules_of_run
 from infra.chaos.commands import harvest
 from infra.chaos.faults import FAULTS
 from infra.chaos.prometheus import prometheus_lacking
 from infra.chaos.system import Mode
 from infra.chaos.under_load import under_load
-from infra.monitoring import scaled_rules
 
 pytestmark = pytest.mark.full
 
-ALERTS = [rule["alert"] for group in yaml.safe_load(scaled_rules.FILE.read_text())["groups"] for rule in group["rules"]]
+ALERTS = list(scaled_rules_of_run()[1])
 READS = Mode(source="snapshot", delivery="transactional", election="neli")
 WAITS = Mode(source="transaction_id", delivery="transactional", election="neli")
 REPEATS = Mode(source="snapshot", delivery="barrier")

@@ -15,7 +15,7 @@ from support.machine import require
 from support.waiting import eventually
 
 from infra.chaos.prometheus import prometheus_lacking
-from infra.monitoring.scaled_rules import FILE
+from infra.monitoring.scaled_rules import FILE, scaled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -100,13 +100,15 @@ def test_the_topic_has_its_throughput_plotted(platform, loaded, page, keep):
 
 def test_prometheus_has_all_rules_and_draws_what_is_delivered(platform, loaded, page, keep):
     require(prometheus_lacking(), "prometheus")
-    page.goto(f"{platform.prometheus_url}/classic/alerts")
-    rules = [rule["alert"] for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
+    page.goto(platform.prometheus_url)
+    page.get_by_role("link", name="Alerts", exact=True).click()
+    rules = [each.name for each in scaled(yaml.safe_load(FILE.read_text()), 1.0)[1]]
     for rule in rules:
         expect(page.get_by_text(rule, exact=True).first).to_be_visible()
     keep("prometheus-alerts")
     delivered = "sum by (shard) (rate(harvest_delivered_records_total[5m])) > 0"
-    page.goto(f"{platform.prometheus_url}/classic/graph?g0.range_input=5m&g0.tab=0&g0.expr={quote(delivered)}")
+    graph = page.url.rpartition("/")[0] + "/graph"
+    page.goto(f"{graph}?g0.range_input=5m&g0.tab=0&g0.expr={quote(delivered)}")
     expect(page.get_by_text('{shard="0"}').first).to_be_visible()
     keep("prometheus-graph")
 

@@ -134,6 +134,7 @@ def stopped_counts(drill):
     write(drill, FLIGHTS, [{"id": 5}], **{"retention.ms": str(KEPT_SECONDS * 1000)})
     with counting(drill) as process:
         drill.await_said(f"harvest_read_retention_seconds == {KEPT_SECONDS}")
+        drill.await_said("count_over_time(harvest_read_retention_seconds[1m]) > 15")  # a value in 9 s is remembered
         end(process)
         write(drill, FLIGHTS, [{"id": 6}])
         yield

@@ -15,6 +15,7 @@ from support.outbox import read_topic
 
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
+from harvest_lib.telemetry.counts import DURATION_BOUNDS
 
 pytestmark = pytest.mark.full
 
@@ -99,12 +100,14 @@ def test_a_collector_receives_spans_and_the_last_numbers(drain, collector, outbo
     (resource,) = last.resource_metrics
     named = {each.key: each.value.string_value for each in resource.resource.attributes}
     assert named["service.name"] == "harvester"
-    values = {
-        metric.name: [point.as_int for point in metric.sum.data_points]
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    assert values["harvest.delivered_records"] == values["messaging.client.sent.messages"] == [20]
+    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    for name in ("harvest.delivered_records", "messaging.client.sent.messages"):
+        assert [point.as_int for point in metrics[name].sum.data_points] == [20]
+    for name in ("harvest.batch_duration", "harvest.commit_duration", "messaging.client.operation.duration"):
+        (point,) = metrics[name].histogram.data_points
+        assert point.count >= 1
+        assert 0 < point.sum < 60
+        assert tuple(point.explicit_bounds) == DURATION_BOUNDS
 
 
 def test_a_collector_that_is_away_costs_no_record(drain, outbox, bootstrap_servers):

@@ -46,7 +46,8 @@ def prometheus(tmp_path):
 
 def test_it_has_our_rules_and_scrapes_where_a_harvester_listens(prometheus):
     rules = eventually(lambda: ask(f"{prometheus.url}/api/v1/rules"), "Prometheus answers")["data"]["groups"]
-    named = [rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    written = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    named = [rule.get("alert") or rule["record"] for rule in written]
     assert [rule["name"] for group in rules for rule in group["rules"]] == named
     host, _, port = prometheus.listen.partition(":")
     with http.server.ThreadingHTTPServer((host, int(port)), Page) as page:

@@ -16,13 +16,14 @@ PARTITIONS, TOPICS = 3 * MOST_SERIES, 2 * MOST_SERIES
 
 
 def test_partitions_closest_to_a_loss_are_reported_and_no_unread_record_is_left_out():
-    read = [Retained(topic="t", partition=each, unread=0, retained=0) for each in range(PARTITIONS)]
+    read = [Retained(topic="t", partition=each, unread=0, retained=0, start=0) for each in range(PARTITIONS)]
     behind = [
         Retained(
             topic="u",
             partition=each,
             unread=1,
             retained=PARTITIONS - each,
+            start=0,
             retention_seconds=100.0,
             expires_at=float(each),
         )
@@ -33,13 +34,13 @@ def test_partitions_closest_to_a_loss_are_reported_and_no_unread_record_is_left_
     nearest = {("u", str(each)) for each in range(PARTITIONS - MOST_SERIES, PARTITIONS)}
     assert found[catalogue.UNREAD_RECORDS].keys() == {*nearest, (OTHER, OTHER)}
     assert sum(found[catalogue.UNREAD_RECORDS].values()) == PARTITIONS
-    for metric in (catalogue.READ_RETAINED, catalogue.UNREAD_EXPIRY):
+    for metric in (catalogue.READ_RETAINED, catalogue.READ_START, catalogue.UNREAD_EXPIRY):
         assert found[metric].keys() == nearest
     assert found[catalogue.TOPIC_RETENTION] == {("u",): 100.0}
 
 
 def test_as_many_partitions_as_there_may_be_have_no_others():
-    seen = [Retained(topic="t", partition=each, unread=1, retained=1) for each in range(MOST_SERIES)]
+    seen = [Retained(topic="t", partition=each, unread=1, retained=1, start=0) for each in range(MOST_SERIES)]
     found = dict(retention_readings(seen))[catalogue.UNREAD_RECORDS]
     assert found == {("t", str(each)): 1 for each in range(MOST_SERIES)}
 

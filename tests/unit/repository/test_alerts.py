@@ -14,17 +14,25 @@ ROOT = Path(__file__).parents[3]
 RULES = ROOT / "infra" / "monitoring" / "alerts.yml"
 MONITORING = ROOT / "docs" / "monitoring.md"
 TESTS = [RULES.with_name(name) for name in ("alerts-test.yml", "alerts-hours-test.yml")]
-ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+EVERY = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in EVERY if "alert" in rule]
+RECORDED = [rule for rule in EVERY if "record" in rule]
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_an_alert_is_of_metrics_and_labels_that_there_are(rule):
+@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_rule_is_of_metrics_and_labels_that_there_are(rule):
     named = set(re.findall(r"\bharvest_\w+", rule["expr"]))
     assert named <= METRICS.keys()
+    assert set(re.findall(r"\bharvest:\w+", rule["expr"])) <= {each["record"] for each in RECORDED}
     labels = {label for name in named for label in METRICS[name].labels} | ADDED_BY_PROMETHEUS
     grouped = {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
     assert grouped <= labels
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_a_summary_is_of_labels_that_the_alert_has(rule):
+    grouped = {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
     assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= grouped
     assert rule["labels"]["severity"] in {"page", "ticket", "info"}
 

@@ -13,12 +13,13 @@ from infra.monitoring.scaled_rules import FILE, UnscalableRule, scaled, scaled_e
 pytestmark = pytest.mark.quick
 
 RULES = yaml.safe_load(FILE.read_text())
-ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+EVERY = [rule for group in RULES["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in EVERY if "alert" in rule]
 TIMES = {
     "HarvestNoProgress": ["60", "1m", "1m"],
     "HarvestBacklogOld": ["300", "1m"],
     "HarvestNoLeader": ["1m"],
-    "HarvestDown": ["1m"],
+    "HarvestDown": ["5m", "1h", "1h", "1m"],
     "HarvestPostgresAway": ["1m"],
     "HarvestLeadershipFlaps": ["15m"],
     "HarvestRecordsParked": ["1m"],
@@ -29,7 +30,9 @@ TIMES = {
     "HarvestAuditDuplicates": ["1d", "1d"],
     "HarvestAuditFailed": [],
     "HarvestDatabaseFills": ["1d", "10m"],
-    "HarvestUnreadExpires": ["7d", "7d", "1h", "5m"],
+    "harvest:unread_expiry_timestamp_seconds": ["1h", "1h", "86400"],
+    "harvest:read_retention_seconds": ["1h"],
+    "HarvestUnreadExpires": ["1h", "5m"],
     "HarvestPartitionsAdded": ["86400"],
     "HarvestCertificateExpires": ["1209600"],
     "HarvestCertificateExpiresSoon": ["172800"],
@@ -44,7 +47,7 @@ TIMES = {
 """All times that a rule has, by hand: each number that is not among them is a count or a ratio."""
 COUNTS = {
     "HarvestNoLeader": ["0", "0"],
-    "HarvestDown": ["1"],
+    "HarvestDown": ["0", "0.5"],
     "HarvestPostgresAway": ["0"],
     "HarvestLeadershipFlaps": ["6.5"],
     "HarvestRecordsParked": ["0"],
@@ -54,7 +57,7 @@ COUNTS = {
     "HarvestAuditAnomalies": ["0"],
     "HarvestAuditDuplicates": ["0"],
     "HarvestAuditFailed": ["1"],
-    "HarvestUnreadExpires": ["0.25", "0.25", "1", "0"],
+    "HarvestUnreadExpires": ["0.25"],
     "HarvestConsumerDown": ["0.5"],
     "HarvestPipelineDown": ["0.5"],
     "HarvestRestarts": ["3"],
@@ -64,6 +67,10 @@ COUNTS = {
 }
 NUMBER = re.compile(r"(?<![\w.\"])\d+(?:\.\d+)?(?:ms|[smhdwy])?\b")
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def name_of(rule):
+    return rule.get("alert") or rule["record"]
 
 
 def seconds(written):
@@ -77,9 +84,9 @@ def numbers(rule):
 
 
 @pytest.mark.parametrize("factor", [10.0, 20.0])
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("rule", EVERY, ids=name_of)
 def test_each_number_that_is_a_time_is_divided_and_no_other(rule, factor):
-    times, counts = TIMES[rule["alert"]], COUNTS.get(rule["alert"], [])
+    times, counts = TIMES[name_of(rule)], COUNTS.get(name_of(rule), [])
     assert Counter(numbers(rule)) == Counter([*times, *counts])
     (copy,) = scaled({"groups": [{"name": "g", "rules": [rule]}]}, factor)[0]["groups"][0]["rules"]
     written = sorted(map(seconds, numbers(copy)))
@@ -89,10 +96,13 @@ def test_each_number_that_is_a_time_is_divided_and_no_other(rule, factor):
 
 def test_what_a_rule_says_of_time_is_known():
     rules = {each.name: each for each in scaled(RULES, 10.0)[1]}
-    assert rules.keys() == TIMES.keys()
+    assert rules.keys() == {rule["alert"] for rule in ALERTS}
+    assert TIMES.keys() == {name_of(rule) for rule in EVERY}
     stale, flaps = rules["HarvestCheckpointStale"], rules["HarvestLeadershipFlaps"]
     assert (stale.for_seconds, stale.due_seconds, stale.window_seconds) == (6, 36, 0)
     assert (flaps.due_seconds, flaps.window_seconds) == (0, 90)
+    assert rules["HarvestConsumerDown"].window_seconds == 30, "what was scraped within an hour is scraped again"
+    assert rules["HarvestAuditAnomalies"].window_seconds == 8640
     added, expires = rules["HarvestPartitionsAdded"], rules["HarvestCertificateExpires"]
     assert (added.due_seconds, added.window_seconds) == (0, 8640)
     assert (expires.due_seconds, expires.window_seconds) == (0, 0)
@@ -111,6 +121,7 @@ def test_what_a_rule_says_of_time_is_known():
             "max_over_time(harvest_leader[540000ms] offset 1000ms) < 1",
         ),
         ('harvest_x{topic="5m > 300"} > 30 # 20m', 'harvest_x{topic="5m > 300"} > 30 # 20m'),
+        ("last_over_time(harvest_x[7d:15m]) > 0", "last_over_time(harvest_x[60480000ms:90000ms]) > 0"),
         ("rate(harvest_x_total[1m]) > 0", "rate(harvest_x_total[6000ms]) > 0"),
         ("changes(process_start_time_seconds[1m]) > 30", "changes(process_start_time_seconds[6000ms]) > 30"),
         (
@@ -147,4 +158,4 @@ def test_prometheus_reads_the_copy(tmp_path: Path):
     file.write_text(yaml.safe_dump(scaled(RULES, 10.0)[0]))
     done = promtool("check", "rules", file)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(ALERTS)} rules found" in done.stdout
+    assert f"{len(EVERY)} rules found" in done.stdout

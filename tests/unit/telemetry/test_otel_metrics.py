@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from opentelemetry import metrics as otel_api
 from prometheus_client.registry import CollectorRegistry
 from support.open_telemetry import Metrics, prometheus_name
 
@@ -85,7 +86,9 @@ def test_the_numbers_are_those_of_the_page(metrics):
 def test_a_histogram_has_the_values_and_the_bounds_of_the_page(metrics):
     histogram = Histogram((0.5, 2.0))
     histogram.observe(9.0, "0")
-    with reported(Subject(), {catalogue.BATCH_SECONDS: histogram}):
+    subject = Subject()
+    subject.histograms = {catalogue.BATCH_SECONDS: histogram}
+    with reported(subject):
         for value in (0.25, 1.0, 1.5, 7.0):
             histogram.observe(value, "0")
         ours = metrics.histogram("harvest.batch_duration", (("shard", "0"),))
@@ -95,6 +98,39 @@ def test_a_histogram_has_the_values_and_the_bounds_of_the_page(metrics):
     histogram.observe(1.0, "0")
     assert metrics.histogram("harvest.batch_duration", (("shard", "0"),)) == ours, "it has ended"
     assert histogram.read()["0",].total == 19.75
+
+
+def measured():
+    """Return a subject with a histogram of its batches, and that."""
+    subject, histogram = Subject(), Histogram((0.5, 2.0))
+    subject.histograms = {catalogue.BATCH_SECONDS: histogram}
+    return subject, histogram
+
+
+def test_of_two_at_once_the_values_of_the_later_one_are_recorded(metrics):
+    (first, ours), (second, others) = measured(), measured()
+    with reported(first):
+        with reported(second):
+            ours.observe(1.0, "0")
+            others.observe(2.0, "0")
+            with reported(second):
+                others.observe(4.0, "0")
+            others.observe(8.0, "0")
+        ours.observe(16.0, "0")
+        others.observe(32.0, "0")
+    assert metrics.histogram("harvest.batch_duration", (("shard", "0"),))[2] == 2.0 + 4.0 + 8.0 + 16.0
+
+
+def test_a_provider_that_fails_costs_its_histogram_and_nothing_else(metrics, monkeypatch, caplog):
+    subject, histogram = measured()
+    meter = type(otel_api.get_meter_provider().get_meter("a"))
+    monkeypatch.setattr(meter, "create_histogram", lambda _, name, unit="", description="": None)  # as before 1.30
+    with reported(subject):
+        for value in (1.0, 2.0):
+            histogram.observe(value, "0")
+        assert metrics.by_name()["harvest.delivered_records", (("shard", "0"),)] == 7
+    assert histogram.read()["0",].total == 3.0
+    assert caplog.messages.count("histogram_not_reported") == 1
 
 
 def test_what_the_conventions_name_is_reported_under_that_name_too(metrics):
