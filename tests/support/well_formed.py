@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal, TypedDict
 
 from infra.chaos.checker import Promise
 from infra.chaos.history.events import (
@@ -16,8 +17,10 @@ from infra.chaos.history.events import (
     CheckpointWrite,
     Effect,
     Event,
+    EventType,
     FailoverLoss,
     Fault,
+    Isolation,
     Mark,
     Poll,
     PolledRecord,
@@ -26,6 +29,7 @@ from infra.chaos.history.events import (
     ReadPosition,
     RecreatedTopic,
     Reset,
+    Step,
     StoredCheckpoint,
     Term,
     TransactionStep,
@@ -72,6 +76,15 @@ class Place:
     committed: bool = True
 
 
+class _Now(TypedDict):
+    """The fields that all events have."""
+
+    type: EventType
+    process: str
+    time: float
+    wall: float
+
+
 @dataclass
 class Model:
     """The system. `run` yields its events in the order of time."""
@@ -108,7 +121,8 @@ class Model:
             if self.failovers < MOST_FAILOVERS and self.random.random() < self.shape.failovers:
                 yield from self._fails_over()
         yield Term(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
-        for isolation in ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]:
+        readers: list[Isolation] = ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]
+        for isolation in readers:
             yield self._begins(f"final-{isolation}")
             for places in self.log.values():
                 shown = tuple(p.shown for p in places if p.committed)
@@ -157,7 +171,7 @@ class Model:
     def _harvests(self) -> Iterator[Event]:
         return self._transaction() if self.shape.promise.transactional else self._batch()
 
-    def _now(self, kind: str, process: str) -> dict[str, object]:
+    def _now(self, kind: EventType, process: str) -> _Now:
         self.clock += 0.001
         return {"type": kind, "process": process, "time": self.clock, "wall": 1e9 + self.clock}
 
@@ -172,26 +186,30 @@ class Model:
     def _writes(self) -> Iterator[Event]:
         self.written += 1
         numbers = dict(self.seqs)
+        keys = [
+            self.random.randrange(self.shape.keys) for _ in range(self.random.randint(1, self.shape.records_per_write))
+        ]
         records = []
-        for place in range(self.random.randint(1, self.shape.records_per_write)):
-            key = self.random.randrange(self.shape.keys)
+        for place, key in enumerate(keys):
             numbers[key] = numbers.get(key, 0) + 1
             event = f"event-{self.written}-{place}"
             records.append(WrittenRecord(event, TOPIC, f"key-{key}", numbers[key], f"hash-{event}"))
         transaction, written = f"transaction-{self.written}", tuple(records)
         yield Write(**self._now("invoke", "writer"), transaction=transaction, records=written)
-        outcome = self.random.choice(["fail", "info", "killed"]) if self._goes_wrong() else "ok"
+        outcome: EventType | Literal["killed"] = "ok"
+        if self._goes_wrong():
+            outcome = self.random.choice(["fail", "info", "killed"])
         if outcome == "ok" or (outcome != "fail" and self.random.random() < 0.5):
             self.seqs = numbers
-            for record in records:
+            for key, record in zip(keys, records, strict=True):
                 self.ids += self.random.randint(1, 2)
-                self.backlog.append(Row(self.ids, record, int(record.key[4:]) % self.shape.partitions))
+                self.backlog.append(Row(self.ids, record, key % self.shape.partitions))
         if outcome != "killed":
             yield Write(**self._now(outcome, "writer"), transaction=transaction, records=written)
 
     def _page(self, *, one_per_key: bool) -> list[Row]:
         """Take the head of the backlog; the taker puts back the rows that are not done."""
-        rows, later, keys = [], deque(), set()
+        rows, later, keys = list[Row](), deque[Row](), set[str | None]()
         while self.backlog and len(rows) < self.shape.page:
             row = self.backlog.popleft()
             if one_per_key and row.record.key in keys:
@@ -236,7 +254,8 @@ class Model:
         ids = tuple(row.id for row in rows)
         yield Mark(**self._now("ok", self.leader), leader_id=self.leader, ids=ids)
         yield from self._produces(rows)
-        dies, done, failed, broken = self._goes_wrong(), [], [], set()
+        dies, done, failed = self._goes_wrong(), list[Row](), list[Row]()
+        broken, ended = set[str | int | None](), set[int]()
         for row in rows:
             lane = row.record.key if self.shape.promise.barrier else row.partition
             if lane not in broken and not self._goes_wrong():
@@ -245,14 +264,14 @@ class Model:
                     yield self._acknowledges(row, place)
                     done.append(row)
                     continue
-            elif self.random.random() < 0.5 and (row.partition, "gone") not in broken:
+            elif self.random.random() < 0.5 and row.partition not in ended:
                 self._append(row)
             else:
-                broken.add((row.partition, "gone"))
+                ended.add(row.partition)
             broken.add(lane)
             failed.append(row)
             if not dies:
-                failure = self.random.choice(["fail", "info"])
+                failure: EventType = self.random.choice(["fail", "info"])
                 yield Acknowledge(**self._now(failure, self.leader), leader_id=self.leader, id=row.id, reason="timeout")
         if done and not (dies and self.random.random() < 0.5):
             gone = tuple(row.id for row in done)
@@ -272,19 +291,20 @@ class Model:
         rows = self._page(one_per_key=False)
         if not rows:
             return
-        step = {"transactional_id": "outbox-0", "leader_id": self.leader}
-        yield TransactionStep(**self._now("invoke", self.leader), **step, step="begin")
-        yield TransactionStep(**self._now("ok", self.leader), **step, step="begin")
+        yield self._step("invoke", "begin")
+        yield self._step("ok", "begin")
         yield from self._produces(rows)
         places = [self._append(row, committed=False) for row in rows]
         for row, place in zip(rows, places, strict=True):
             yield self._acknowledges(row, place)
-        outcome = self.random.choice(["abort", "info", "killed"]) if self._goes_wrong() else "ok"
+        outcome: Literal["ok", "abort", "info", "killed"] = "ok"
+        if self._goes_wrong():
+            outcome = self.random.choice(["abort", "info", "killed"])
         committed = outcome == "ok" or (outcome == "info" and self.random.random() < 0.5)
         if outcome in {"ok", "info"}:
-            yield TransactionStep(**self._now("invoke", self.leader), **step, step="commit")
+            yield self._step("invoke", "commit")
         elif outcome == "abort":
-            yield TransactionStep(**self._now("invoke", self.leader), **step, step="abort")
+            yield self._step("invoke", "abort")
         for partition in {row.partition for row in rows}:
             self.ends[partition] += 1  # the marker
         for place in places:
@@ -292,9 +312,9 @@ class Model:
         if not committed:
             self._put_back(rows)
         if outcome in {"ok", "info"}:
-            yield TransactionStep(**self._now(outcome, self.leader), **step, step="commit")
+            yield self._step(outcome, "commit")
         elif outcome == "abort":
-            yield TransactionStep(**self._now("ok", self.leader), **step, step="abort")
+            yield self._step("ok", "abort")
         if outcome in {"info", "killed"}:
             yield from self._takes_over()
         if committed:
@@ -311,6 +331,11 @@ class Model:
                 position={"id": ids[-1]},
                 leader_id=self.leader,
             )
+
+    def _step(self, kind: EventType, step: Step) -> Event:
+        return TransactionStep(
+            **self._now(kind, self.leader), transactional_id="outbox-0", leader_id=self.leader, step=step
+        )
 
     def _reads(self) -> Iterator[Event]:
         """The live reader goes on, applies what it has not applied; after a rebalance it reads some of it again."""
