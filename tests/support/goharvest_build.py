@@ -45,7 +45,7 @@ def _build(folder: Path, program: Path, *, cache: Path) -> None:
         raise Unavailable("Go is not on the PATH")
     (folder / "go.mod").write_text(_GO_MOD)
     made = folder / "reaper.new"
-    command = [go, "build", "-mod=mod", "-modcacherw", "-o", made, f"{_MODULE}/cmd/reaper"]
+    command: list[str | Path] = [go, "build", "-mod=mod", "-modcacherw", "-o", made, f"{_MODULE}/cmd/reaper"]
     places = {"GOPATH": str(cache / "go"), "GOCACHE": str(cache / "go-build"), "CGO_ENABLED": "1"}
     try:
         subprocess.run(

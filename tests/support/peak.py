@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,14 @@ MEGABYTE = 1_000_000
 _LOOK_SECONDS = 0.02
 
 
-def peak_of_drain(folder, harvest, *, seconds=150, impl="", look=lambda _resident: None):
+def peak_of_drain(
+    folder: str | Path,
+    harvest: Mapping[str, object],
+    *,
+    seconds: float = 150,
+    impl: str = "",
+    look: Callable[[int], object] = lambda _resident: None,
+) -> int:
     """Run `harvest run --drain` with a configuration until it ends, and return its highest resident bytes. `impl` is
     what hands records over, if not the one of this process; `look` gets the resident bytes, again and again.
 
@@ -45,7 +53,7 @@ def peak_of_drain(folder, harvest, *, seconds=150, impl="", look=lambda _residen
     return highest
 
 
-def _resident(pid, figure):
+def _resident(pid: int, figure: str) -> int:
     with suppress(FileNotFoundError, ProcessLookupError):
         found = re.search(rf"{figure}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
