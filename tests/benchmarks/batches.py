@@ -13,7 +13,7 @@ from harvest_lib.harvester.factory import make_batch_source
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from tests.benchmarks import native_floors
-from tests.benchmarks.backlog import Servers
+from tests.benchmarks.backlog import KEYS, Servers
 from tests.benchmarks.drain import BatchDrain, drain_batches, drain_in_process, native_unavailable, ways
 from tests.benchmarks.report import LeftOut, Result, at_least, at_most
 
@@ -174,7 +174,7 @@ def behind_kept(servers: Servers, size: "Size") -> Iterator[Result]:
 
 
 def _compared(
-    servers: Servers, size: "Size", name: str, *, target: float = 0.9, keys: int | None = None, analyze: bool = True
+    servers: Servers, size: "Size", name: str, *, target: float = 0.9, keys: int = KEYS, analyze: bool = True
 ) -> Iterator[Result]:
     records, rates, usual = 5 * size.records, [], []
     for _ in range(size.rounds):
@@ -183,13 +183,13 @@ def _compared(
     yield _against(name, rates, usual, target)
 
 
-def _fresh(servers: Servers, records: int, *, keys: int | None = None, analyze: bool = True) -> float:
+def _fresh(servers: Servers, records: int, *, keys: int = KEYS, analyze: bool = True) -> float:
     servers.make_native()
     if not analyze:
         with psycopg.connect(servers.dsn, autocommit=True) as connection:
             for (segment,) in connection.execute(_SEGMENTS).fetchall():
                 connection.execute(f"ALTER TABLE {segment} SET (autovacuum_enabled = off)")
-    servers.insert(records, **({} if keys is None else {"keys": keys}))
+    servers.insert(records, keys=keys)
     servers.settle(analyze=analyze)
     return drain_batches(servers, records, delivery="transactional").rate
 

@@ -71,20 +71,22 @@ class BatchDrain:
 
 
 def drain_batches(
-    servers: Servers, records: int, *, delivery: str, listen: str | None = None, **more: object
+    servers: Servers, records: int, *, delivery: str, listen: str | None = None, checkpoint_topic: str | None = None
 ) -> BatchDrain:
     """Harvest in batches, from the moment it leads; the subscription continues.
 
-    `more` are settings; a `leader_group_id` of its own gives it a checkpoint topic of its own. With `listen`,
-    `HOST:PORT`, it is measured while it serves its numbers there.
+    Without a checkpoint topic it has one of its own. With `listen`, `HOST:PORT`, it is measured while it serves its
+    numbers there.
     """
+    group = f"bench-{uuid4().hex[:8]}"
     config = HarvestConfig(
         data_source=servers.dsn,
         base_kafka_config={"bootstrap.servers": servers.bootstrap_servers},
         producer_kafka_config={"compression.type": "lz4"},
         leadership="solo",
         delivery=delivery,
-        **{"leader_group_id": f"bench-{uuid4().hex[:8]}", **more},
+        leader_group_id=group,
+        checkpoint_topic=checkpoint_topic or f"{group}.checkpoint",
     )
     began = busy = 0.0
 
