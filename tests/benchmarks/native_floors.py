@@ -49,7 +49,7 @@ def read(servers: Servers, records: int) -> float:
     with psycopg.connect(servers.dsn, autocommit=True) as connection:
         connection.pgconn.prepare(b"floor", _READ.encode())
         began = time.perf_counter()
-        found = _library().floor_read(connection.pgconn.pgconn_ptr)
+        found = _library().floor_read(_address(connection.pgconn, "pgconn_ptr"))
         seconds = time.perf_counter() - began
     if found != records:
         raise RuntimeError(f"the floor read {found} of {records} records")
@@ -72,13 +72,21 @@ def produce(servers: Servers, records: int) -> float:
     producer = _make_producer(settings)
     try:
         began = time.perf_counter()
-        error = _library().floor_produce(producer, rows.pgresult_ptr, records)
+        error = _library().floor_produce(producer, _address(rows, "pgresult_ptr"), records)
         seconds = time.perf_counter() - began
     finally:
         _librdkafka().rd_kafka_destroy(producer)
     if error:
         raise RuntimeError(f"the floor could not produce: librdkafka's error {error}")
     return records / seconds
+
+
+def _address(of: object, name: str) -> int:
+    """Return libpq's address of a connection or a result: psycopg's C code has it, its types have not."""
+    found: int | None = getattr(of, name, None)
+    if not found:
+        raise RuntimeError(f"psycopg does not expose {name}")
+    return found
 
 
 def _make_producer(settings: dict[str, str]) -> int:
