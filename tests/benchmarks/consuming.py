@@ -18,7 +18,8 @@ from uuid import uuid4
 
 import psycopg
 from confluent_kafka import Consumer as KafkaClient
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from harvest_lib.consume import (
     Batch,
@@ -233,8 +234,9 @@ def _bare(servers: Servers, topic: str, messages: int) -> float:
         while taken < messages:
             for message in client.consume(2_000, 0.1):
                 began = began or time.perf_counter()
-                if message.error() is None and message.value() is not None:  # acknowledgements have none
-                    counts[message.key()] += 1
+                key = message.key()
+                if message.error() is None and message.value() is not None and key is not None:
+                    counts[key] += 1  # acknowledgements have no value
                     taken += 1
             if counts and (taken == messages or time.perf_counter() - upserted >= _UPSERT_SECONDS):
                 _upsert(connection, counts)

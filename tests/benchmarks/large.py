@@ -114,11 +114,11 @@ def drain_rate(servers: Servers, records: int, *, shards: int) -> float:
         _wait_for_leaders(servers, shards)
         with psycopg.connect(servers.dsn) as writer:
             servers.insert(records, connection=writer)
-            row = writer.execute("SELECT pg_current_xact_id()::text").fetchone()
+            ((last,),) = writer.execute("SELECT pg_current_xact_id()::text").fetchall()
             servers.settle(analyze=False)
             writer.commit()
         began = time.perf_counter()
-        while not _is_passed(servers, row[0], shards=shards):
+        while not _is_passed(servers, last, shards=shards):
             if time.perf_counter() - began > _LONGEST_SECONDS:
                 raise RuntimeError("the backlog was not drained in time")
             time.sleep(_LOOK_SECONDS)

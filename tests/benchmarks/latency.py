@@ -191,8 +191,8 @@ def _read(servers: Servers, records: int, came: dict[int, float], ready: threadi
     deadline = time.monotonic() + _LONGEST_SECONDS
     while len(came) < records and time.monotonic() < deadline:
         message = consumer.poll(1.0)
-        if message is not None and message.error() is None:
-            came.setdefault(int(message.value().rstrip(b"x")), time.perf_counter())
+        if message is not None and message.error() is None and (value := message.value()) is not None:
+            came.setdefault(int(value.rstrip(b"x")), time.perf_counter())
     consumer.close()
 
 

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import yaml
@@ -162,7 +162,7 @@ def _through(plan: _Plan) -> tuple[float, float]:
         thread.join()
 
 
-def _read(plan: _Plan, take: Callable[[Sequence[Message]], Any]) -> None:
+def _read(plan: _Plan, take: Callable[[Sequence[Message]], object]) -> None:
     with closing(plan.declaration.reader.open()) as reader:
         for batch in reader.read({}):
             if batch:

@@ -82,12 +82,17 @@ def spark_sink(servers: Servers, size: "Size") -> Iterator[Result]:
         fixed = _seconds(servers, few, writes, size.rounds)
         seconds = _seconds(servers, frame, writes, size.rounds)
     for name in ways:
-        own, target = ("business", _BUSINESS) if name.endswith("-business") else ("alone", _ALONE)
-        # Records alone have a fast way, which has that target for all of them.
-        target = None if own == "alone" and "-driver" not in name else target
-        yield _compared(name, seconds[name], seconds[own], rows, target=target)
+        own = "business" if name.endswith("-business") else "alone"
+        yield _compared(name, seconds[name], seconds[own], rows, target=_target(name))
         yield _compared(f"{name}-of-bare", seconds[name], seconds["bare"], rows)
         yield Result(name=f"{name}-fixed", value=median(fixed[name]), unit="s", floor=median(fixed[own]))
+
+
+def _target(name: str) -> float | None:
+    """Records alone have a fast way, which has the target for all of them."""
+    if name.endswith("-business"):
+        return _BUSINESS
+    return _ALONE if "-driver" in name else None
 
 
 def _compared(name: str, found: list[float], floors: list[float], rows: int, *, target: float | None = None) -> Result:
@@ -153,7 +158,7 @@ def _format(servers: Servers, frame: DataFrame, *, table: str | None) -> None:
     parts = conninfo_to_dict(servers.dsn)
     options = {
         "password": str(parts.pop("password", "")),
-        "dsn": make_conninfo(**parts),
+        "dsn": make_conninfo("", **parts),
         "outbox": "sink_outbox",
         "batchId": uuid4().hex,
         "topic": _RECORDS.topic,

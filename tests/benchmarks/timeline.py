@@ -71,6 +71,7 @@ def _traced(method: Callable[..., Any], what: str, into: TextIO) -> Callable[...
 
 
 def _trace(into: TextIO) -> None:
+    """Wrap methods of the classes themselves; the ignores let mypy pass that."""
     SnapshotSource.read = _traced(SnapshotSource.read, "read", into)  # type: ignore[method-assign]
     BatchProducer.send = _traced(BatchProducer.send, "sent", into)  # type: ignore[method-assign]
     BatchProducer.flush = _traced(BatchProducer.flush, "flushed", into)  # type: ignore[method-assign]

@@ -84,7 +84,7 @@ def main() -> int:
         kills=asked.kills,
     )
     interrupt_on_signals()
-    relays = [EXACTLY_ONCE, BARRIER, Debezium(), Goharvest()]
+    relays: list[Peer] = [EXACTLY_ONCE, BARRIER, Debezium(), Goharvest()]
     return exit_code_of(lambda: run(size, relays, default_state(), console, page=asked.page), console)
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 
+from harvest_lib.kafka_offsets import LATEST
 from tests.benchmarks.backlog import PARTITIONS, Servers
 
 _LOOK_SECONDS = 0.02
@@ -30,7 +31,7 @@ class Topic:
     def __init__(self, servers: Servers) -> None:
         """Connect at the first question."""
         self._admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers, "log_level": 0})
-        self._asked = {TopicPartition(servers.topic, each): OffsetSpec.latest() for each in range(PARTITIONS)}
+        self._asked = {TopicPartition(servers.topic, each): LATEST for each in range(PARTITIONS)}
 
     def records(self) -> int:
         """Return the sum of the ends of all partitions."""

@@ -89,8 +89,8 @@ class Traffic:
         self._ready.set()
         while not self._read_all.is_set():
             message = consumer.poll(0.1)
-            if message is not None and message.error() is None:
-                self.arrivals.setdefault(int(message.value().rstrip(b"x")), []).append(time.time())
+            if message is not None and message.error() is None and (value := message.value()) is not None:
+                self.arrivals.setdefault(int(value.rstrip(b"x")), []).append(time.time())
         consumer.close()
 
 
