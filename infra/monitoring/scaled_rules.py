@@ -96,7 +96,7 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
     """Return an expression with all its times divided, the times that gauges have to reach, and how far it looks back
     where that makes it last, both as they are then. Raises UnscalableRule.
 
-    What stands before `unless` ends with what it excludes, however far it looks back.
+    `x[1h] unless x` does not last for as long as it looks back, and no gauge has to reach what `unless` compares with.
     A condition until a time has passed (`time() - gauge < 60`) looks back. One on the time left until a time that comes
     (`gauge - time() < 60`) is true as soon as the gauge says so, and no longer.
     """
@@ -108,14 +108,14 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
         text = token.text
         if token.kind == "duration":
             seconds = _seconds_of(text) / factor
-            windows += [] if _is_before_unless(tokens, place) else [seconds]
+            windows += [] if _is_remembered(tokens, place) else [seconds]
             text = _duration(seconds)
         elif token.kind == "number" and _is_time(tokens, place, expression):
             seconds = float(text) / factor
             before = [each for each in tokens[:place] if each.kind != "space"]
             if before[-1].text in _LESS:
                 windows += [seconds] if list(_operand(before[:-1]))[-1].text == "time" else []
-            else:
+            elif not _is_excluded(tokens, place):
                 thresholds.append(seconds)
             text = f"{seconds:.12g}"
         written.append(text)
@@ -159,15 +159,29 @@ def _operand(before: Sequence[Token]) -> Iterator[Token]:
         yield token
 
 
-def _is_before_unless(tokens: Sequence[Token], place: int) -> bool:
-    """Return True if `unless` is the next set operator of the level that a place is in, or of those around it."""
+def _is_remembered(tokens: Sequence[Token], place: int) -> bool:
+    """Return True if a range is of a metric that is excluded by `unless` when it is there: `x[1h] unless x`."""
+    words = [each.text for each in tokens[:place] if each.kind == "word"]
+    metric = next((each for each in reversed(words) if each == "up" or "_" in each), "")
+    after = _from_nearest_set(tokens[place:], ")")
+    return after[:1] == ["unless"] and metric in after
+
+
+def _is_excluded(tokens: Sequence[Token], place: int) -> bool:
+    """Return True if a place is in what `unless` excludes."""
+    return _from_nearest_set(tokens[place::-1], "(")[:1] == ["unless"]
+
+
+def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
+    """Return texts from the first set operator on, of the level of the first token or of one around it, to which the
+    parenthesis `leaves` leads; nothing if there is none."""
     depth = lowest = 0
-    for token in tokens[place:]:
-        depth += {")": -1, "(": 1}.get(token.text, 0)
+    for place, token in enumerate(tokens):
+        depth += {"(": 1, ")": -1}.get(token.text, 0) * (1 if leaves == ")" else -1)
         lowest = min(lowest, depth)
         if depth == lowest and token.text in _SETS:
-            return token.text == "unless"
-    return False
+            return [each.text for each in tokens[place:]]
+    return []
 
 
 def _is_quotient(backwards: Sequence[Token]) -> bool:

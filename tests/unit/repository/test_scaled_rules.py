@@ -21,7 +21,7 @@ TIMES = {
     "HarvestNoLeader": ["1m"],
     "HarvestDown": ["5m", "1h", "1h", "1m"],
     "HarvestPostgresAway": ["1m"],
-    "HarvestLeadershipFlaps": ["15m"],
+    "HarvestLeadershipFlaps": ["15m", "15m", "120"],
     "HarvestRecordsParked": ["1m"],
     "HarvestSegmentsHeld": ["10m"],
     "HarvestCheckpointStale": ["300", "1m"],
