@@ -74,7 +74,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
     removed = {place for place in waiting if positions[place] < starts[place]}
     nearest = sorted(waiting - removed, key=lambda place: positions[place] - starts[place])[:_MOST_READ]
     written = _timestamps(settings, {place: positions[place] for place in nearest})
-    expires = {place: now + kept for place, kept in limited.items() if positions[place] >= ends[place]}
+    expires = {place: now + kept for place, kept in limited.items() if positions[place] == ends[place]}
     expires |= {place: written[place] + limited[place] for place in written} | dict.fromkeys(removed, now)
     return [
         Retained(
