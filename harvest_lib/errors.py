@@ -30,6 +30,7 @@
     ├── PipelineError          a pipeline stopped, or cannot go on
     ├── LifecycleError         a call that does not fit the state the harvester is in
     ├── NothingChecked         a check that found nothing to look at
+    ├── OutputLost             a command could not write its output
     └── StackError             the local stack could not be brought up or down
 
 Every message has three parts: the cause, the evidence for it, and the next step to take. Expected outcomes (a
@@ -230,6 +231,12 @@ class ArchiveError(HarvestError):
     """The archive of segments cannot be written or read, is damaged, or is that of another outbox."""
 
     exit_code = 11
+
+
+class OutputLost(HarvestError):
+    """A command could not write its output: make room where it goes, or write it to another place."""
+
+    exit_code = 12
 
 
 class StackError(HarvestError):

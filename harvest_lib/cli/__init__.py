@@ -2,13 +2,14 @@
 
 Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or nothing is running (`ps`); 2 usage error;
 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 10 nothing was checked; 11 archive; 130 interrupted.
+9 pipeline; 10 nothing was checked; 11 archive; 12 output not written; 130 interrupted.
 """
 
 # Help must be quick. A module that declares a command imports only typer, the standard library and light modules of
 # ours at its top, and everything else in its functions. tests/unit/cli/test_imports.py checks this for every command.
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,7 @@ from harvest_lib.cli import (
     subscriptions,
 )
 from harvest_lib.cli.parsing import Group, OptionlessCommand
+from harvest_lib.cli.terminal import checked_output
 from harvest_lib.errors import HarvestError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +66,8 @@ app = typer.Typer(
     cls=_Harvest,
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
     epilog="Exit codes: 0 done, 1 problem found, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
-    "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive.",
+    "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive, "
+    "12 output not written.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -119,11 +122,13 @@ def version() -> None:
 def main() -> None:
     """Run the command line; a HarvestError becomes a message and an exit code."""
     try:
-        app()
+        with checked_output():
+            app()
     except HarvestError as error:
         from harvest_lib.cli.tables import print_line
 
-        print_line(("error:", "red"), f" {error}", err=True)
+        with suppress(OSError):  # the exit code says it, too
+            print_line(("error:", "red"), f" {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

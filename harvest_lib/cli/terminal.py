@@ -1,13 +1,16 @@
 """The terminal: Ctrl-C, if it can redraw a line, and text and numbers that are safe and easy to read."""
 
+import errno
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from math import isfinite
 from typing import Any
+
+from harvest_lib.errors import OutputLost
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,9 +38,61 @@ def unread_output() -> Iterator[None]:
     """Let a command print to a reader that goes away, as `head` does: the rest is dropped, and it exits as it would."""
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich ends the process
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed again as the process ends
+        _drop_output()
+
+
+@contextmanager
+def checked_output() -> Iterator[None]:
+    """Have standard output raise OutputLost when it cannot be written, unless its reader has gone away."""
+    if sys.stdout is None:  # it was closed before the process began
+        yield
+        return
+    try:
+        with redirect_stdout(_Checked(sys.stdout)):
+            yield
+    except OutputLost:
+        _drop_output()
+        raise
+
+
+class _Checked:
+    """A stream that raises OutputLost for what its file does not take."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._checked():
+            return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        with self._checked():
+            self._stream.flush()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            raise OutputLost(
+                f"the output cannot be written: {error.strerror}",
+                evidence="standard output",
+                next_step="make room there or redirect it to another place, and run the command again; a command that "
+                "changes something may have done so",
+            ) from error
+
+
+def _drop_output() -> None:
+    """Drop what standard output has not written yet, and all that follows: it is flushed as the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def watched() -> bool:
