@@ -23,6 +23,7 @@ from harvest_lib.telemetry.catalogue import Metric, Reading
 from harvest_lib.telemetry.counts import Labels
 from harvest_lib.telemetry.exposition import Collector
 
+_SUFFIX = ".prom"
 _Samples = Mapping[Metric, Mapping[Labels, float]]
 
 
@@ -31,7 +32,8 @@ def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str
     """Write the counts that the block puts into the dictionary, by finding, as the metrics of an audit; without a path
     nothing. A block that raises is an audit that failed.
 
-    Raises ConfigError, before the block where that can be known, if the file cannot be written.
+    Raises ConfigError, before the block where that can be known, if the file cannot be written or the collector would
+    not read it.
     """
     found: dict[str, int] = {}
     if path is None:
@@ -41,6 +43,13 @@ def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str
     with _refused(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.name.endswith(_SUFFIX):
+            raise ConfigError(
+                f"the textfile collector reads only names that end in {_SUFFIX}",
+                field="--metrics-file",
+                source=str(path),
+                next_step=f"name the file {path.with_suffix(_SUFFIX).name!r}",
+            )
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     try:

@@ -91,7 +91,7 @@ def audit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the result there for node_exporter's textfile collector, which reads names that end in .prom.",
+            help="Write the result there for node_exporter's textfile collector. The name has to end in .prom.",
         ),
     ] = None,
     allow_empty: AllowEmpty = False,

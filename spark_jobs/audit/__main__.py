@@ -64,7 +64,7 @@ def _arguments() -> Parser:
     parser.add_argument(
         "--metrics-file",
         type=Path,
-        help="write the result there for the textfile collector of node_exporter: NAME.prom",
+        help="write the result there for the textfile collector of node_exporter; the name has to end in .prom",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser

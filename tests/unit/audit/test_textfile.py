@@ -13,6 +13,7 @@ from harvest_lib.audit.textfile import audit_metrics
 from harvest_lib.cli.audit import audit as audit_command
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry import catalogue
+from spark_jobs.audit.__main__ import main as spark_audit
 
 pytestmark = pytest.mark.quick
 
@@ -105,6 +106,18 @@ def ask(tmp_path, file):
     done = CliRunner().invoke(app, ["-t", "orders", "-f", str(tmp_path / "none.yaml"), "--metrics-file", str(file)])
     assert isinstance(done.exception, ConfigError)
     return done.exception.field
+
+
+@pytest.mark.parametrize("name", ["audit.txt", "audit", "audit.PROM", "audit.prom.bak"])
+def test_a_name_that_the_collector_does_not_read_is_refused_before_anything_is_read(tmp_path, name):
+    words = r"only names that end in \.prom"
+    with pytest.raises(ConfigError, match=words) as raised, audit_metrics(tmp_path / name, ["orders"]):
+        pytest.fail("it was read")
+    assert raised.value.next_step.startswith("name the file 'audit")
+    assert raised.value.next_step.endswith(".prom'")
+    assert ask(tmp_path, tmp_path / name) == "--metrics-file"
+    assert spark_audit(["--topic", "orders", "--metrics-file", str(tmp_path / name)]) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_audit_that_cannot_begin_has_failed(tmp_path):
