@@ -1,20 +1,28 @@
 """`harvest run`: the equivalent of goharvest's reaper. One process of a pool, until it is asked to stop."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from harvest_lib.cli.check import refuse_to_start
 from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration
-from harvest_lib.cli.terminal import end_on_signals, stop_on_signals, watched
+from harvest_lib.cli.terminal import stop_on_signals, watched
 from harvest_lib.errors import HarvestError
 
 if TYPE_CHECKING:
-    from harvest_lib.harvester.harvest import Harvest
+    from harvest_lib.harvester.harvest import Drained, Harvest
+
+_Result = TypeVar("_Result")
+
+_LOOK_SECONDS = 0.2
+"""Short waits: Python runs a signal handler only once one returns."""
+_START_SECONDS = 1.0
+"""Limit of the wait for a start that was asked to stop."""
 
 
 def run(
@@ -50,6 +58,9 @@ def run(
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """
+    asked = threading.Event()
+    stop_on_signals(asked.set)
+
     from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.cli.status_line import status_line
     from harvest_lib.harvester.harvest import Harvest, State
@@ -61,33 +72,61 @@ def run(
     handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
     liveness = Liveness(alive_file)
-    harvest, asked = Harvest(settings.harvest), threading.Event()
+    harvest = Harvest(settings.harvest)
 
     def stop() -> None:
         asked.set()
         harvest.stop()
 
+    def work() -> "Drained | None":
+        if drain:
+            return harvest.drain()
+        with harvest, liveness:
+            while harvest.state is State.RUNNING:
+                if live(harvest).is_healthy:
+                    liveness.show()
+                harvest.await_stopped(_LOOK_SECONDS)
+        return None
+
     stop_on_signals(stop)
+    if asked.is_set():
+        return
     shown = watched() and log_format == "console" and not no_status
+    done = None
     with served_harvest(listen, harvest):
         try:
             with status_line(harvest, handler) if shown else nullcontext():
-                if drain:
-                    done = harvest.drain()
-                else:
-                    with harvest, liveness:
-                        # Short waits: Python runs a signal handler only once one returns.
-                        while harvest.state is State.RUNNING:
-                            if live(harvest).is_healthy:
-                                liveness.show()
-                            harvest.await_stopped(0.2)
+                done = _unless_stopped(work, asked, harvest)
         except HarvestError as error:
-            if harvest.has_started or asked.is_set():
+            if harvest.has_started:
                 raise
-            end_on_signals()
-            refuse_to_start(settings.harvest, error)
-    if drain:
+            refusal = error
+            if not asked.is_set():
+                _unless_stopped(lambda: refuse_to_start(settings.harvest, refusal), asked, harvest)
+    if done is not None:
         typer.echo(f"{done.records} records in {done.seconds:.1f} s")
+
+
+def _unless_stopped(work: Callable[[], _Result], asked: threading.Event, harvest: "Harvest") -> _Result | None:
+    """Do the work in a thread, and return or raise what it does; None if it was asked to stop before the harvester has
+    started. No signal handler runs in a thread that waits for a server, and such a wait is not waited for."""
+    result: Future[_Result] = Future()
+
+    def do() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            result.set_exception(error)
+
+    thread = threading.Thread(target=do, name="harvest-command", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+        if asked.is_set() and not harvest.has_started:
+            thread.join(_START_SECONDS)
+            if thread.is_alive() and not harvest.has_started:
+                return None
+    return result.result(timeout=0)
 
 
 @contextmanager

@@ -27,12 +27,6 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
         signal.signal(number, ask_to_stop)
 
 
-def end_on_signals() -> None:
-    """Have SIGTERM and Ctrl-C end the process again, as they do by default."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @contextmanager
 def unread_output() -> Iterator[None]:
     """Let a command print to a reader that goes away, as `head` does: the rest is dropped, and it exits as it would."""

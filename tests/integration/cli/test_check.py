@@ -1,11 +1,13 @@
 """`harvest check` on real servers: every problem at once, each with its fix, and nothing changed."""
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -172,20 +174,73 @@ def _catches(pid, number):
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
 
-def test_run_says_no_more_once_it_was_asked_to_stop(native, environment, servers):
+@contextmanager
+def running(environment, *arguments, **variables):
+    """A `harvest run`, once it stops by a signal."""
+    command = [sys.executable, "-m", "harvest_lib.cli", "run", *arguments]
+    run = subprocess.Popen(
+        command, env={**environment, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        eventually(lambda: _catches(run.pid, signal.SIGTERM))
+        yield run
+    finally:
+        run.kill()
+        run.communicate()
+
+
+def stopped(run, number=signal.SIGTERM):
+    """Ask it to stop, and return its exit code and what it says."""
+    run.send_signal(number)
+    said = run.communicate(timeout=5)[0]
+    return run.returncode, said
+
+
+@pytest.mark.parametrize("arguments", [(), ("--drain",)])
+def test_run_stops_in_order_while_it_waits_for_kafka(native, environment, servers, arguments):
     """Kafka takes the connection and does not answer: to look at everything takes as long again."""
     native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = {"HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}"}
-        command = [sys.executable, "-m", "harvest_lib.cli", "run"]
-        run = subprocess.Popen(command, env={**environment, **servers, **address}, stderr=subprocess.PIPE, text=True)
-        eventually(lambda: _catches(run.pid, signal.SIGTERM))
-        eventually(lambda: native.execute(LAST_ASKED_OF_POSTGRES).fetchone(), "it waits for Kafka")
-        native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
+        with running(environment, *arguments, **{**servers, **address}) as run:
+            eventually(lambda: native.execute(LAST_ASKED_OF_POSTGRES).fetchone(), "it waits for Kafka")
+            native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
+            code, said = stopped(run)
+    assert code == 0
+    assert "does not answer" not in said
+    assert "hands out ids" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("ended", [0, 1], ids=["start", "check"])
+def test_run_stops_in_order_while_it_waits_for_postgres(environment, ended, number):
+    """Where its first connection ends it cannot start, and looks at everything by another."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        variables = {
+            "HARVEST_DSN": f"host=127.0.0.1 port={port} dbname=shop user=bob sslmode=disable gssencmode=disable",
+            "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2",
+            "HARVEST_LEADER_GROUP_ID": "group",
+        }
+        with running(environment, **variables) as run:
+            silent.settimeout(20)
+            for _ in range(ended):
+                silent.accept()[0].close()
+            with silent.accept()[0]:
+                code, said = stopped(run, number)
+    assert code == 0
+    assert "does not answer" not in said
+    assert "Traceback" not in said
+
+
+def test_run_stops_in_order_before_it_has_begun(environment, tmp_path):
+    """A configuration that nobody has written yet: it is being read."""
+    os.mkfifo(tmp_path / "harvest.yaml")
+    with running(environment, "-f", str(tmp_path / "harvest.yaml")) as run:
         run.send_signal(signal.SIGTERM)
-        said = run.communicate(timeout=60)[1]
-    assert run.returncode == 6
-    assert said.count("error") == 1, "not that of the sequence"
+        (tmp_path / "harvest.yaml").write_text("harvest: {leaderGroupID: group}\n")
+        assert "harvester_started" not in run.communicate(timeout=5)[0]
+        assert run.returncode == 0
 
 
 # -- the faults that a harvester refuses to start with are found, and nothing else
