@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration
+from harvest_lib.cli.options import ConfigFile, Source, TableName, configuration, names_as_given
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.errors import ConfigError, DatabaseError, OutboxTableError
@@ -94,7 +94,12 @@ def postgres(
 @app.command()
 def kafka(
     topic: Annotated[
-        list[str], typer.Option("--topic", "-t", help="A topic of the outbox, or a prefix and *; may be repeated.")
+        list[str],
+        typer.Option(
+            "--topic",
+            "-t",
+            help="Topics of the outbox, or prefixes and *, with commas between them; may be repeated.",
+        ),
     ],
     config: ConfigFile = None,
     harvester: Annotated[str, typer.Option(help="Principal of the harvester; empty for none.")] = "User:harvester",
@@ -118,11 +123,12 @@ def kafka(
     from harvest_lib.grants.kafka import harvester_acls, reader_acls
 
     configured = configuration(config, elects=True).harvest
-    _check_topics(topic, "--topic")
+    topics = names_as_given(topic)
+    _check_topics(topics, "--topic")
     who, whose = (_principal_name(each) if each else "" for each in (harvester, reader))
     harvest, asks_group = elected(configured), configured.leadership == "auto"
-    acls = harvester_acls(harvest, who, topic, creates=create, asks_group=asks_group) if who else []
-    acls += reader_acls(harvest, whose, topic) if whose else []
+    acls = harvester_acls(harvest, who, topics, creates=create, asks_group=asks_group) if who else []
+    acls += reader_acls(harvest, whose, topics) if whose else []
     _show_acls(acls, harvest, as_json=as_json)
 
 
@@ -152,13 +158,21 @@ def consumer_postgres(
 def consumer_kafka(
     name: Annotated[str, typer.Option(help="The consumer's `name`, which is also its group id.")],
     topic: Annotated[
-        list[str], typer.Option("--topic", "-t", help="A topic that the consumer reads; may be repeated.")
+        list[str],
+        typer.Option(
+            "--topic", "-t", help="Topics that the consumer reads, with commas between them; may be repeated."
+        ),
     ],
     publish: Annotated[
         _Topics,
-        typer.Option("--publish", "-p", help="A topic that the consumer publishes to; may be repeated."),
+        typer.Option(
+            "--publish", "-p", help="Topics that the consumer publishes to, with commas between them; may be repeated."
+        ),
     ] = None,
-    log: Annotated[_Topics, typer.Option("--log", help="The recovery log of a `SqliteStore`; may be repeated.")] = None,
+    log: Annotated[
+        _Topics,
+        typer.Option("--log", help="The recovery logs of `SqliteStore`s, with commas between them; may be repeated."),
+    ] = None,
     principal: Annotated[str, typer.Option(help="Principal of the consumer.")] = "User:consumer",
     config: ConfigFile = None,
     as_json: _JsonList = False,
@@ -177,11 +191,12 @@ def consumer_kafka(
     """
     from harvest_lib.grants.kafka import consumer_acls
 
-    _check_topics([*topic, *(publish or ()), *(log or ())], "--topic, --publish, --log")
+    read, published, logs = map(names_as_given, (topic, publish, log))
+    _check_topics([*read, *published, *logs], "--topic, --publish, --log")
     who = _principal_name(principal)
     harvest = configuration(config).harvest
     pool = [each for each in (harvest.leader_topic, harvest.checkpoint_topic) if each]
-    acls = consumer_acls(name, who, topic, published=publish or (), logs=log or (), pool=pool)
+    acls = consumer_acls(name, who, read, published=published, logs=logs, pool=pool)
     _show_acls(acls, harvest, as_json=as_json)
 
 

@@ -60,6 +60,11 @@ def names_of(given: Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"[,\s]+", each) if name))
 
 
+def names_as_given(given: Iterable[str] | None) -> list[str]:
+    """Return the same, where an empty name, or one with a space, is no slip to overlook: it stays, to be refused."""
+    return list(dict.fromkeys(name for each in given or () for name in re.split(r"\s*,\s*", each)))
+
+
 def configuration(path: Path | None, *, elects: bool = False) -> "ReaperFile":
     """Read the configuration from a file, or from the environment alone.
 

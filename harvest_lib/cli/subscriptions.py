@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import ConfigFile, Json, configuration, open_outbox
+from harvest_lib.cli.options import ConfigFile, Json, configuration, names_as_given, open_outbox
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import json_text, printable
 from harvest_lib.errors import ConfigError
@@ -59,7 +59,8 @@ def add(
         str, typer.Option("--from", metavar="beginning|now|SNAPSHOT", help="Where it starts.")
     ] = "beginning",
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Only records for this topic; may be repeated.")
+        list[str] | None,
+        typer.Option("--topic", "-t", help="Only records for these topics, with commas between them; may be repeated."),
     ] = None,
     keys: Annotated[
         str | None,
@@ -86,7 +87,8 @@ def add(
     with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
         number = shards if shards is not None else harvest.shards
-        moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topic, keys=keys)
+        topics = names_as_given(topic) or None
+        moved = subscriptions.add(name, start=start, source=kind, shards=number, topics=topics, keys=keys)
     typer.echo(f"added: {name}, {number} {'shard' if number == 1 else 'shards'}, source {kind}, from {moved.to}")
     _show_warnings(moved)
 

@@ -40,13 +40,17 @@ def test_a_subscription_from_its_beginning_to_its_end(outbox, subscriptions):
     assert "no subscriptions" in subscriptions("list")
     outbox.fill(30)
     assert "added: eu, 2 shards, source snapshot, from 1:1:" in subscriptions(
-        "add", "eu", "--topic", outbox.topic, "--keys", "^key-", "--shards", "2"
+        "add", "eu", "--topic", f"{outbox.topic}, refunds", "--keys", "^key-", "--shards", "2"
     )
     first, second = listed(subscriptions)
     assert (first["name"], first["shard"], second["shard"], first["shards"]) == ("eu", 0, 1, 2)
     assert first["lag_records"] + second["lag_records"] == 30
     assert not first["lag_is_estimate"]
-    assert (first["topics"], first["keys"], first["seen"]) == ([outbox.topic], "^key-", "1:1:")
+    assert (first["topics"], first["keys"], first["seen"]) == (
+        [outbox.topic, "refunds"],
+        "^key-",
+        "1:1:",
+    )
     assert (first["leader_id"], first["is_led"], first["number"], first["kept_in"]) == (None, False, 1, "postgres")
     outbox.harvest(subscription="eu", shards=2).drain(60)
     assert [each["lag_records"] for each in listed(subscriptions)] == [0, 0]
@@ -71,6 +75,10 @@ def test_what_does_not_fit_is_said_with_its_exit_code(outbox, harvest, reaper):
     code, said = refused("add", "s", "--keys", "(")
     assert code == 3
     assert "regular expression" in said
+    for topics in ("orders,", ",", "no such"):
+        code, said = refused("add", "s", "--topic", topics)
+        assert code == 3
+        assert "cannot name a topic" in said
     code, said = refused("add", "s", "--from", "tomorrow")
     assert code == 8
     assert refused("add", "s")[0] == 0

@@ -102,6 +102,30 @@ def test_beginnings_of_names_do_not_reach_topics_that_are_not_for_applications(m
     assert "--deny-principal User:consumer --operation Write --topic shop.neli" in printed
 
 
+@pytest.mark.parametrize(
+    ("command", "several", "each"),
+    [
+        ("kafka", "--topic=orders,refunds, carts.*", "--topic=orders --topic=refunds --topic=carts.*"),
+        ("kafka", "--topic=orders , refunds,orders", "--topic=orders --topic=refunds"),
+        ("consumer kafka --name=c", "--topic=orders,refunds", "--topic=orders --topic=refunds"),
+        ("consumer kafka --name=c --topic=a", "--publish=orders,refunds", "--publish=orders --publish=refunds"),
+        ("consumer kafka --name=c --topic=a", "--log=orders,refunds", "--log=orders --log=refunds"),
+    ],
+)
+def test_topics_may_have_commas_between_them(command, several, each, monkeypatch):
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "shop")
+    monkeypatch.setenv("HARVEST_SOURCE", "snapshot")
+
+    def acls(*arguments):
+        result = CliRunner().invoke(app, ["grants", *command.split(), *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    found = acls(several)
+    assert found == acls(*each.split())
+    assert {"orders", "refunds"} <= {acl["name"] for acl in found}
+
+
 @pytest.mark.parametrize("mode", ["mark", "mark_batches", "batches"])
 def test_no_name_is_in_a_comment(mode):
     """A line break in one would end it."""
@@ -122,6 +146,10 @@ def test_no_name_is_in_a_comment(mode):
     "arguments",
     [
         ["kafka", "--topic", "no such"],
+        ["kafka", "--topic", "orders,"],
+        ["kafka", "--topic", "orders,no such"],
+        ["kafka", "--topic", ","],
+        ["consumer", "kafka", "--name", "n", "--topic", "orders", "--publish", "states,"],
         ["kafka", "--topic", "orders", "--harvester", "User:"],
         ["postgres", "--source", "mark", "--writer", ""],
         ["postgres", "--source", "mark", "--writer", "writer", "--writer", " "],
