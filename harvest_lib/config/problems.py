@@ -35,6 +35,7 @@ _WRONG_TYPES = {
     "model": _A_MAPPING,
     "dict": _A_MAPPING,
 }
+_LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type", "sequence_str")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +157,19 @@ def problems_of(error: ValidationError) -> list[Problem]:
         kind, context = each["type"], each.get("ctx", {})
         if kind == "default_factory_not_called":
             continue  # the consequence of another problem in the same list
-        message, remedy = _wording(kind, context, each["msg"], in_seconds=bool(path) and path[-1].endswith("_seconds"))
+        message, remedy = _wording(kind, context, each["msg"], path[-1] if path else "")
         found.append(Problem(path=path, message=message, remedy=remedy))
     return found
 
 
-def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, *, in_seconds: bool) -> tuple[str, str]:
+def _wording(kind: str, context: Mapping[str, Any], pydantic_message: str, name: str) -> tuple[str, str]:
     if kind == _OURS:
         return context["message"], context["remedy"]
+    if kind in _LISTS or (kind, context.get("class")) == ("is_instance_of", "Sequence"):
+        return "must be a list", f"write it in brackets, with commas: `{name}: [one, another]`"
     if kind in _RANGES:
         comparison, key = _RANGES[kind]
-        bound = format_duration(context[key]) if in_seconds else context[key]
+        bound = format_duration(context[key]) if name.endswith("_seconds") else context[key]
         return f"is out of range: it must be {comparison} {bound}", "choose a value in range"
     if kind == "extra_forbidden":
         return "is not a setting", "remove it, or correct its name"

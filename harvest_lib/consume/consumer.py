@@ -31,7 +31,7 @@ from harvest_lib.consume.retention import RetentionWatch
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.errors import DatabaseUnavailable, HarvestError, TopicMissing
+from harvest_lib.errors import ConfigError, DatabaseUnavailable, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
@@ -90,7 +90,10 @@ class Consumer:
         isolation: Isolation = "read_committed",
     ) -> None:
         """`name` is that of the group, and of the checkpoints: changing it starts over. `settings` are librdkafka's;
-        `isolation` is Kafka's own, for topics that are written in Kafka transactions."""
+        `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises ConfigError if `topics` is
+        a text."""
+        if isinstance(topics, str):
+            raise ConfigError("`topics` must be a list", field="topics", next_step=f"write `topics=[{topics!r}]`")
         self._application, self._name, self._topics = application, name, list(topics)
         self._group_settings = settings
         self._settings = {setting: value for setting, value in settings.items() if setting not in _GROUP_ONLY}

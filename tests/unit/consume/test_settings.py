@@ -37,3 +37,10 @@ def test_a_setting_that_the_consumer_makes_itself_is_refused(name, value, instea
         consumer.run(threading.Event())
     assert error.value.next_step == f"leave out `{name}`"
     assert error.value.exit_code == 3
+
+
+def test_a_topic_that_is_no_list_is_refused():
+    """Its letters would be the topics."""
+    with pytest.raises(ConfigError, match="`topics` must be a list") as error:
+        Consumer(None, name="c", topics="returns", settings={"bootstrap.servers": "127.0.0.1:1"}, store=None)
+    assert error.value.next_step == "write `topics=['returns']`"

@@ -198,6 +198,28 @@ def test_settings_that_the_client_never_takes_are_found_without_a_broker(tmp_pat
         load(file)
 
 
+@pytest.mark.parametrize("topics", ["secret", "3", "{secret: 1}"])
+def test_one_topic_that_is_no_list_is_answered_in_plain_words(tmp_path, monkeypatch, topics):
+    monkeypatch.undo()
+    file = tmp_path / "flights.yaml"
+    file.write_text(
+        "folder: flights.pipeline\n"
+        f"reader:\n  adaptor: kafka\n  topics: {topics}\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
+        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        load(file)
+    assert (refused.value.cause, refused.value.line) == ("`reader.topics` must be a list", 4)
+    assert refused.value.next_step == "write it in brackets, with commas: `topics: [one, another]`"
+    assert "secret" not in str(refused.value)
+
+
+def test_a_writer_with_one_transform_that_is_no_list_is_answered_in_plain_words(read):
+    with pytest.raises(ConfigError, match=r"`writers\.b\.transforms` must be a list") as refused:
+        read("folder: x\nreader: {adaptor: both, dsn: a}\nwriters: {b: {adaptor: both, dsn: c, transforms: omit}}")
+    assert "`transforms: [one, another]`" in refused.value.next_step
+
+
 def test_a_setting_that_only_this_machine_cannot_have_is_no_wrong_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     file = tmp_path / "flights.yaml"
