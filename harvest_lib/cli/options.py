@@ -50,7 +50,8 @@ Listen = Annotated[
         "--listen",
         envvar="HARVEST_LISTEN",
         metavar="HOST:PORT",
-        help="Serve /metrics, /livez, /readyz and /progress there, by plain HTTP: see docs/monitoring.md.",
+        help="Serve /metrics, /livez, /readyz and /progress there, by plain HTTP: see docs/monitoring.md. "
+        "Without HOST on every IPv4 address.",
     ),
 ]
 

@@ -28,7 +28,9 @@ Settings = Annotated[
 Listen = Annotated[
     str | None,
     typer.Option(
-        envvar="HARVEST_LISTEN", metavar="HOST:PORT", help="Serve /metrics, /livez, /readyz and /progress there."
+        envvar="HARVEST_LISTEN",
+        metavar="HOST:PORT",
+        help="Serve /metrics, /livez, /readyz and /progress there. Without HOST on every IPv4 address.",
     ),
 ]
 MinTxn = Annotated[float, typer.Option(help="Seconds before which no transaction ends.")]

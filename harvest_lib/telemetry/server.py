@@ -47,7 +47,7 @@ class Subject(Readings, Health, Protocol):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, `[IPV6]:PORT` or `:PORT`. Raises ConfigError."""
+    """Return host and port of `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for every IPv4 address. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_bracketed = host.startswith("[") and host.endswith("]")

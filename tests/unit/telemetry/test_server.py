@@ -229,6 +229,13 @@ def test_no_addresses(text):
         parse_address(text)
 
 
+def test_without_a_host_it_is_reached_by_every_address_and_says_so(subject):
+    with Listener(":0", subject) as listener:
+        host, _, port = listener.address.rpartition(":")
+        assert host == "0.0.0.0"  # noqa: S104 - what is meant
+        assert {get(f"127.0.0.{number}:{port}", "/livez")[0] for number in (1, 2)} == {200}
+
+
 def test_ipv6(subject):
     try:
         listener = Listener("[::1]:0", subject)
