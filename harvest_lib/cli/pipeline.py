@@ -43,15 +43,29 @@ def run(
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="The YAML file that declares the pipeline.")]) -> None:
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(help="The YAML file that declares the pipeline.", show_default=False)
+    ] = None,
+    same_file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The same file, named as for the other commands.")
+    ] = None,
+) -> None:
     """Explain a declaration, or report all its errors with their lines. Connects to nothing.
 
-    Example:  harvest pipeline check flights.yaml
+    Examples:
+
+      harvest pipeline check flights.yaml
+
+      harvest pipeline check -f flights.yaml
     """
     from harvest_lib.pipeline.declaration import load
     from harvest_lib.pipeline.diagram import drawn, explained
 
-    declaration = load(file)
+    given = [each for each in (file, same_file) if each is not None]
+    if len(given) != 1:
+        raise typer.BadParameter("name the file, once: by FILE or by -f FILE", param_hint="FILE")
+    declaration = load(*given)
     typer.echo(f"{printable(declaration.name)}\n")
     for line in drawn(declaration).split("\n"):
         typer.echo(f"  {printable(line)}")

@@ -63,6 +63,22 @@ def harvest(place):
     return command
 
 
+def test_a_declaration_is_checked_by_its_name_alone_or_as_by_the_other_commands(place):
+    def check(*arguments):
+        return CliRunner().invoke(app, ["pipeline", "check", *arguments])
+
+    file = str(place / "flights.yaml")
+    explained = check(file)
+    assert explained.exit_code == 0, explained.output
+    assert "checked" in explained.stdout
+    for arguments in (["-f", file], ["--file", file]):
+        assert check(*arguments).stdout == explained.stdout
+    for arguments in ([], [file, "-f", file]):
+        refused = check(*arguments)
+        assert refused.exit_code == 2
+        assert "name the file, once" in refused.output
+
+
 def ids(file):
     return [json.loads(line)["data"]["id"] for line in file.read_text().splitlines()]
 
