@@ -44,12 +44,13 @@ def checked_output() -> Iterator[None]:
     if sys.stdout is None:  # it was closed before the process began
         yield
         return
+    output = _Checked(sys.stdout)
     try:
-        with redirect_stdout(_Checked(sys.stdout)):
+        with redirect_stdout(output):
             yield
-    except OutputLost:
-        _drop_output()
-        raise
+    finally:
+        if output.has_failed:
+            _drop_output()
 
 
 class _Checked:
@@ -57,6 +58,7 @@ class _Checked:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.has_failed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -74,6 +76,7 @@ class _Checked:
         try:
             yield
         except OSError as error:
+            self.has_failed = True
             if error.errno == errno.EPIPE:
                 raise
             raise OutputLost(

@@ -59,11 +59,18 @@ def test_the_exit_code_says_it_where_the_error_cannot_be_written():
         assert ended([*HARVEST, "version"], stdout=full, stderr=full) == (12, None)
 
 
-def test_a_reader_that_goes_away_ends_it_as_before():
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [([*HARVEST, "version"], 1), ([sys.executable, "-c", AUDIT_OF_A_READER, "audit", "3000"], 0)],
+    ids=["text", "audit"],
+)
+def test_a_reader_that_goes_away_is_no_error(command, code, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as gone:
-        assert ended([sys.executable, "-c", AUDIT_OF_A_READER, "audit", "3000"], stdout=gone) == (0, "")
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        assert ended(command, stdout=gone, env=environment) == (code, "")
 
 
 @pytest.mark.parametrize("command", [[*HARVEST, "version"], [sys.executable, "-c", AUDIT_OF_A_READER, "audit", "3"]])
