@@ -192,7 +192,7 @@ def running(environment, *arguments, **variables):
 def stopped(run, number=signal.SIGTERM):
     """Ask it to stop, and return its exit code and what it says."""
     run.send_signal(number)
-    said = run.communicate(timeout=5)[0]
+    said = run.communicate(timeout=60)[0]
     return run.returncode, said
 
 
@@ -223,7 +223,7 @@ def test_run_stops_in_order_while_it_waits_for_postgres(environment, ended, numb
             "HARVEST_LEADER_GROUP_ID": "group",
         }
         with running(environment, **variables) as run:
-            silent.settimeout(20)
+            silent.settimeout(60)
             for _ in range(ended):
                 silent.accept()[0].close()
             with silent.accept()[0]:
@@ -239,7 +239,7 @@ def test_run_stops_in_order_before_it_has_begun(environment, tmp_path):
     with running(environment, "-f", str(tmp_path / "harvest.yaml")) as run:
         run.send_signal(signal.SIGTERM)
         (tmp_path / "harvest.yaml").write_text("harvest: {leaderGroupID: group}\n")
-        assert "harvester_started" not in run.communicate(timeout=5)[0]
+        assert "harvester_started" not in run.communicate(timeout=60)[0]
         assert run.returncode == 0
 
 
