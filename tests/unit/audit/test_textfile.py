@@ -13,7 +13,6 @@ from harvest_lib.audit.textfile import audit_metrics
 from harvest_lib.cli.audit import audit as audit_command
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry import catalogue
-from spark_jobs.audit.__main__ import main as spark_audit
 
 pytestmark = pytest.mark.quick
 
@@ -116,7 +115,6 @@ def test_a_name_that_the_collector_does_not_read_is_refused_before_anything_is_r
     assert raised.value.next_step.startswith("name the file 'audit")
     assert raised.value.next_step.endswith(".prom'")
     assert ask(tmp_path, tmp_path / name) == "--metrics-file"
-    assert spark_audit(["--topic", "orders", "--metrics-file", str(tmp_path / name)]) == 3
     assert list(tmp_path.iterdir()) == []
 
 

@@ -152,3 +152,9 @@ def test_audits_of_other_topics_together_are_their_sums_as_of_the_oldest():
     unknown = together([one, replace(two, keys=None, delay_p99_ms=None)])
     assert (unknown.keys, unknown.delay_p99_ms) == (None, 5.0), "what one does not know, nobody knows; no delay is none"
     assert together([one]) == one
+
+
+def test_a_file_of_metrics_that_no_collector_reads_is_refused_before_spark_starts(tmp_path, capsys):
+    assert command.main(["--topic", "orders", "--metrics-file", str(tmp_path / "audit.txt")]) == 3
+    assert "name the file 'audit.prom'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
