@@ -51,6 +51,7 @@ class Drilled:
     def observe(self, job):
         """Have Prometheus scrape the reader under the name of a job."""
         self.prometheus.scrape({JOB: targets_of(self.load), job: [self.reader]})
+        self.await_said(f'absent(up{{job="{JOB}", instance="{self.reader}"}})')
 
     def command(self, name, script):
         """Have a command on the path of the operator."""

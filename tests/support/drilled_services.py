@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import yaml
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from support.exhausted import provide_kafka_configs
 from support.waiting import eventually
 
@@ -37,6 +37,7 @@ exec pkill -TERM -P {pid}
 @contextmanager
 def service(drill, job, unit, command):
     """Run a command, again as it ends, scraped under the name of the job."""
+    drill.observe(job)  # under no other name before: what it was scraped as is remembered
     process = subprocess.Popen(
         ["/bin/bash", "-c", SERVICE, "service", *command],
         cwd=drill.config.parent,
@@ -47,7 +48,6 @@ def service(drill, job, unit, command):
         start_new_session=True,
     )
     drill.command("systemctl", SYSTEMCTL.format(unit=unit, pid=process.pid))
-    drill.observe(job)
     try:
         yield process
     finally:
@@ -63,9 +63,11 @@ def end(process):
 
 def configure(settings, topic, config):
     """Set some of what is configured for a topic."""
-    entries = [ConfigEntry(name, value) for name, value in config.items()]
+    setting = AlterConfigOpType.SET
+    entries = [ConfigEntry(name, value, incremental_operation=setting) for name, value in config.items()]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    AdminClient(settings).incremental_alter_configs([resource])[resource].result(60)
+    admin = AdminClient(settings)
+    admin.incremental_alter_configs([resource])[resource].result(60)
 
 
 def write(drill, topic, rows, **config):
