@@ -218,7 +218,7 @@ DRILLS = [
     Drill(alert="HarvestAuditFailed", inject=audits.topic_not_there, corrects=audits.deliver_to_missing),
     Drill(alert="HarvestConsumerStuck", inject=services.locked_counts),
     Drill(alert="HarvestConsumerDown", inject=services.killed_counts),
-    Drill(alert="HarvestRestarts", inject=services.missing_topic, corrects=services.create_later),
+    Drill(alert="HarvestRestarts", inject=services.limited_counts, corrects=services.lift_limit),
     Drill(alert="HarvestPipelineStuck", inject=services.locked_copy),
     Drill(alert="HarvestPipelineWriterStopped", inject=services.refused_row, corrects=services.add_column),
     Drill(alert="HarvestPipelineDown", inject=services.killed_copy),

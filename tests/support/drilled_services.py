@@ -16,7 +16,7 @@ from support.waiting import eventually
 from harvest_lib.kafka_client import create_topic
 
 CONSUMER_JOB, PIPELINE_JOB = "harvest-consumer-flight-counts", "harvest-pipeline-copy"
-FLIGHTS, ROWS, LATER = "flights", "rows", "later"
+FLIGHTS, ROWS = "flights", "rows"
 KEPT_SECONDS = 90
 """A reader that lives says every minute when a record expires: more than a quarter of this is left then."""
 COUNTS = ["python", "-m", "harvest_lib.examples.flight_counts"]
@@ -26,7 +26,8 @@ SELECT 4 * safe_wal_size < pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)
 FROM pg_replication_slots WHERE slot_name = %s
 """
 IS_FREE = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s"
-SERVICE = 'while :; do "$@"; sleep 0.2; done'
+SERVICE = 'while :; do if [ -e "$0" ]; then timeout 4 "$@"; else "$@"; fi; sleep 0.2; done'
+"""With a limit of its life for as long as the file exists whose name comes first."""
 SYSTEMCTL = """#!/bin/sh
 # What `systemctl restart` of the unit does here: the service is started again as it ends.
 [ "$1 $2" = "restart {unit}@*" ] || exit 5
@@ -35,11 +36,12 @@ exec pkill -TERM -P {pid}
 
 
 @contextmanager
-def service(drill, job, unit, command):
-    """Run a command, again as it ends, scraped under the name of the job."""
+def service(drill, job, unit, command, limit=""):
+    """Run a command, again as it ends, scraped under the name of the job. It is killed soon while a file exists, the
+    limit."""
     drill.observe(job)  # under no other name before: what it was scraped as is remembered
     process = subprocess.Popen(
-        ["/bin/bash", "-c", SERVICE, "service", *command],
+        ["/bin/bash", "-c", SERVICE, str(limit), *command],
         cwd=drill.config.parent,
         env={**drill.environment(), "HARVEST_LISTEN": drill.reader},
         stdin=subprocess.DEVNULL,
@@ -95,8 +97,8 @@ def locked(drill, table):
 
 
 @contextmanager
-def counting(drill, *options):
-    """A consumer counts flights."""
+def counting(drill, limit=""):
+    """A consumer counts flights, and is killed soon while the file of a limit exists."""
     drill.variables |= {
         "CONSUMER": COUNTS[-1],
         "HARVEST_DSN": drill.system.dsn,
@@ -104,7 +106,7 @@ def counting(drill, *options):
         "HARVEST_KAFKA_SETTINGS": "session.timeout.ms=6000",
         "HARVEST_LISTEN": drill.reader,
     }
-    with service(drill, CONSUMER_JOB, "harvest-consumer", [*COUNTS, *options]) as process:
+    with service(drill, CONSUMER_JOB, "harvest-consumer", COUNTS, limit) as process:
         yield process
 
 
@@ -143,16 +145,21 @@ def stopped_counts(drill):
 
 
 @contextmanager
-def missing_topic(drill):
-    """A consumer ends again and again, as its topic does not exist."""
-    with counting(drill, "--topic", LATER):
+def limited_counts(drill):
+    """A consumer is killed a while after each of its starts, as one with too little memory is."""
+    write(drill, FLIGHTS, [{"id": 4}])
+    limit = drill.config.parent / "limit"
+    limit.touch()
+    with counting(drill, limit=limit):
         yield
 
 
-def create_later(drill):
-    """Create the topic, and see that the consumer works."""
-    write(drill, LATER, [{"id": 4}])
-    drill.await_said("harvest_consumer_transactions_total > 0")
+def lift_limit(drill):
+    """Have it live, and see that it works."""
+    (drill.config.parent / "limit").unlink()
+    drill.await_said(
+        "avg_over_time(harvest_consumer_shards[10s]) > 0 and count_over_time(harvest_consumer_shards[10s]) > 8"
+    )
 
 
 @contextmanager
