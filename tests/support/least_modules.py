@@ -72,6 +72,7 @@ EXEMPT = {
     "integration/harvester/test_transactions": "its broker begins no transaction, so that no harvester starts",
     "integration/examples/test_walkthrough": "its subject is what a new user types, who grants what is printed",
     "integration/cli/test_check": "its subject is what is wrong before a harvester runs",
+    "integration/cli/test_run_stops": "its subject is a process before its harvester runs",
     "contract/test_leadership": _PART,
     "contract/test_old_artefacts": _NAMES,
     "contract/test_batch_source": _PART,

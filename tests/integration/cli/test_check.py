@@ -1,24 +1,20 @@
 """`harvest check` on real servers: every problem at once, each with its fix, and nothing changed."""
 
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AclOperation, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AclOperation
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.secured import MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHOT
 from support.servers import standby_of
+from support.topics import configure_topic
 from support.waiting import eventually
 from trustme import CA
 
@@ -38,11 +34,6 @@ from harvest_lib.outbox import NativeTable, OutboxTable
 pytestmark = pytest.mark.gate
 
 CANARY = "canary-77b1"
-LAST_ASKED_OF_POSTGRES = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND state = 'idle' AND query LIKE '%checkpoint IS NOT NULL'
-"""
-"""A harvester that starts has asked the last thing of Postgres."""
 
 
 def goharvest(connection):
@@ -51,13 +42,6 @@ def goharvest(connection):
 
 def native_table(connection, name="outbox"):
     NativeTable(outbox=OutboxTable.parse(name)).create(connection)
-
-
-@pytest.fixture
-def native(dsn):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        native_table(connection)
-        yield connection
 
 
 @pytest.fixture
@@ -75,12 +59,6 @@ def configured(dsn, bootstrap_servers, group_id):
 @pytest.fixture
 def inspected(configured):
     return lambda *topics, **settings: preflight.inspect(configured(**settings), topics)
-
-
-@pytest.fixture
-def servers(dsn, bootstrap_servers, group_id):
-    """The variables that name the servers to a command."""
-    return {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "HARVEST_LEADER_GROUP_ID": group_id}
 
 
 @pytest.fixture
@@ -166,81 +144,6 @@ def test_run_says_the_same_when_it_cannot_start(native, harvest, servers):
     done = harvest("run", **variables)
     assert done.returncode == 6
     assert done.stderr.count("does not answer") == 1
-
-
-def _catches(pid, number):
-    """Return True if a process has a handler for a signal."""
-    (caught,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
-    return bool(int(caught.split()[1], 16) & 1 << (number - 1))
-
-
-@contextmanager
-def running(environment, *arguments, **variables):
-    """A `harvest run`, once it stops by a signal."""
-    command = [sys.executable, "-m", "harvest_lib.cli", "run", *arguments]
-    run = subprocess.Popen(
-        command, env={**environment, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        eventually(lambda: _catches(run.pid, signal.SIGTERM))
-        yield run
-    finally:
-        run.kill()
-        run.communicate()
-
-
-def stopped(run, number=signal.SIGTERM):
-    """Ask it to stop, and return its exit code and what it says."""
-    run.send_signal(number)
-    said = run.communicate(timeout=60)[0]
-    return run.returncode, said
-
-
-@pytest.mark.parametrize("arguments", [(), ("--drain",)])
-def test_run_stops_in_order_while_it_waits_for_kafka(native, environment, servers, arguments):
-    """Kafka takes the connection and does not answer: to look at everything takes as long again."""
-    native.execute("ALTER SEQUENCE outbox_id_seq CACHE 1")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = {"HARVEST_BOOTSTRAP_SERVERS": f"127.0.0.1:{silent.getsockname()[1]}"}
-        with running(environment, *arguments, **{**servers, **address}) as run:
-            eventually(lambda: native.execute(LAST_ASKED_OF_POSTGRES).fetchone(), "it waits for Kafka")
-            native.execute("ALTER SEQUENCE outbox_id_seq CACHE 10")
-            code, said = stopped(run)
-    assert code == 0
-    assert "does not answer" not in said
-    assert "hands out ids" not in said
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("ended", [0, 1], ids=["start", "check"])
-def test_run_stops_in_order_while_it_waits_for_postgres(environment, ended, number):
-    """Where its first connection ends it cannot start, and looks at everything by another."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        variables = {
-            "HARVEST_DSN": f"host=127.0.0.1 port={port} dbname=shop user=bob sslmode=disable gssencmode=disable",
-            "HARVEST_BOOTSTRAP_SERVERS": "127.0.0.1:2",
-            "HARVEST_LEADER_GROUP_ID": "group",
-        }
-        with running(environment, **variables) as run:
-            silent.settimeout(60)
-            for _ in range(ended):
-                silent.accept()[0].close()
-            with silent.accept()[0]:
-                code, said = stopped(run, number)
-    assert code == 0
-    assert "does not answer" not in said
-    assert "Traceback" not in said
-
-
-def test_run_stops_in_order_before_it_has_begun(environment, tmp_path):
-    """A configuration that nobody has written yet: it is being read."""
-    os.mkfifo(tmp_path / "harvest.yaml")
-    with running(environment, "-f", str(tmp_path / "harvest.yaml")) as run:
-        run.send_signal(signal.SIGTERM)
-        (tmp_path / "harvest.yaml").write_text("harvest: {leaderGroupID: group}\n")
-        assert "harvester_started" not in run.communicate(timeout=60)[0]
-        assert run.returncode == 0
 
 
 # -- the faults that a harvester refuses to start with are found, and nothing else
@@ -564,8 +467,6 @@ def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
     assert "'delete'" in said.evidence
     assert "cleanup.policy=compact" in said.next_step
     assert logged() == [(topic, "delete")]
-    entry = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result(60)
+    configure_topic(admin, topic, {"cleanup.policy": "compact"})
     eventually(lambda: warned() == [], "it is changed")
     assert logged() == []

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 from support.recorded import SHARD, checkpoint
+from support.topics import configure_topic
 from support.waiting import eventually
 
 from harvest_lib.consume.recovery_log import create_recovery_log
@@ -51,12 +52,7 @@ def recorded(store):
 
 @pytest.fixture
 def set_policy(admin):
-    def set_to(topic, policy):
-        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(60)
-
-    return set_to
+    return lambda topic, policy: configure_topic(admin, topic, {"cleanup.policy": policy})
 
 
 def write(settings, topic, key, value):

@@ -7,10 +7,10 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.native_outbox import NativeOutbox
 from support.outbox import harvest_config, read_topic, steps
 from support.sequenced import check_ids, read_acknowledged, read_ids
+from support.topics import configure_topic
 from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
@@ -507,16 +507,6 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
 # -- a topic that stops to take acknowledgements
 
 
-def alter(admin, topic, **settings):
-    entries = [
-        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in settings.items()
-    ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(60)
-
-
 def append(outbox, key, topic):
     outbox.connection.execute(
         "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) VALUES (%s, %s, 'v')", (topic, key)
@@ -526,8 +516,8 @@ def append(outbox, key, topic):
 @pytest.mark.parametrize(
     ("bad", "good"),
     [
-        ({"cleanup_policy": "compact"}, {"cleanup_policy": "delete"}),
-        ({"max_message_bytes": "20"}, {"max_message_bytes": "1000000"}),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "delete"}),
+        ({"max.message.bytes": "20"}, {"max.message.bytes": "1000000"}),
     ],
 )
 def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
@@ -539,7 +529,7 @@ def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
         append(outbox, "a", other)
         append(outbox, "b", outbox.topic)
         eventually(lambda: harvest.delivered_records == 2, "both topics are known")
-        alter(admin, other, **bad)
+        configure_topic(admin, other, bad)
 
         def is_parked():
             append(outbox, "a", other)
@@ -549,7 +539,7 @@ def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
         before = harvest.delivered_records
         append(outbox, "b", outbox.topic)
         eventually(lambda: harvest.delivered_records == before + 1, "the other topic goes on")
-        alter(admin, other, **good)
+        configure_topic(admin, other, good)
 
         def is_caught_up():
             outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")

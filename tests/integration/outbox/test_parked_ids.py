@@ -6,8 +6,8 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from support.outbox import harvest_config, read_topic
+from support.topics import configure_topic
 from support.waiting import eventually
 
 from harvest_lib.batching.parked_ids import Entry, ParkedIds
@@ -252,10 +252,7 @@ def test_what_is_refused_again_is_parked_again(connection, insert, config, topic
 
 def limit(admin, topic, number):
     """Set the bytes that a batch for the topic may have."""
-    entry = ConfigEntry("max.message.bytes", str(number), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(60)
+    configure_topic(admin, topic, {"max.message.bytes": str(number)})
 
 
 def random_text(number):
