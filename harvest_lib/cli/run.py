@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _LOOK_SECONDS = 0.2
-"""Short waits: Python runs a signal handler only once one returns."""
+"""Between looks at a harvester that runs, and at one that may have been asked to stop."""
 _START_SECONDS = 1.0
 """Limit of the wait for a start that was asked to stop."""
 

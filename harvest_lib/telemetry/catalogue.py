@@ -188,7 +188,7 @@ READ_RETAINED = _gauge(
     *("topic", "partition"),
 )
 READ_START = _gauge(
-    "harvest_read_start_offset", "First offset of the partition that is there yet.", *("topic", "partition")
+    "harvest_read_start_offset", "First offset of the partition that is still there.", *("topic", "partition")
 )
 UNREAD_EXPIRY = _gauge(
     "harvest_unread_expiry_timestamp_seconds",

@@ -116,7 +116,7 @@ class _Reported:
     def observe(self, histograms: _Histograms) -> None:
         """Record what these histograms count from now on, and no longer what others do."""
         with self._lock:
-            self._observed = [each for each in self._observed if each is not histograms] + [histograms]
+            self._observed.append(histograms)
             self._observe_last()
 
     def release(self, histograms: _Histograms) -> None:

@@ -20,20 +20,23 @@ RECORDED = [rule for rule in EVERY if "record" in rule]
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 
 
+def grouped_by(rule):
+    """Return the labels by which an expression groups or matches."""
+    return {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
+
+
 @pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_is_of_metrics_and_labels_that_there_are(rule):
     named = set(re.findall(r"\bharvest_\w+", rule["expr"]))
     assert named <= METRICS.keys()
     assert set(re.findall(r"\bharvest:\w+", rule["expr"])) <= {each["record"] for each in RECORDED}
     labels = {label for name in named for label in METRICS[name].labels} | ADDED_BY_PROMETHEUS
-    grouped = {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
-    assert grouped <= labels
+    assert grouped_by(rule) <= labels
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_a_summary_is_of_labels_that_the_alert_has(rule):
-    grouped = {each.strip() for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]) for each in by.split(",")}
-    assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= grouped
+    assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= grouped_by(rule)
     assert rule["labels"]["severity"] in {"page", "ticket", "info"}
 
 
