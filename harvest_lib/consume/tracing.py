@@ -30,7 +30,7 @@ class TransactionSpan:
             "messaging.destination.partition.id": str(shard.partition),
         }
         self._span = BatchSpan(tracer, "process", attributes)
-        self._span.topics.add(shard.topic)
+        self._span.topic = shard.topic
         self._left = _MOST_MESSAGES
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 

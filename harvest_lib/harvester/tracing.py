@@ -3,6 +3,8 @@
 Promises
 - A span of a batch goes from its first record to its commit, and is of a trace of its own. It has links to the spans in
   which its records were written, as far as these are recorded: MOST_LINKS of them at most.
+- It looks at the first MOST_ROWS of a batch at most, so that a backlog pays nothing for each record; a longer batch has
+  no topic. Rows that are handed over natively cost next to nothing: it looks at all of them.
 - Records are not changed. A header `traceparent` that is not well-formed costs its link, and nothing else.
 """
 
@@ -19,6 +21,7 @@ from harvest_lib.telemetry.trace_context import configured_tracer
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+MOST_ROWS = 10_000
 _ABANDONED = "the batch was abandoned before its end was known"
 
 
@@ -27,16 +30,21 @@ class SendSpan(BatchSpan):
 
     def __init__(self, tracer: "Tracer", attributes: Mapping[str, str | int]) -> None:
         super().__init__(tracer, "send", attributes)
+        self._topics: set[str] = set()
+        self._has_more = False  # rows that were not looked at
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows into the batch."""
         if not rows or not self.is_recorded:
             return
+        found = rows if isinstance(rows, RowPage) else rows[: max(0, MOST_ROWS - self.messages)]
         self.messages += len(rows)
-        if len(self.topics) <= 1:
-            self.topics.update(rows.summary.topics if isinstance(rows, RowPage) else {row[TOPIC] for row in rows})
-        if self.room:
-            self.link(sampled_traceparents(rows, self.room))
+        self._has_more = self._has_more or len(found) < len(rows)
+        if not self._has_more and len(self._topics) <= 1:
+            self._topics.update(found.summary.topics if isinstance(found, RowPage) else {row[TOPIC] for row in found})
+        self.topic = next(iter(self._topics)) if len(self._topics) == 1 and not self._has_more else ""
+        if found and self.room:
+            self.link(sampled_traceparents(found, self.room))
 
 
 class BatchTracing:

@@ -43,7 +43,7 @@ class BatchSpan:
         )
         self.is_recorded = self.span.is_recording()
         self.messages = 0
-        self.topics: set[str] = set()
+        self.topic = ""  # of all messages, if they are of one
         self._linked: set[str] = set()
 
     @property
@@ -63,10 +63,9 @@ class BatchSpan:
         """End it: well, or by an error of a kind."""
         if self.is_recorded:
             self.span.set_attribute("messaging.batch.message_count", self.messages)
-            if len(self.topics) == 1:
-                (topic,) = self.topics
-                self.span.update_name(f"{self.operation} {topic}")
-                self.span.set_attribute("messaging.destination.name", topic)
+            if self.topic:
+                self.span.update_name(f"{self.operation} {self.topic}")
+                self.span.set_attribute("messaging.destination.name", self.topic)
             if error:
                 from opentelemetry.trace import StatusCode  # noqa: PLC0415
 

@@ -21,6 +21,8 @@ from harvest_lib.outbox import OutboxTable
 from tests.benchmarks.backlog import Servers
 from tests.support.counting import CountingSource
 
+COLLECT_SECONDS = 2.0
+"""The interval at which numbers are collected, where they are."""
 _LOOK_SECONDS = 0.005
 _LONGEST_SECONDS = 600
 
@@ -134,7 +136,7 @@ def drain_in_process(
 
 
 def report_to_open_telemetry() -> None:
-    """Give this process a tracer and a meter provider, of which the latter collects every second, for nobody."""
+    """Give this process a tracer and a meter provider, of which the latter collects for nobody."""
     from opentelemetry import metrics, trace  # noqa: PLC0415 - or every other drain would be reported to it
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
@@ -148,7 +150,9 @@ def report_to_open_telemetry() -> None:
     tracers = TracerProvider()
     tracers.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=nobody)))
     trace.set_tracer_provider(tracers)
-    reader = PeriodicExportingMetricReader(ConsoleMetricExporter(out=nobody), export_interval_millis=1_000)
+    reader = PeriodicExportingMetricReader(
+        ConsoleMetricExporter(out=nobody), export_interval_millis=COLLECT_SECONDS * 1_000
+    )
     metrics.set_meter_provider(MeterProvider([reader]))
 
 

@@ -13,7 +13,7 @@ from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import BatchFenced
 from harvest_lib.harvester.observed import ObservedGuarantee
-from harvest_lib.harvester.tracing import batch_tracing
+from harvest_lib.harvester.tracing import MOST_ROWS, batch_tracing
 from harvest_lib.telemetry.batch_span import MOST_LINKS
 
 pytestmark = pytest.mark.quick
@@ -141,6 +141,19 @@ def test_links_are_bounded_and_of_no_malformed_header(traces, guarantee):
     assert [link.context.span_id for link in span.links][:3] == [1, 2, 3]
     assert span.attributes["messaging.batch.message_count"] == 2 * MOST_LINKS + 1
     assert span.dropped_links == 0
+
+
+@pytest.mark.parametrize("made", [list, Page])
+def test_a_long_batch_costs_nothing_for_each_row_that_python_made(made, traces, guarantee):
+    late = written(MOST_ROWS, f"00-{8:032x}-{8:016x}-01")
+    guarantee.send(made([row(number, "k") for number in range(MOST_ROWS - 1)]), yes)
+    guarantee.send(made([written(MOST_ROWS - 1, f"00-{7:032x}-{7:016x}-01"), late, late]), yes)
+    guarantee.send(made([late]), yes)
+    commit(guarantee)
+    (span,) = traces.ours
+    linked = [link.context.span_id for link in span.links]
+    assert (span.name, linked) == (("send", [7]) if made is list else ("send t", [7, 8]))
+    assert span.attributes["messaging.batch.message_count"] == MOST_ROWS + 3
 
 
 def test_a_span_that_is_not_recorded_looks_at_no_row(monkeypatch, traces, delivery):
