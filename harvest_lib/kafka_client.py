@@ -9,8 +9,9 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Message, Producer, TopicPartition
@@ -23,6 +24,8 @@ from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, Kafka
 from harvest_lib.telemetry.counts import KAFKA_ERRORS
 
 REACH_TIMEOUT_SECONDS = 5.0
+
+T = TypeVar("T")
 
 # A producer that is closed aborts its open transaction, and warns when it cannot: it was fenced, or no broker answers.
 # The next user of the transactional id aborts it in any case. Not `catch_warnings`, which is for one thread alone.
@@ -251,14 +254,23 @@ def topic_partitions(
     return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
 
 
+def answer_of(asked: Future[T], timeout_seconds: float) -> T:
+    """Return the answer that an admin client was asked for. Raises KafkaException, also if there is none in time: a
+    process may have been frozen for longer than its client waits."""
+    try:
+        return asked.result(timeout_seconds)
+    except TimeoutError as error:
+        raise KafkaException(ClientError(ClientError._TIMED_OUT, "no answer in time")) from error
+
+
 def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_seconds: float) -> dict[str, dict[str, str]]:
     """Return the settings of each topic; none of one that is gone, or whose settings we may not see."""
     found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
     asked: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
     for resource, answer in asked.items():
-        with suppress(KafkaException, TimeoutError):
-            entries = answer.result(timeout_seconds)
+        with suppress(KafkaException):
+            entries = answer_of(answer, timeout_seconds)
             found[resource.name] = {name: entry.value for name, entry in entries.items()}
     return found
 
@@ -307,7 +319,7 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
         topic = NewTopic(name, num_partitions=partitions, config=dict(config))
         try:
             asked = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
-            asked.result(REACH_TIMEOUT_SECONDS * 2)
+            answer_of(asked, REACH_TIMEOUT_SECONDS * 2)
         except KafkaException as error:
             if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
                 return
@@ -319,8 +331,6 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
                     next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
                 ) from error
             raise missing from error
-        except TimeoutError as error:
-            raise topic_missing(name, partitions=partitions, evidence="no answer in time") from error
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:

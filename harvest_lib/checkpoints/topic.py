@@ -21,6 +21,7 @@ from harvest_lib.delivery.errors import NO_TOPIC
 from harvest_lib.errors import KafkaUnavailable
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
+    answer_of,
     client_settings,
     create_topic,
     log_range,
@@ -137,8 +138,8 @@ def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
     try:
         with AdminClient(client_settings(settings)) as admin:
             described = admin.describe_topics(TopicCollection([topic]), request_timeout=_READ_SECONDS)
-            return str(described[topic].result(_READ_SECONDS).topic_id)
-    except (KafkaException, TimeoutError):
+            return str(answer_of(described[topic], _READ_SECONDS).topic_id)
+    except KafkaException:
         return None
 
 

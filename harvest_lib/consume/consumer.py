@@ -32,7 +32,7 @@ from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
 from harvest_lib.errors import ConfigError, DatabaseUnavailable, HarvestError, TopicMissing
-from harvest_lib.kafka_client import client_settings, count_error, is_refusal, refused_settings, translate
+from harvest_lib.kafka_client import answer_of, client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
 from harvest_lib.sequencing.publisher import Publisher
@@ -251,8 +251,8 @@ class Consumer:
         with AdminClient(client_settings(self._settings)) as admin:
             asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
             try:
-                return str(asked.result(2 * _ANSWER_SECONDS).topic_id)
-            except (KafkaException, TimeoutError) as error:
+                return str(answer_of(asked, 2 * _ANSWER_SECONDS).topic_id)
+            except KafkaException as error:
                 _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
                 return ""
 

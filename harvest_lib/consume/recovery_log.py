@@ -23,7 +23,14 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.reader import read_uncommitted
 from harvest_lib.errors import CheckpointError, TopicMissing
-from harvest_lib.kafka_client import client_settings, create_topic, topic_partitions, topic_too_small, translate
+from harvest_lib.kafka_client import (
+    answer_of,
+    client_settings,
+    create_topic,
+    topic_partitions,
+    topic_too_small,
+    translate,
+)
 
 AUTHOR = "author"
 HEAD = "head"
@@ -97,8 +104,8 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
         partition = TopicPartition(place.log, place.partition)
         earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
         try:
-            config: Any = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
-            found: Any = admin.list_offsets({partition: earliest})[partition].result(_ANSWER_SECONDS)
+            config: Any = answer_of(admin.describe_configs([resource])[resource], _ANSWER_SECONDS)
+            found: Any = answer_of(admin.list_offsets({partition: earliest})[partition], _ANSWER_SECONDS)
         except KafkaException as error:
             raise translate(error.args[0], settings=settings) from error
     policy = config["cleanup.policy"].value

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
 
-from harvest_lib.kafka_client import topic_settings
+from harvest_lib.kafka_client import answer_of, topic_settings
 
 ANSWER_SECONDS = 2.0
 
@@ -57,7 +57,7 @@ def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
 def _described(answer: "Future[Any]") -> tuple[Facts, Any] | None:
     """Return the facts about a topic, and its description; None if it does not exist."""
     try:
-        description = answer.result(2 * ANSWER_SECONDS)
+        description = answer_of(answer, 2 * ANSWER_SECONDS)
     except KafkaException as error:
         code = error.args[0].code()
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:

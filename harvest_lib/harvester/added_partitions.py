@@ -23,7 +23,7 @@ from psycopg import sql
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.delivery.partitioners import moved_share
 from harvest_lib.errors import HarvestError
-from harvest_lib.kafka_client import client_settings
+from harvest_lib.kafka_client import answer_of, client_settings
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 
@@ -158,8 +158,8 @@ class PartitionWatch:
             counted = {}
             for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
                 try:
-                    counted[topic] = len(answer.result(2 * _ANSWER_SECONDS).partitions)
-                except (KafkaException, TimeoutError):  # gone, or not ours to see
+                    counted[topic] = len(answer_of(answer, 2 * _ANSWER_SECONDS).partitions)
+                except KafkaException:  # gone, or not ours to see
                     continue
             return counted
 

@@ -12,7 +12,14 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery.errors import FENCED, NO_TOPIC
 from harvest_lib.errors import KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
-from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, is_refusal, topic_settings, translate
+from harvest_lib.kafka_client import (
+    KafkaProducerProvider,
+    answer_of,
+    client_settings,
+    is_refusal,
+    topic_settings,
+    translate,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +56,7 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
         TopicCollection([topic]), include_authorized_operations=True, request_timeout=_SECONDS
     )
     try:
-        allowed = answer[topic].result(2 * _SECONDS).authorized_operations
+        allowed = answer_of(answer[topic], 2 * _SECONDS).authorized_operations
     except KafkaException as error:
         if error.args[0].code() in NO_TOPIC:
             return  # the broker that answers has not heard of it yet

@@ -7,7 +7,6 @@ current as long as the group has a member of that id.
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.clock import Deadline
-from harvest_lib.kafka_client import client_settings
+from harvest_lib.kafka_client import answer_of, client_settings
 from harvest_lib.leadership.pool import Pool
 
 _ANSWER_SECONDS = 5.0
@@ -101,8 +100,8 @@ def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, d
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds
         )
-        partitions = asked[group].result(2 * timeout_seconds).topic_partitions
-    except (KafkaException, FutureTimeout):
+        partitions = answer_of(asked[group], 2 * timeout_seconds).topic_partitions
+    except KafkaException:
         return {}
     said = {}
     for partition in partitions:

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
-from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
+from harvest_lib.kafka_client import LastError, answer_of, client_settings, log_range, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.record.header import HEADER_NAME, VERSION
 from spark_jobs.data_source.sequenced import IDS, with_ids
@@ -125,8 +125,8 @@ class Topics:
             for name in self.names:
                 asked = admin.describe_topics(TopicCollection([name]), request_timeout=_REACH_SECONDS)[name]
                 try:
-                    found[name] = str(asked.result(2 * _REACH_SECONDS).topic_id)
-                except (KafkaException, TimeoutError):
+                    found[name] = str(answer_of(asked, 2 * _REACH_SECONDS).topic_id)
+                except KafkaException:
                     found[name] = ""
         return found
 

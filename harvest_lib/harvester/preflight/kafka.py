@@ -23,6 +23,7 @@ from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.harvester.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.kafka_client import (
+    answer_of,
     client_settings,
     is_refusal,
     topic_missing,
@@ -97,7 +98,7 @@ class _Cluster:
                 [name], include_authorized_operations=True, request_timeout=_SECONDS
             )
             try:
-                described = answer[name].result(2 * _SECONDS)
+                described = answer_of(answer[name], 2 * _SECONDS)
             except KafkaException as error:
                 if is_refusal(error.args[0]):
                     raise self._denied("group", name, ["Read"], error.args[0].str()) from error
@@ -122,7 +123,7 @@ class _Cluster:
             new = NewTopic(topic, num_partitions=needed, config=dict(config))
             future = self._admin.create_topics([new], validate_only=True, request_timeout=_SECONDS)[topic]
             try:
-                future.result(2 * _SECONDS)
+                answer_of(future, 2 * _SECONDS)
             except KafkaException as error:
                 if is_refusal(error.args[0]):
                     raise self._denied("topic", topic, ["Create"], error.args[0].str()) from error
@@ -239,7 +240,7 @@ class _Cluster:
 
     def _result(self, future: "Future[Any]", resource: Resource, name: str, operation: str) -> Any:
         try:
-            return future.result(2 * _SECONDS)
+            return answer_of(future, 2 * _SECONDS)
         except KafkaException as error:
             if is_refusal(error.args[0]):
                 raise self._denied(resource, name, [operation], error.args[0].str()) from error

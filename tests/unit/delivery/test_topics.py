@@ -38,15 +38,17 @@ class Answer:
 
 
 class FakeAdmin:
-    """`AdminClient` of brokers that say what `reported` has; `silent` ones do not answer."""
+    """`AdminClient` of brokers that say what `reported` has; `silent` ones do not answer, `late` ones not in time."""
 
     def __init__(self, **reported):
-        self.reported, self.silent, self.asked = reported, False, 0
+        self.reported, self.silent, self.late, self.asked = reported, False, False, 0
 
     def describe_topics(self, collection, **_):
         self.asked += 1
         if self.silent:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        if self.late:
+            return {topic: Late() for topic in collection.topic_names}
         return {topic: _answer(self._described(topic)) for topic in collection.topic_names}
 
     def describe_configs(self, resources, **_):
@@ -65,6 +67,14 @@ class FakeAdmin:
         return SimpleNamespace(
             is_internal=reported.is_internal, authorized_operations=reported.operations, partitions=reported.partitions
         )
+
+
+class Late(Future):
+    """An answer for which nobody waits long enough."""
+
+    def result(self, timeout=None):
+        assert timeout is not None
+        return super().result(0)
 
 
 def _answer(said):
@@ -222,6 +232,16 @@ def test_a_topic_that_we_never_might_write_to_holds_up_nobody_for_good(clock):
 def test_what_is_internal_by_the_brokers_is_refused(clock):
     topics, _ = known(bad=Answer(is_internal=True), well=Answer())
     assert topics.refused(ROWS) == {1: "the topic is Kafka's own"}
+
+
+def test_an_answer_that_comes_too_late_stops_nothing(clock):
+    """As in a process that was frozen while it waited."""
+    topics, admin = known(bad=Answer(code=KafkaError.UNKNOWN_TOPIC_OR_PART), well=Answer())
+    admin.late = True
+    assert topics.refused(ROWS) == {}
+    admin.late = False
+    clock.now += 5
+    assert set(topics.refused(ROWS)) == {1}
 
 
 def test_own_topics_are_refused_whatever_the_brokers_say():

@@ -26,6 +26,7 @@ from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, Mes
 from harvest_lib.kafka_client import (
     KafkaConsumerProvider,
     LastError,
+    answer_of,
     client_settings,
     is_refusal,
     log_range,
@@ -159,8 +160,8 @@ class KafkaReader(Reader):
             self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
         try:
-            found = str(asked.result(2 * _ANSWER_SECONDS).topic_id)
-        except (KafkaException, TimeoutError) as error:
+            found = str(answer_of(asked, 2 * _ANSWER_SECONDS).topic_id)
+        except KafkaException as error:
             _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
             return
         before, self._ids[topic] = self._ids[topic], found
