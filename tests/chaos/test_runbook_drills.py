@@ -212,7 +212,6 @@ DRILLS = [
     Drill(alert="HarvestUnreadExpires", inject=services.stopped_counts, step=1, factor=100.0),
     Drill(alert="HarvestCertificateExpires", inject=partial(expiring, lasts=TEN_HOURS), corrects=renew_certificate),
     Drill(alert="HarvestCertificateExpiresSoon", inject=partial(expiring, lasts=AN_HOUR), corrects=renew_certificate),
-    Drill(alert="HarvestPartitionsAdded", inject=partitions_added, factor=700.0),
     Drill(alert="HarvestAuditAnomalies", inject=audits.records_deleted, factor=700.0),
     Drill(alert="HarvestAuditDuplicates", inject=audits.records_copied, factor=700.0),
     Drill(alert="HarvestAuditFailed", inject=audits.topic_not_there, corrects=audits.deliver_to_missing),
@@ -224,11 +223,13 @@ DRILLS = [
     Drill(alert="HarvestPipelineDown", inject=services.killed_copy),
     Drill(alert="HarvestSlotExpires", inject=services.limited_slot, factor=100.0),
     Drill(alert="HarvestNoProgress", inject=cut_off_from_postgres, step=1),
+    Drill(alert="HarvestPartitionsAdded", inject=partitions_added, factor=700.0),
     Drill(alert="HarvestNoProgress", mode=WAITS, inject=idle_in_transaction),
     Drill(alert="HarvestCheckpointStale", mode=WAITS, inject=idle_in_transaction, step=1),
     Drill(alert="HarvestPossibleDuplicates", mode=REPEATS, inject=cut_off_from_kafka, factor=30.0),
 ]
-"""Drills of one mode are beside each other: they have one pool. Dropping parked records comes before their topic."""
+"""Drills of one mode are beside each other: they have one pool. Dropping parked records comes before their topic,
+adding partitions last: that alert lasts for a day, which a smaller factor makes too long for the drill after it."""
 
 
 def test_each_alert_is_drilled_or_it_is_said_why_not():
