@@ -3,8 +3,8 @@
 Promises
 - A span of a batch goes from its first record to its commit, and is of a trace of its own. It has links to the spans in
   which its records were written, as far as these are recorded: MOST_LINKS of them at most.
-- It looks at the first MOST_ROWS of a batch at most, so that a backlog pays nothing for each record; a longer batch has
-  no topic. Rows that are handed over natively cost next to nothing: it looks at all of them.
+- It reads the first MOST_ROWS of a batch at most, so that a backlog pays nothing for each record; a longer batch has no
+  topic. Rows that are handed over natively cost next to nothing: it reads all of them.
 - Records are not changed. A header `traceparent` that is not well-formed costs its link, and nothing else.
 """
 
@@ -31,7 +31,7 @@ class SendSpan(BatchSpan):
     def __init__(self, tracer: "Tracer", attributes: Mapping[str, str | int]) -> None:
         super().__init__(tracer, "send", attributes)
         self._topics: set[str] = set()
-        self._has_more = False  # rows that were not looked at
+        self._has_more = False  # rows that were not read
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take rows into the batch."""

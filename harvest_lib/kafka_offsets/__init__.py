@@ -7,6 +7,8 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from harvest_lib.kafka_client import answer_of
+
 EARLIEST, LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call] # the client's own
 
 Place = tuple[str, int]
@@ -27,9 +29,7 @@ def list_offsets(
     found: dict[Place, int | KafkaError] = {}
     for at, answer in asked.items():
         try:
-            found[at.topic, at.partition] = answer.result(2 * timeout_seconds).offset
+            found[at.topic, at.partition] = answer_of(answer, 2 * timeout_seconds).offset
         except KafkaException as error:
             found[at.topic, at.partition] = error.args[0]
-        except TimeoutError:
-            found[at.topic, at.partition] = KafkaError(KafkaError.REQUEST_TIMED_OUT)
     return found

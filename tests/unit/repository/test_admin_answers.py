@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[3]
 OTHERS = {
     "harvest_lib/checkpoints/topic.py": 1,  # asks again
     "harvest_lib/kafka_client.py": 1,  # the place
-    "harvest_lib/kafka_offsets/__init__.py": 1,  # notes it of each partition
     "harvest_lib/leadership/kafka_probe.py": 1,  # asks while the leader goes on
 }
 
