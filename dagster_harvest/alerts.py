@@ -1,21 +1,33 @@
 """Reports failed runs, with cause and next step, in one line, and recoveries.
 
-Sensors, not hooks: a hook runs inside the run, and nothing calls it when the run's process was killed. `tell` can be
-replaced to page operators; the default writes to the logs of the code location and of the sensor.
+A sensor, not a hook: a hook runs inside the run, and nothing calls it when the run's process was killed. A plain sensor
+with a cursor of its own, not Dagster's run-status sensor: that one cannot skip one run and report another in one tick,
+and it writes an event to every run that it was evaluated for. `tell` can be replaced to page operators; the default
+writes to the log of the code location.
+
+Each alert is told once. A `tell` that raises is called again in the next ticks, three times in all, and delays the
+alerts behind it meanwhile. A tick that is killed repeats its own alerts at most.
 """
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import dagster as dg
 
-from dagster_harvest.daemon import DAEMON_TAG
+from dagster_harvest.daemon import DAEMON_TAG, location_of
 from dagster_harvest.settings import RESULTS, OutboxSettings
 
 Tell = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 _PARTITION_TAG = "dagster/partition"
+_EVENTS_READ = 50
+"""Events of each kind that a tick reads at most; the next tick reads on."""
+_MOST_TRIES = 3
+_Kind = Literal[dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_START]
+_KINDS: tuple[_Kind, ...] = (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_START)
 
 
 def log_alert(text: str) -> None:
@@ -23,67 +35,128 @@ def log_alert(text: str) -> None:
     _log.error("dagster_alert", extra={"reason": text})
 
 
-def alert_sensors(settings: OutboxSettings, tell: Tell = log_alert) -> Sequence[dg.SensorDefinition]:
-    """Return the sensor of failures and that of recoveries, over all runs that touch the outbox, on by default."""
-    jobs = {
-        settings.daemon_job_name,
-        settings.audit_job_name,
-        settings.archive_job_name,
-        settings.replay_job_name,
-    }
-    assets = {settings.outbox_key, settings.business_key, settings.archive_key, settings.replay_key}
-    assets |= set(map(settings.audit_key, RESULTS))
+def alert_sensor(settings: OutboxSettings, tell: Tell = log_alert) -> dg.SensorDefinition:
+    """Return the sensor of failures and recoveries, over all runs that touch the outbox, on by default."""
 
-    def concerns_us(run: dg.DagsterRun) -> bool:
-        return run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
-
-    @dg.run_failure_sensor(
-        name=f"{settings.name}_failures",
+    @dg.sensor(
+        name=f"{settings.name}_alerts",
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=10,
-        description="Says of a failed run what failed, why, and what to do next.",
+        description="Tells which run failed, why, and what to do next; and which job runs again after a failure.",
     )
-    def failures(context: dg.RunFailureSensorContext) -> dg.SkipReason | None:
-        if not concerns_us(context.dagster_run):
-            return dg.SkipReason("a run that does not touch this outbox")
-        text = told_failure(context)
-        context.log.error(text)
-        tell(text)
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _Tick(context, settings, tell).result()
+
+    return alerts
+
+
+class _Tick:
+    """One tick. The cursor holds the id of the last event that was handled, and how often the next was tried."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, settings: OutboxSettings, tell: Tell) -> None:
+        self._context = context
+        self._tell = tell
+        self._jobs = {
+            settings.daemon_job_name,
+            settings.audit_job_name,
+            settings.archive_job_name,
+            settings.replay_job_name,
+        }
+        assets = {settings.outbox_key, settings.business_key, settings.archive_key, settings.replay_key}
+        self._assets = assets | set(map(settings.audit_key, RESULTS))
+        origin = context.code_location_origin
+        self._location = origin.location_name if origin is not None else "in-process"
+
+    def result(self) -> dg.SensorResult:
+        if self._context.cursor is None:
+            return self._done(self._newest(), 0, "begins with what happens from now on")
+        at, tries = json.loads(self._context.cursor)
+        told: list[str] = []
+        events = self._events_after(at)
+        runs = self._runs(events)
+        for record in events:
+            run = runs.get(record.event_log_entry.run_id)
+            if run is not None and (text := self._text(record, run)) is not None:
+                if (problem := self._told(text)) is not None and tries + 1 < _MOST_TRIES:
+                    return self._done(at, tries + 1, f"{problem}; it is tried again")
+                told.append(text)
+            at, tries = record.storage_id, 0
+        return self._done(at, tries, "; ".join(told) or "nothing failed")
+
+    def _done(self, at: int, tries: int, words: str) -> dg.SensorResult:
+        return dg.SensorResult(skip_reason=words, cursor=json.dumps([at, tries]))
+
+    def _told(self, text: str) -> str | None:
+        """Tell; return the problem, if there was one."""
+        try:
+            self._tell(text)
+        except Exception as error:  # noqa: BLE001 - a function of the user's: other alerts must not end with it
+            problem = f"the alert could not be told ({type(error).__name__}): {text}"
+            self._context.log.error(problem)
+            return problem
+        self._context.log.info(text)
         return None
 
-    @dg.run_status_sensor(
-        run_status=dg.DagsterRunStatus.STARTED,
-        name=f"{settings.name}_recoveries",
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        minimum_interval_seconds=10,
-        description="Says that a job whose last run failed runs again.",
-    )
-    def recoveries(context: dg.RunStatusSensorContext) -> dg.SkipReason | None:
-        run = context.dagster_run
-        if not concerns_us(run):
-            return dg.SkipReason("a run that does not touch this outbox")
+    # -- events
+
+    def _newest(self) -> int:
+        found = [self._context.instance.fetch_run_status_changes(kind, limit=1).records for kind in _KINDS]
+        return max((record.storage_id for records in found for record in records), default=-1)
+
+    def _events_after(self, at: int) -> Sequence[dg.EventLogRecord]:
+        """Return the events after one, by id: all of both kinds up to the last that is returned."""
+        found = [
+            record
+            for kind in _KINDS
+            for record in self._context.instance.fetch_run_status_changes(
+                dg.RunStatusChangeRecordsFilter(event_type=kind, after_storage_id=at),
+                limit=_EVENTS_READ,
+                ascending=True,
+            ).records
+        ]
+        return sorted(found, key=lambda record: record.storage_id)[:_EVENTS_READ]
+
+    def _runs(self, events: Sequence[dg.EventLogRecord]) -> dict[str, dg.DagsterRun]:
+        """Return the runs of events that touch the outbox, by id."""
+        if not (ids := {record.event_log_entry.run_id for record in events}):
+            return {}
+        found = self._context.instance.get_runs(dg.RunsFilter(run_ids=list(ids)))
+        return {run.run_id: run for run in found if self._concerns_us(run)}
+
+    def _text(self, record: dg.EventLogRecord, run: dg.DagsterRun) -> str | None:
+        """Return the alert of an event; None of a start that follows no failure."""
+        event = record.event_log_entry.dagster_event
+        if event is not None and event.event_type is dg.DagsterEventType.RUN_FAILURE:
+            return told_failure(self._context.instance, run, event.message)
+        return self._recovery(run)
+
+    def _concerns_us(self, run: dg.DagsterRun) -> bool:
+        is_ours = run.job_name in self._jobs or not self._assets.isdisjoint(run.asset_selection or ())
+        return is_ours and location_of(run) == self._location
+
+    def _recovery(self, run: dg.DagsterRun) -> str | None:
         partition = {name: run.tags[name] for name in (_PARTITION_TAG,) if name in run.tags}
-        earlier = context.instance.get_runs(dg.RunsFilter(job_name=run.job_name, tags=partition), limit=10)
-        before = next((each for each in earlier if each.run_id != run.run_id and each.is_finished), None)
+        found = self._context.instance.get_runs(dg.RunsFilter(job_name=run.job_name, tags=partition), limit=10)
+        ids = [each.run_id for each in found]
+        earlier = found[ids.index(run.run_id) + 1 :] if run.run_id in ids else found
+        before = next((each for each in earlier if each.is_finished), None)
         if before is None or before.status is not dg.DagsterRunStatus.FAILURE:
-            return dg.SkipReason("the run before it had not failed")
-        text = f"{run.job_name} runs again as {run.run_id}, after {before.run_id} had failed"
-        context.log.info(text)
-        tell(text)
-        return None
-
-    return [failures, recoveries]
+            return None
+        return f"{run.job_name} runs again as {run.run_id}, after {before.run_id} had failed"
 
 
-def told_failure(context: dg.RunFailureSensorContext) -> str:
+def told_failure(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str | None) -> str:
     """Return the text about a failed run: the message of each failed step, else that of the run."""
-    run = context.dagster_run
+    steps: list[Any] = [
+        record.event_log_entry.dagster_event
+        for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
+    ]
     causes = [
         data.user_failure_data.description
-        for event in context.get_step_failure_events()
+        for event in steps
         if (data := event.step_failure_data).user_failure_data is not None and data.user_failure_data.description
     ]
-    cause = "; ".join(causes) or context.failure_event.message or "Dagster does not say why"
+    cause = "; ".join(causes) or message or "Dagster does not say why"
     is_kept = DAEMON_TAG in run.tags
     step = "its supervisor starts the next one" if is_kept else "correct it, then launch it again: nothing is twice"
     return f"{run.job_name} failed, run {run.run_id}: {cause}\n  then: {step}"

@@ -8,7 +8,7 @@ import dagster as dg
 from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
-from dagster_harvest.alerts import alert_sensors
+from dagster_harvest.alerts import Tell, alert_sensor, log_alert
 from dagster_harvest.archive import archive_definitions
 from dagster_harvest.assets import PIPES_KEY, audit_assets, outside_specs, verified_asset, written_assets
 from dagster_harvest.checks import audit_checks, backlog_checks
@@ -62,8 +62,8 @@ class OutboxComponent(OutboxSettings, dg.Component):
         return outbox_definitions(self)
 
 
-def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
-    """Return the definitions of an outbox, for those who have no use for YAML."""
+def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> dg.Definitions:
+    """Return the definitions of an outbox, for a project that defines it in Python. `tell` is called with each alert."""
     daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
         *outside_specs(settings),
@@ -94,7 +94,7 @@ def outbox_definitions(settings: OutboxSettings) -> dg.Definitions:
         asset_checks=[backlog_checks(settings), audit_checks(settings), *quality_checks(settings)],
         jobs=jobs,
         schedules=[_nightly(settings, audit_job)],
-        sensors=[supervisor_sensor(settings, daemon), *alert_sensors(settings)],
+        sensors=[supervisor_sensor(settings, daemon), alert_sensor(settings, tell)],
         resources={
             settings.resource_key: HarvesterResource(
                 config_file=settings.config_file,

@@ -76,8 +76,7 @@ def test_the_example_loads_whole():
     repository = loaded.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {
         "flights_supervisor",
-        "flights_failures",
-        "flights_recoveries",
+        "flights_alerts",
     }
     assert [schedule.name for schedule in repository.schedule_defs] == ["flights_nightly_audit"]
 
