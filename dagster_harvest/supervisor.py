@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 import dagster as dg
 
-from dagster_harvest.checks import BACKLOG_CHECKS, judged_backlog
+from dagster_harvest.checks import BACKLOG_CHECKS, Verdict, judged_backlog, unreadable
 from dagster_harvest.daemon import (
     DAEMON_TAG,
     GENERATION_TAG,
@@ -33,8 +33,10 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.table import Backlog
 
 _RUNS_READ = 25
-_TELL_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
-"""By mode: a run tells its numbers itself."""
+_REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
+"""By mode, while the verdicts stay the same: a run reports its numbers itself."""
+_REPORT_FAILURE_AGAIN_SECONDS = 60.0
+"""The longest time for which the numbers of a failed check may be old."""
 
 _PHASES: dict[dg.DagsterRunStatus, Phase] = {
     dg.DagsterRunStatus.QUEUED: "queued",
@@ -204,6 +206,8 @@ class _Tick:
 
     def _backlog_events(self, state: dict[str, Any]) -> tuple[list[Any], str]:
         """Return the events of the backlog's checks (of an external harvester also observations), and a summary."""
+        waiting: Backlog | None = None
+        leads: str | None = None
         try:
             with self._resource.connect() as connection:
                 config = self._resource.config()
@@ -212,22 +216,15 @@ class _Tick:
                 leads = status.leaders().by_shard[0] if self._settings.daemon.mode == "external" else None
         except HarvestError as error:
             self._context.log.warning(str(error))
-            return [], f"the outbox cannot be read: {error.cause}"
-        verdicts = judged_backlog(waiting, self._settings.thresholds)
-        reported = {
-            "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
-            "at": time.time(),
-            "leader": leads,
-        }
-        before = self._seen.get("reported", {})
-        words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
-        if self._settings.daemon.mode == "external":
-            words += f", led by {leads or 'nobody that Kafka knows'}"
-        is_news = any(reported[each] != before.get(each) for each in ("verdicts", "leader"))
-        if not is_news and reported["at"] - before.get("at", 0.0) < _TELL_AGAIN_SECONDS[self._settings.daemon.mode]:
-            state["reported"] = before
+            verdicts = (unreadable(error), unreadable(error))
+            words = f"the outbox cannot be read: {error.cause}"
+        else:
+            verdicts = judged_backlog(waiting, self._settings.thresholds)
+            words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
+            if self._settings.daemon.mode == "external":
+                words += f", led by {leads or 'nobody that Kafka knows'}"
+        if not self._is_due(verdicts, leads, state):
             return [], words
-        state["reported"] = reported
         events: list[Any] = [
             dg.AssetCheckEvaluation(
                 asset_key=self._settings.outbox_key,
@@ -239,12 +236,29 @@ class _Tick:
             )
             for name, verdict in zip(BACKLOG_CHECKS, verdicts, strict=True)
         ]
-        if self._settings.daemon.mode == "external":
+        if self._settings.daemon.mode == "external" and waiting is not None:
             events += [
                 dg.AssetObservation(asset_key=key, metadata=_seen_outside(waiting, leads))
                 for key in self._settings.topic_keys
             ]
         return events, words
+
+    def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
+        """Return True if a verdict or the leader changed, or the last report is old; note in `state` what was said."""
+        before = self._seen.get("reported", {})
+        now = time.time()
+        reported = {
+            "verdicts": [f"{each.passed} {each.severity.value}" for each in verdicts],
+            "at": now,
+            "leader": leads,
+        }
+        longest = _REPORT_AGAIN_SECONDS[self._settings.daemon.mode]
+        if not all(each.passed for each in verdicts):
+            longest = min(longest, _REPORT_FAILURE_AGAIN_SECONDS)
+        is_news = any(reported[each] != before.get(each) for each in ("verdicts", "leader"))
+        is_due = is_news or now - before.get("at", 0.0) >= longest
+        state["reported"] = reported if is_due else before
+        return is_due
 
 
 def _seen_outside(waiting: Backlog, leads: str | None) -> dict[str, Any]:

@@ -186,12 +186,18 @@ def test_failures_are_followed_the_later_the_more_there_are(tick, believed, inst
     assert json.loads(result.cursor)["slot 0"]["failures"] == 4
 
 
-def test_while_postgres_is_away_nothing_is_failed(tick, believed, instance, tmp_path, reaper):
-    run = believed(1)
-    elsewhere = tmp_path / "elsewhere.yaml"
+@pytest.fixture
+def elsewhere(tmp_path, reaper):
+    """A configuration that names a server that is away."""
     lines = reaper.read_text().splitlines()
     lines = [line if "dataSource" not in line else "  dataSource: host=127.0.0.1 port=1 dbname=x" for line in lines]
-    elsewhere.write_text("\n".join(lines))
+    file = tmp_path / "elsewhere.yaml"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_while_postgres_is_away_no_run_is_failed(tick, believed, instance, elsewhere):
+    run = believed(1)
     result = tick(file=elsewhere)
     assert not result.run_requests
     assert "nobody can say whether it lives" in result.skip_message
@@ -204,10 +210,23 @@ def test_several_runs_are_kept_where_several_are_asked_for(tick, settings):
     assert [request.run_key for request in tick(many).run_requests] == ["shop:0:1", "shop:1:1", "shop:2:1"]
 
 
-def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tick, outbox):
-    def verdicts(result):
-        return {event.check_name: (event.passed, event.severity.value) for event in result.asset_events}
+def verdicts(result):
+    return {event.check_name: (event.passed, event.severity.value) for event in result.asset_events}
 
+
+@pytest.mark.gate
+def test_checks_of_a_backlog_that_cannot_be_read_fail_and_say_why(tick, elsewhere):
+    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+    result = tick(file=elsewhere)
+    assert verdicts(result) == {"backlog_age": (False, "ERROR"), "backlog_size": (False, "ERROR")}
+    for event in result.asset_events:
+        assert "port 1" in event.description, "the cause"
+        assert "next step" in event.description
+    assert verdicts(tick(file=elsewhere)) == {}, "nothing has changed"
+    assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
+
+
+def test_the_backlog_is_judged_as_it_ticks_and_told_when_the_verdict_changes(tick, outbox):
     assert verdicts(tick()) == {"backlog_age": (True, "WARN"), "backlog_size": (True, "WARN")}
     assert verdicts(tick()) == {}, "nothing has changed"
     outbox.fill(100)
