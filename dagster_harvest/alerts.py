@@ -92,7 +92,7 @@ class _Tick:
             self._tell(text)
         except Exception as error:  # noqa: BLE001 - a function of the user's: other alerts must not end with it
             problem = f"the alert could not be told ({type(error).__name__}): {text}"
-            self._context.log.error(problem)
+            self._context.log.error(problem)  # noqa: TRY400 - what it raises may hold the address of a pager
             return problem
         self._context.log.info(text)
         return None

@@ -63,7 +63,7 @@ class OutboxComponent(OutboxSettings, dg.Component):
 
 
 def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> dg.Definitions:
-    """Return the definitions of an outbox, for a project that defines it in Python. `tell` is called with each alert."""
+    """Return the definitions of an outbox, for a project without YAML; `tell` is called with each alert."""
     daemon = daemon_job(settings) if settings.daemon.mode == "run" else None
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = [
         *outside_specs(settings),

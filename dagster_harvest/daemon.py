@@ -15,7 +15,6 @@ import queue
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -23,6 +22,7 @@ import dagster as dg
 from dagster_harvest.decisions import is_at_work
 from dagster_harvest.heartbeat import Place
 from dagster_harvest.heartbeat_thread import HeartbeatThread
+from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, LifecycleError, OutboxTableError
@@ -54,47 +54,6 @@ _MATERIALIZE_SECONDS = 3600.0
 """A topic counts as materialized when a run begins to lead, and again when records have come, this often at most."""
 _STEP_SECONDS = 0.2
 """The longest time for which a signal handler may be delayed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """Report of a run. `rate` is in records per second since the last report; `waiting` is None without Postgres."""
-
-    delivered: int
-    rate: float
-    in_flight: int
-    leader_id: str | None
-    generation: int
-    version: str
-    waiting: Backlog | None
-
-    def metadata(self) -> dict[str, dg.MetadataValue]:
-        """Return them as the UI plots them."""
-        shown: dict[str, dg.MetadataValue] = {
-            "delivered_records": dg.MetadataValue.int(self.delivered),
-            "records_per_second": dg.MetadataValue.float(round(self.rate, 1)),
-            "in_flight_records": dg.MetadataValue.int(self.in_flight),
-            "is_leader": dg.MetadataValue.bool(self.leader_id is not None),
-            "leader_id": dg.MetadataValue.text(self.leader_id or "standby"),
-            "generation": dg.MetadataValue.int(self.generation),
-            "version": dg.MetadataValue.text(self.version),
-        }
-        if self.waiting is not None:
-            shown["backlog_records"] = dg.MetadataValue.int(self.waiting.records)
-            shown["backlog_age_seconds"] = dg.MetadataValue.float(round(self.waiting.age_seconds, 3))
-            if self.waiting.epoch is not None:
-                shown["epoch"] = dg.MetadataValue.int(self.waiting.epoch)
-        return shown
-
-    def line(self) -> str:
-        """Return them for the log."""
-        role = f"leader {self.leader_id[:8]}" if self.leader_id else "standby"
-        waiting = (
-            f"backlog {self.waiting.records:,} records, the oldest {self.waiting.age_seconds:.1f} s"
-            if self.waiting is not None
-            else "backlog unknown"
-        )
-        return f"{role}: delivered {self.delivered:,}, {self.rate:,.0f} records/s, {waiting}"
 
 
 def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
@@ -157,6 +116,7 @@ class _Daemon:
         self._generation = 0
         self._version = version_of(self._config, settings.daemon)
         self._last = (time.monotonic(), 0)
+        self._reported: Numbers | None = None
         self._materialized_at: float | None = None
         self._worked_seconds = 0.0
         self._has_told_of_work = False
@@ -250,6 +210,7 @@ class _Daemon:
         self._last = now, delivered
         leader_id = harvest.leader_id
         numbers = Numbers(
+            at=now,
             delivered=delivered,
             rate=(delivered - before) / (now - then),
             in_flight=harvest.in_flight_records,
@@ -258,8 +219,11 @@ class _Daemon:
             version=self._version,
             waiting=self._waiting(),
         )
-        self._say(numbers.line())
         self._tell_of_work(numbers, delivered - before, now - then)
+        if numbers.says_nothing_after(self._reported):
+            return
+        self._reported = numbers
+        self._say(numbers.line())
         is_new = leader_id is not None and (delivered > before or self._materialized_at is None)
         is_due = self._materialized_at is None or now - self._materialized_at >= _MATERIALIZE_SECONDS
         for key in self._settings.topic_keys:

@@ -23,6 +23,7 @@ from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
 from harvest_lib.errors import LifecycleError
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.telemetry.server import Listener
 
@@ -195,6 +196,25 @@ def test_records_are_delivered_and_told_and_a_terminated_run_stops_in_order(
     text = [entry.user_message for entry in instance.all_logs(only_run(instance).run_id)]
     assert any("leads shard 0 as" in line for line in text)
     assert any("stopped after 2,000 records" in line for line in text)
+
+
+def test_an_idle_run_writes_no_event_for_each_time_that_it_looks(execute, outbox, instance, monkeypatch):
+    looks = []
+    read = StatusReader.waiting
+
+    def waiting(self):
+        found = read(self)
+        looks.append(found.records)
+        return found
+
+    monkeypatch.setattr(StatusReader, "waiting", waiting)
+    outbox.fill(50)
+    terminate_when(lambda: looks[-6:] == [0] * 6, instance)
+    execute()
+    seen = observations(instance, outbox.topic)
+    assert seen[-1]["delivered_records"].value == 50
+    assert seen[-1]["records_per_second"].value == 0, "the last report of a run that became idle is of an idle run"
+    assert len(seen) <= len(looks) - 4
 
 
 def test_no_limit_of_the_deployment_on_the_time_of_runs_ends_it(settings, instance):

@@ -1,4 +1,4 @@
-"""Failures and recoveries are told by ticks of the sensor: each once, of the outbox's runs alone, whatever else runs."""
+"""Ticks of the sensor tell failures and recoveries: each once, of the outbox's own runs, whatever else runs."""
 
 import dagster as dg
 import pytest
