@@ -1,7 +1,6 @@
 """Runs and observes the harvester in Dagster: a run that is kept alive, assets, checks.
 
-definitions  entry point for Dagster; it only gathers `defs/`
-components   the component "an outbox": a few lines of YAML define all of the below
+components   the component "an outbox": a few lines of YAML, or one call, define all of the below
 settings     the fields of those lines, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
@@ -13,4 +12,5 @@ checks       assertions about them, with numbers
 quality      contracts and expectations, imported when they are needed
 alerts       failures with cause and next step, and recoveries
 pipes_main   a Spark job under Dagster Pipes: its log and its numbers come back
+example_flights  the demo; a project of yours has its own definitions
 """

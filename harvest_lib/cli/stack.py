@@ -38,7 +38,7 @@ def up(
     all_: Annotated[bool, typer.Option("--all", help="Start Dagster and Airflow as well.")] = False,
     definitions: Annotated[
         str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
-    ] = "dagster_harvest.definitions",
+    ] = "dagster_harvest.example_flights.definitions",
     dags: Annotated[
         Path | None,
         typer.Option(help="With --all: the folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER"),

@@ -24,7 +24,7 @@ from harvest_lib.local_stack.state import make_folder
 
 _STARTS = 3
 
-DEFINITIONS = "dagster_harvest.definitions"
+DEFINITIONS = "dagster_harvest.example_flights.definitions"
 
 
 class Platform:

@@ -25,7 +25,7 @@ from support.public_list import check_lines
 # All that is imported from inside the packages, so that it can follow when modules move.
 from airflow_dags.provider import get_provider_info
 from dagster_harvest.components import OutboxComponent, outbox_definitions
-from dagster_harvest.definitions import defs
+from dagster_harvest.example_flights.definitions import defs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.cli import app as command_line

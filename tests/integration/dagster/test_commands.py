@@ -34,7 +34,7 @@ def command(tmp_path):
 
 
 def test_the_definitions_are_valid(command):
-    done = command("dagster", "definitions", "validate", "-m", "dagster_harvest.definitions")
+    done = command("dagster", "definitions", "validate", "-m", "dagster_harvest.example_flights.definitions")
     assert done.returncode == 0, done.stderr
     assert "All code locations passed validation" in done.stdout + done.stderr
 

@@ -10,7 +10,7 @@ from dagster.components.resolved.errors import ResolutionException
 from pydantic import ValidationError
 
 from dagster_harvest.components import OutboxComponent, outbox_definitions
-from dagster_harvest.definitions import defs
+from dagster_harvest.example_flights.definitions import defs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import AssetKeys, DaemonSettings, OutboxSettings, WriterSettings
 from harvest_lib.errors import ConfigError

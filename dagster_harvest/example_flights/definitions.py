@@ -1,22 +1,22 @@
-"""Entry point for Dagster: `dagster dev -m dagster_harvest.definitions`. It only gathers the definitions of `defs/`."""
+"""The example's definitions, gathered from `defs/`: `dagster dev -m dagster_harvest.example_flights.definitions`."""
 
 import warnings
 from pathlib import Path
 
 import dagster as dg
 
-import dagster_harvest.defs
+from dagster_harvest.example_flights import defs as folders_of_definitions
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Return the definitions of every outbox that has a folder in `defs/`."""
+    """Return the definitions of the example's outbox."""
     with warnings.catch_warnings():
         # Dagster's loader warns of its own inner parts, at each use.
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)
         # From the module, not from a project's file: an installed package has none.
-        tree = dg.ComponentTree.from_module(defs_module=dagster_harvest.defs, project_root=Path(__file__).parent.parent)
+        tree = dg.ComponentTree.from_module(defs_module=folders_of_definitions, project_root=Path(__file__).parents[2])
         folders = tree.build_defs()
     # A run is one process: the work is Spark's, or librdkafka's.
     return dg.Definitions.merge(folders, dg.Definitions(executor=dg.in_process_executor))
