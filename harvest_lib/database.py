@@ -16,6 +16,7 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harvest_lib import postgres_causes
 from harvest_lib.errors import (
     DatabaseAccessDenied,
     DatabaseError,
@@ -66,10 +67,6 @@ _ENDED_BY = {
     "57P05": "idle_session_timeout",
 }
 
-_TRANSIENT = ("08", "26", "40", "53", "55", "57", "58")
-"""Classes of SQLSTATE that pass with a new connection: connection, unknown prepared statement, conflict, resources,
-locks, operator, system."""
-
 _NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
 """libpq gives no SQLSTATE for a connection that failed."""
 
@@ -94,12 +91,6 @@ _WOULD_FILTER = "query would be affected by row-level security policy"
 
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
 """Text that a guarded statement of ours puts into Postgres' own error, instead of missing rows."""
-
-_STALE_PLAN = "RevalidateCachedQuery"
-"""The function of Postgres that finds that a prepared statement fits no more. Its text may be in any language."""
-
-_READ_ONLY = "25006"
-"""A server that was demoted; target_session_attrs finds its successor at the next attempt."""
 
 
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
@@ -283,12 +274,13 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             next_step="it is tried again; if the reason does not pass, check user, password and `dbname` in "
             "`dataSource`, and pg_hba.conf",
         )
-    if (
-        (state == "0A000" and error.diag.source_function == _STALE_PLAN)  # a column's type was changed meanwhile
-        or state == _READ_ONLY
-        or state[:2] in _TRANSIENT
-        or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    ):
+    if postgres_causes.passes(error):
+        if postgres_causes.answered(error):
+            return DatabaseUnavailable(
+                f"Postgres {postgres_causes.said(state)}",
+                evidence=evidence,
+                next_step=postgres_causes.next_step(state),
+            )
         return DatabaseUnavailable(
             "Postgres does not answer",
             evidence=evidence,

@@ -1,0 +1,137 @@
+"""The cause of an error that came from Postgres: whether it passes by itself, and whether the server answered at all.
+
+An error is looked for in the whole chain: `__cause__`, `orig` (SQLAlchemy's), and `__context__` unless it was
+suppressed, so an application may wrap it. It is judged by its SQLSTATE, never by its text, which may be in any
+language. Errors of psycopg, psycopg2 and asyncpg are known.
+
+| class of SQLSTATE | passes |
+| --- | --- |
+| 08 connection, 26 lost prepared statement, 40 conflict or deadlock, 53 resources, 58 system | yes |
+| 55 | yes: a lock, an object in use, a server in recovery; no: a table without replica identity |
+| 57 | yes: cancelled (`statement_timeout`), shutdown, crash, starting; no: the database was dropped |
+| 25006 read-only, 25P03, 25P04 a timeout ended the session, 72000 snapshot too old | yes |
+| 0A000 of a cached plan | yes |
+| none, of a lost or refused connection | yes |
+| all others: the statement, its values, privileges | no |
+"""
+
+from collections.abc import Iterator
+
+_PASSING_CLASSES = frozenset({"08", "26", "40", "53", "55", "57", "58"})
+_PASSING = frozenset({"25006", "25P03", "25P04", "72000"})
+_LASTING = frozenset({"40002", "55P02", "55P04", "57P04"})
+"""Of these classes, and yet final: an integrity constraint, a fixed parameter, a new enum value, a dropped database."""
+_STALE_PLAN = "RevalidateCachedQuery"
+"""The function of Postgres that finds that a prepared statement fits no more."""
+_NO_IDENTITY = "CheckCmdReplicaIdentity"
+"""The function of Postgres that refuses changes of a published table in which nothing identifies a row."""
+_FAILED_BEFORE = "25P02"
+"""Statements of a transaction that has failed: the first error is the cause."""
+_CONNECTION = "08"
+_CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
+_DRIVERS = frozenset({"psycopg", "psycopg2"})
+"""Their errors of a connection have no SQLSTATE. Those of asyncpg have one."""
+
+_WORDS = {
+    "25006": "takes no changes: the session is read-only, or it is a standby",
+    "40001": "could not serialize a transaction with others",
+    "40P01": "ended a deadlock",
+    "53100": "has no room on its disk",
+    "53200": "has no memory left",
+    "53300": "has too many connections",
+    "55006": "says that an object is in use",
+    "55P03": "did not get a lock in time",
+    "57014": "cancelled a statement",
+    "57P01": "ended the session",
+    "57P02": "ended the session, as another process crashed",
+    "57P03": "takes no connections now",
+}
+
+_STEPS = {
+    "25006": "name the primary in `dataSource`, or all servers: host=a,b; or lift `default_transaction_read_only`",
+    "40001": "it is tried again; if it does not pass, look for long transactions on the same rows",
+    "40P01": "it is tried again; if it does not pass, the server's log names the other process",
+    "53100": "make room on the server's disk; it is tried again",
+    "53200": "give the server memory; it is tried again",
+    "53300": "raise `max_connections`, or the role's or database's CONNECTION LIMIT; it is tried again",
+    "55P03": "find who holds the lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
+    "role's `lock_timeout`",
+    "57014": "find who holds a lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
+    "role's `statement_timeout`",
+}
+_OTHER_STEP = "it is tried again; if it does not pass, see the server's log"
+
+
+def sqlstate(error: BaseException) -> str:
+    """Return the SQLSTATE of the nearest error of Postgres in a chain; empty if there is none, or no answer came."""
+    return _state(_cause(error))
+
+
+def answered(error: BaseException) -> bool:
+    """Return True if the server gave a reason: anything but a connection that was lost, or never came about."""
+    state = sqlstate(error)
+    return bool(state) and state[:2] != _CONNECTION
+
+
+def passes(error: BaseException) -> bool:
+    """Return True if an error of Postgres passes by itself, so that the same may be tried again. False for errors of
+    the statement or its values, and for those that are not of Postgres at all."""
+    cause = _cause(error)
+    if cause is None:
+        return False
+    state = _state(cause)
+    if not state:
+        return True  # the connection was lost
+    function = str(getattr(getattr(cause, "diag", None), "source_function", None) or "")
+    if state == "0A000":
+        return function == _STALE_PLAN
+    if state in _LASTING or function == _NO_IDENTITY:
+        return False
+    return state in _PASSING or state[:2] in _PASSING_CLASSES
+
+
+def said(state: str) -> str:
+    """Return what Postgres did, in words after its name, for the SQLSTATE of an error that passes."""
+    return _WORDS.get(state, "answered with an error that may pass")
+
+
+def next_step(state: str) -> str:
+    """Return what an operator does about an error that passes, by its SQLSTATE."""
+    return _STEPS.get(state, _OTHER_STEP)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return the nearest error of Postgres in a chain; one of a transaction that had failed before counts last."""
+    after = None
+    for each in _chain(error):
+        state = _state(each)
+        if state == _FAILED_BEFORE:
+            after = after or each
+        elif state or _is_lost_connection(each):
+            return each
+    return after
+
+
+def _state(error: BaseException | None) -> str:
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state if isinstance(state, str) else ""
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    names = {each.__name__ for each in type(error).__mro__}
+    return type(error).__module__.partition(".")[0] in _DRIVERS and not names.isdisjoint(_CONNECTION_ERRORS)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all that led to it, nearest first, each once."""
+    left: list[BaseException | None] = [error]
+    known: set[int] = set()
+    while left:
+        each = left.pop(0)
+        if not isinstance(each, BaseException) or id(each) in known:
+            continue
+        known.add(id(each))
+        yield each
+        left += [each.__cause__, getattr(each, "orig", None)]
+        if not each.__suppress_context__:
+            left.append(each.__context__)
