@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from harvest_lib.archive import Archived
+    from harvest_lib.config import HarvestConfig
     from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments
 
 app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
@@ -29,7 +30,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     """
     from harvest_lib.outbox import Segments, detached_segments
 
-    with _open_native(config) as (outbox, connection):
+    with _open_native(config) as (_, outbox, connection):
         segments = Segments(outbox)
         rows = [_segment_row(segments, connection, each) for each in segments.close_passed(connection)]
         next_id = segments.next_id(connection)
@@ -60,7 +61,7 @@ def ensure(
     """
     from harvest_lib.outbox import ensure_segments
 
-    with _open_native(config) as (outbox, connection):
+    with _open_native(config) as (_, outbox, connection):
         done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
@@ -72,6 +73,9 @@ def rotate(
     older_than: Annotated[
         str | None, typer.Option(help="Only if the first records of the segment are older, e.g. 24h.")
     ] = None,
+    due: Annotated[
+        bool, typer.Option("--due", help="Only if they are older than the configuration's maxSegmentAge.")
+    ] = False,
 ) -> None:
     """Have the next record written into the next segment. Run it as the owner of the table.
 
@@ -86,15 +90,25 @@ def rotate(
 
       harvest segments rotate -f reaper.yaml
 
-      harvest segments rotate -f reaper.yaml --older-than 24h
+      harvest segments rotate -f reaper.yaml --due
     """
     from harvest_lib.outbox import rotate_segment
 
+    if due and older_than is not None:
+        raise typer.BadParameter(
+            "--due takes the age from the configuration's maxSegmentAge", param_hint="--older-than"
+        )
     age_seconds = None if older_than is None else _seconds(older_than, "--older-than")
-    with _open_native(config) as (outbox, connection):
+    with _open_native(config) as (configured, outbox, connection):
+        if due:
+            age_seconds = configured.max_segment_age_seconds
+            if not age_seconds:
+                typer.echo("nothing to rotate: maxSegmentAge is 0, a segment ends with its ids only")
+                return
         done = rotate_segment(connection, outbox, older_than_seconds=age_seconds)
     if done is None:
-        typer.echo("nothing to rotate: the segment has no record" + (f" older than {older_than}" if older_than else ""))
+        older = "" if age_seconds is None else f" older than {older_than or f'{age_seconds:g} s'}"
+        typer.echo(f"nothing to rotate: the segment has no record{older}")
     else:
         typer.echo(f"rotated: {printable(done.segment)}; the next id is {done.next_id}")
 
@@ -102,21 +116,28 @@ def rotate(
 @app.command()
 def drop(
     config: ConfigFile = None,
-    keep: Annotated[str, typer.Option(help="How long to keep segments after they were closed, e.g. 24h.")] = "24h",
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="How long to keep segments after they were closed, e.g. 24h. Default: the configuration's "
+            "keepSegments."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be dropped and change nothing.")] = False,
 ) -> None:
     """Drop the segments that every subscription has passed. Run it as the owner of the table. Writers do not wait.
 
     Examples:
 
-      harvest segments drop -f reaper.yaml --keep 72h --dry-run
+      harvest segments drop -f reaper.yaml --dry-run
 
-      harvest segments drop -f reaper.yaml
+      harvest segments drop -f reaper.yaml --keep 72h
     """
     from harvest_lib.outbox import drop_passed
 
-    keep_seconds = _seconds(keep, "--keep")
-    with _open_native(config) as (outbox, connection):
+    given = None if keep is None else _seconds(keep, "--keep")
+    with _open_native(config) as (configured, outbox, connection):
+        keep_seconds = configured.keep_segments_seconds if given is None else given
         done = drop_passed(connection, outbox, keep_seconds=keep_seconds, dry_run=dry_run)
     for name in done.dropped:
         typer.echo(f"{'would drop' if dry_run else 'dropped'}: {printable(name)}")
@@ -142,7 +163,7 @@ def archive(
     from harvest_lib.archive import archive_segments, closed_segments
 
     done = 0
-    with _open_native(config) as (outbox, connection):
+    with _open_native(config) as (_, outbox, connection):
         which = closed_segments(connection, outbox) if again else None
         for each in archive_segments(connection, outbox, url, which):
             typer.echo(f"archived: {_archived_text(each)}")
@@ -174,11 +195,11 @@ def verify(
 
 
 @contextmanager
-def _open_native(config: Path | None) -> "Iterator[tuple[OutboxTable, psycopg.Connection[Any]]]":
+def _open_native(config: Path | None) -> "Iterator[tuple[HarvestConfig, OutboxTable, psycopg.Connection[Any]]]":
     why = "it has no segments; docs/subscriptions.md says how its records are removed"
-    with open_outbox(config, refuse_columns=why) as (_, outbox, connection):
+    with open_outbox(config, refuse_columns=why) as (configured, outbox, connection):
         outbox.check_native(connection)
-        yield outbox, connection
+        yield configured, outbox, connection
 
 
 def _seconds(duration: str, option: str) -> float:

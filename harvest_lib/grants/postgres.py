@@ -168,7 +168,7 @@ class Grants:
             yield _text(self._role(self.reader, self._reader()))
         yield "COMMIT;"
         if self.mode == "batches" and not self.has_column_mapping:
-            yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --older-than 24h` and"
+            yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --due` and"
             yield "-- `drop` from cron, as the owner. After a failover the harvester asks for EXECUTE on"
             yield "-- pg_read_file(text), by which it could read any file of the server's data folder: grant it then,"
             yield "-- revoke it afterwards."

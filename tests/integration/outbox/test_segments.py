@@ -475,6 +475,35 @@ def test_the_commands(harvest, native):
     assert "number without a unit" in harvest("segments", "drop", "--keep", "5", HARVEST_DSN=native.dsn).stderr
 
 
+def test_the_commands_take_the_times_of_the_configuration(harvest, native, tmp_path):
+    """As in a crontab: one file for the harvester and for the commands beside it."""
+    native.write(25)
+    native.subscribe(native.snapshot())
+    native.closed()
+    native.connection.execute("UPDATE outbox_segments SET closed_at = closed_at - interval '30 hours'")
+    native.connection.execute("UPDATE outbox SET create_time = create_time - interval '30 hours'")
+    file = tmp_path / "harvest.yaml"
+
+    def segments(command, *arguments, **settings):
+        file.write_text(
+            "harvest:\n  leadership: solo\n" + "".join(f"  {name}: {value}\n" for name, value in settings.items())
+        )
+        done = harvest("segments", command, "-f", file, *arguments, HARVEST_DSN=native.dsn)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    native.connection.execute("UPDATE outbox_segments SET passed_at = passed_at - interval '30 hours'")
+    assert "older than 172800 s" in segments("rotate", "--due", maxSegmentAge="48h")
+    assert "maxSegmentAge is 0" in segments("rotate", "--due", maxSegmentAge="0s")
+    assert "rotated: outbox_from_20" in segments("rotate", "--due", maxSegmentAge="24h")
+    assert "is kept for 259200 s" in segments("drop", keepSegments="72h")
+    assert "is kept for 172800 s" in segments("drop", "--keep", "48h", keepSegments="24h")
+    assert "dropped: outbox_from_0" in segments("drop", keepSegments="24h")
+    done = harvest("segments", "rotate", "--due", "--older-than", "1h", HARVEST_DSN=native.dsn)
+    assert done.returncode == 2
+    assert "maxSegmentAge" in done.stderr
+
+
 def test_a_table_of_goharvests_layout_has_none(harvest, dsn):
     harvest("init", "--goharvest", HARVEST_DSN=dsn)
     done = harvest("segments", "list", HARVEST_DSN=dsn)
