@@ -1,8 +1,8 @@
 """Writes closed segments into an archive, reads them back, and only then lets them go.
 
 A segment that is closed does not change any more, but for a parked record that is put back; retention notices that, and
-the segment is archived again. Killed anywhere, the next run begins with the segment that has no manifest yet and writes
-its files again.
+the segment is archived again. Killed anywhere, or out of space, the next run begins with the segment that is not noted
+yet and writes its files again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,6 +71,8 @@ def archive_segments(
         noted.create(connection)
         files.claim(str(identity_of(connection, placed.identifier)), str(placed))
         for segment in unarchived_segments(connection, placed, url) if segments is None else segments:
+            if segment.name in noted.names(connection, files.url):
+                noted.forget(connection, segment)
             manifest = _written(connection, files, segment)
             files.publish(manifest)
             noted.put(

@@ -5,6 +5,9 @@
     records/day=2026-11-23/topic=orders/<segment>.parquet
 
 A file of records counts only if a manifest names it. Days are those of `create_time`, in UTC.
+
+Promise: in a folder each file is on the disk before its name is, and its name before a manifest says it. A file takes
+the place of the one before whole, or not at all. Another file system keeps what it promises for a file that is closed.
 """
 
 import hashlib
@@ -12,9 +15,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from harvest_lib.durable_files import make_folder, replacing
 from harvest_lib.errors import ArchiveError, install_hint
 
 VERSION = 1
@@ -58,9 +63,10 @@ class ArchiveFiles:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
-            import fsspec  # noqa: PLC0415 - optional
+            import fsspec.implementations.local  # noqa: PLC0415 - optional
 
             self._system, self._root = fsspec.core.url_to_fs(self.url)
+            self._is_folder = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
         except (ImportError, ValueError) as error:
             raise ArchiveError(
                 f"the archive {url} cannot be opened",
@@ -113,15 +119,20 @@ class ArchiveFiles:
             raise self._damaged(name, f"it is no manifest: {error}") from error
 
     def publish(self, manifest: Manifest) -> None:
-        """Write the manifest, read it back, and remove files of the segment that it does not name."""
+        """Write the manifest, read it back, and remove files of the segment that it does not name.
+
+        The files that it names are on the disk by then.
+        """
         name = _manifest_name(manifest.segment)
         self._write_json(name, {"version": VERSION, **asdict(manifest)})
         if self.manifest(manifest.segment) != manifest:
             raise self._damaged(name, "what was read back is not what was written")
         named = {f"{self._root}/{each.path}" for each in manifest.files}
         with self._translated("cleared"):
-            there = self._system.glob(f"{self._root}/records/*/*/{_glob_quoted(_quoted(manifest.segment))}.parquet")
-            for stray in set(there) - named:
+            name = f"{_glob_quoted(_quoted(manifest.segment))}.parquet"
+            there = self._system.glob(f"{self._root}/records/*/*/{name}")
+            unfinished = self._system.glob(f"{self._root}/records/*/*/.{name}.new")
+            for stray in {*there, *unfinished} - named:
                 self._system.rm_file(stray)
 
     def path(self, segment: str, *, day: str, topic: str) -> str:
@@ -130,11 +141,9 @@ class ArchiveFiles:
 
     @contextmanager
     def written(self, path: str) -> Iterator["HashingFile"]:
-        """Open a file to be written from its beginning, in place of an earlier one."""
-        with self._translated("written"):
-            self._system.makedirs(f"{self._root}/{path}".rsplit("/", 1)[0], exist_ok=True)
-            with self._system.open(f"{self._root}/{path}", "wb") as file:
-                yield HashingFile(file)
+        """Open a file to be written from its beginning, in place of an earlier one once it is whole."""
+        with self._translated("written"), self._replacing(path) as file:
+            yield HashingFile(file)
 
     @contextmanager
     def opened(self, path: str) -> Iterator[IO[bytes]]:
@@ -182,9 +191,21 @@ class ArchiveFiles:
         return content
 
     def _write_json(self, path: str, content: Mapping[str, Any]) -> None:
-        with self._translated("written"):
-            self._system.makedirs(f"{self._root}/{path}".rsplit("/", 1)[0], exist_ok=True)
-            self._system.pipe_file(f"{self._root}/{path}", json.dumps(content, indent=1).encode())
+        with self._translated("written"), self._replacing(path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+    @contextmanager
+    def _replacing(self, path: str) -> Iterator[IO[bytes]]:
+        whole = f"{self._root}/{path}"
+        if self._is_folder:
+            for folder in reversed(Path(path).parents):
+                make_folder(Path(self._root) / folder)
+            with replacing(Path(whole)) as file:
+                yield file
+        else:
+            self._system.makedirs(whole.rsplit("/", 1)[0], exist_ok=True)
+            with self._system.open(whole, "wb") as file:
+                yield file
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:

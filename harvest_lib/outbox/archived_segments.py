@@ -12,7 +12,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.segments import Segment
+from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
 
 _CREATE = """
@@ -30,6 +31,8 @@ ON CONFLICT (segment) DO UPDATE
 SET (url, records, last_transaction, archived_at) =
     (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
 """
+
+_FORGET = "DELETE FROM {archived} WHERE segment = %s"
 
 _NAMES = "SELECT segment FROM {archived} WHERE url = %s"
 
@@ -57,6 +60,17 @@ class ArchivedSegments:
     ) -> None:
         """Note that a segment is in an archive with so many records, the last of this transaction."""
         self._execute(connection, _PUT, segment, url, records, last_transaction)
+
+    def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
+        """Note that a segment is about to be archived again: until it is noted anew, it is not dropped.
+
+        What an attempt leaves that fails halfway need not be whole. A segment that is being dropped stays noted.
+        """
+        placed = self.outbox.placed(connection)
+        with exclusively(connection, placed):  # no drop goes on that has looked at the list before
+            attached = [each.table for each in Segments(placed).read(connection) if not each.detaching]
+            if segment.table in attached:
+                self._execute(connection, _FORGET, segment.name)
 
     def names(self, connection: psycopg.Connection[Any], url: str) -> Sequence[str]:
         """Return the segments that are in an archive, dropped ones too."""

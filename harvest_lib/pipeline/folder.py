@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from harvest_lib.durable_files import make_folder
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.commit_log.files import make_folder
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.offset_log import OffsetLog, flushed_position

@@ -4,9 +4,10 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from harvest_lib.durable_files import sync_folder
 from harvest_lib.errors import LogError, LogUnwritable
 
 _SEGMENT = re.compile(r"(\d{20})\.(\d+)\.(log|index)")
@@ -79,24 +80,6 @@ def read_at(handle: int, size: int, at: int) -> bytes:
         data = os.pread(handle, size - sum(map(len, parts)), at + sum(map(len, parts)))
         parts.append(data)
     return b"".join(parts)
-
-
-def make_folder(folder: Path) -> None:
-    """Make it, and sync its name to the disk, also if a process that made it was killed before that."""
-    if not folder.parent.exists():
-        make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # a folder that others made, and that we may not read
-        sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from harvest_lib.clock import boot_seconds
+from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import LogError, LogUnwritable, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
 from harvest_lib.pipeline.commit_log.compaction import Compacted
 from harvest_lib.pipeline.commit_log.entry import Packable, Packing, Unnumbered
-from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder, writing
+from harvest_lib.pipeline.commit_log.files import writing
 from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
 from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView, newest_of

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from harvest_lib.durable_files import sync_folder
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
 from harvest_lib.pipeline.commit_log.compaction import remove
@@ -17,7 +18,6 @@ from harvest_lib.pipeline.commit_log.files import (
     log_path,
     read_at,
     segment_files,
-    sync_folder,
     unfinished_files,
     unreadable,
     write_all,

@@ -208,14 +208,107 @@ def test_no_room_costs_nothing(native, tmp_path):
     place = tmp_path / "archive"
     path = ArchiveFiles(str(place)).path("outbox_from_0", day=datetime.now(UTC).strftime("%Y-%m-%d"), topic="t")
     (place / path).parent.mkdir(parents=True)
-    (place / path).symlink_to("/dev/full")
+    beside = (place / path).with_name(f".{Path(path).name}.new")
+    beside.symlink_to("/dev/full")
     with pytest.raises(ArchiveError, match="could not be written") as refused:
         archive(native, str(place))
     assert "No space left" in refused.value.evidence
     assert "not in the archive yet" in dropped(native).because
-    (place / path).unlink()
+    assert not beside.exists(), "it takes no room"
     assert archive(native, str(place))[0].records == SEGMENT - 1
     assert dropped(native).dropped == ["outbox_from_0"]
+
+
+def test_all_is_on_the_disk_before_it_is_noted(native, tmp_path, monkeypatch):
+    """Each file is synced, then named, then its folders are; the manifest likewise, and only then the note."""
+    native.write(SEGMENT)
+    done = []
+
+    def watch(owner, name, say):
+        true = getattr(owner, name)
+
+        def call(*arguments, **options):
+            what = say(*arguments)
+            result = true(*arguments, **options)
+            done.append((name, what))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    watch(os, "fsync", lambda handle: str(Path(f"/proc/self/fd/{handle}").readlink()))
+    watch(os, "replace", lambda _, target: str(target))
+    watch(Path, "replace", lambda _, target: str(target))
+    watch(ArchivedSegments, "put", lambda *_: "noted")
+    root = tmp_path / "made" / "archive"
+    archive(native, str(root))
+    (file,) = ArchiveFiles(str(root)).manifest("outbox_from_0").files
+    places = {name: root / name for name in (file.path, "segments/outbox_from_0.json", "outbox.json")}
+    for path in places.values():
+        new = str(path.with_name(f".{path.name}.new"))
+        assert done.index(("fsync", new)) < done.index(("replace", str(path)))
+        assert ("fsync", str(path.parent)) in done[done.index(("replace", str(path))) :]
+    records, manifest = (done.index(("replace", str(places[name]))) for name in list(places)[:2])
+    folders = {str(each) for each in [*places[file.path].parents][:6]}
+    assert folders >= {str(tmp_path), str(root), str(root / "records")}
+    assert folders <= {what for name, what in done[:manifest] if name == "fsync"}
+    assert records < manifest < done.index(("put", "noted"))
+    assert ("fsync", str(root / "segments")) in done[manifest : done.index(("put", "noted"))]
+
+
+LIMITED = """
+import resource, signal, sys
+from harvest_lib.archive import archive_segments
+from harvest_lib.database import connect
+from harvest_lib.outbox import OutboxTable
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+connection = connect(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+list(archive_segments(connection, OutboxTable.parse("outbox"), sys.argv[2]))
+"""
+
+
+def test_a_disk_that_is_full_at_any_file_leaves_a_state_from_which_the_next_run_goes_on(native, tmp_path):
+    """By a limit for the size of a file, as the file that names the outbox is smaller than records are."""
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    for limit in (10, 300):
+        place = tmp_path / str(limit)
+        command = [sys.executable, "-c", LIMITED, native.dsn, str(place), str(limit)]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "could not be written" in refused.stderr
+        assert not [each for each in place.rglob("*") if each.name.endswith(".new")], "it takes no room"
+        assert "not in the archive yet" in dropped(native).because
+        assert archive(native, str(place))[0].records == SEGMENT - 1
+        assert [each.records for each in verify_archive(str(place))] == [SEGMENT - 1]
+        native.connection.execute("DROP TABLE outbox_archived")
+
+
+def test_an_attempt_to_archive_again_that_fails_costs_nothing(native, url, monkeypatch):
+    """The archive stays whole, and the segment stays until it is archived anew."""
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    archive(native, url)
+    closed = closed_segments(native.connection, native.table)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HashingFile, "write", full)
+        with pytest.raises(ArchiveError, match="could not be written"):
+            archive(native, url, closed)
+    assert [each.records for each in verify_archive(url)] == [SEGMENT - 1]
+    assert "not in the archive yet" in dropped(native).because
+    assert archive(native, url)
+    assert dropped(native).dropped == ["outbox_from_0"]
+
+
+def test_an_archive_that_is_no_folder(native):
+    native.write(SEGMENT)
+    url = f"memory://{native.dsn.rsplit('=', 1)[-1]}/archive"
+    assert archive(native, url)
+    assert [each.records for each in verify_archive(url)] == [SEGMENT - 1]
 
 
 def test_two_do_not_archive_at_once(native, url, dsn):

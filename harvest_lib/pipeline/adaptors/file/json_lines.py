@@ -26,12 +26,12 @@ from typing import BinaryIO
 from zlib import crc32
 
 from harvest_lib.clock import unix_ms
+from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode, encode_all, encode_joined
 from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
-from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
 from harvest_lib.pipeline.message import Message, Op
 

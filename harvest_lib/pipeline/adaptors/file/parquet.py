@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.clock import unix_ms
+from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors import Reader, Writer
 from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
-from harvest_lib.pipeline.commit_log.files import make_folder, sync_folder
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Message, Op
 
