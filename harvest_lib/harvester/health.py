@@ -1,6 +1,5 @@
 """Health of a harvester: the verdicts of `/livez`, `/readyz`, `/progress`, the alive file and systemd's watchdog."""
 
-from harvest_lib.clock import boot_seconds
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.harvester.sampler import Sampler
 from harvest_lib.leadership.kafka_probe import KafkaProbe
@@ -41,9 +40,8 @@ class HarvestHealth:
     def progress(self, within_seconds: float) -> Verdict:
         seen = self._sampler.seen()
         if seen.sample is None:
-            silent = boot_seconds() - self._sampler.good_at
             reason = f"what waits is not known: {seen.reason}"
-            return Verdict(is_healthy=silent < within_seconds, reason=reason)
+            return Verdict(is_healthy=seen.stalled_seconds < within_seconds, reason=reason)
         if seen.sample.records is None:
             return Verdict(is_healthy=True, reason="the subscription was never begun: nobody knows what waits for it")
         waits = f"{'about ' if seen.sample.is_estimate else ''}{seen.sample.records:,} records wait"

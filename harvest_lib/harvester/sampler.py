@@ -2,7 +2,7 @@
 
 Promises
 - Postgres is asked only while somebody asks us, and at most once a second, however many do; and, while they do and
-  records flow, for the age of one record a second.
+  records flow, for the age of one record a second. A listener asks once a second.
 - A caller waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
   waits. Then nothing is known, and the reason is that Postgres does not answer.
 - No statement runs for longer than a few seconds.
@@ -46,7 +46,8 @@ _MOST_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The latest sample of the outbox: `sample` is None while Postgres does not answer, and `reason` says why."""
+    """The latest sample of the outbox: `sample` is None while Postgres does not answer, and `reason` says why.
+    `stalled_seconds` is the time that the backlog was not reduced, or was not known to be."""
 
     sample: OutboxSample | None = None
     at: float = 0.0
@@ -64,7 +65,8 @@ class Sampler:
         self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: somebody asks, or it is over
         self._changed = threading.Condition()
         self._latest = Seen()
-        self._asked_at = self._answered_at = self._good_at = float("-inf")
+        self._asked_at = self._answered_at = float("-inf")
+        self._good_at = boot_seconds()  # of the last sample; before the first one, of the start
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._reader: OutboxReader | None = None
@@ -74,11 +76,6 @@ class Sampler:
         harvest.measures.samples = self._samples
         self._thread = threading.Thread(target=self._run, name="harvest-sampler", daemon=True)
         self._thread.start()
-
-    @property
-    def good_at(self) -> float:
-        """Return when Postgres last answered, in boot seconds."""
-        return self._good_at
 
     def seen(self) -> Seen:
         """Return what is known now; ask Postgres if that was long ago."""
@@ -92,7 +89,7 @@ class Sampler:
             asked = self._asked_at
             if self._changed.wait_for(lambda: self._answered_at >= asked, max(0.0, asked + _WAIT_SECONDS - now)):
                 return self._latest
-        return Seen(reason="Postgres does not answer in time")
+        return self._unknown("Postgres does not answer in time")
 
     def stop(self) -> None:
         """End the thread; one that waits for a server that is gone is left behind. Safe to repeat."""
@@ -170,7 +167,11 @@ class Sampler:
 
     def _failed(self, reason: str) -> None:
         self._disconnect()
-        self._publish(Seen(reason=reason))
+        self._publish(self._unknown(reason))
+
+    def _unknown(self, reason: str) -> Seen:
+        """Return what is known without an answer: a stall that was there at the last one has gone on since."""
+        return Seen(reason=reason, stalled_seconds=self._watch.stalled_seconds + boot_seconds() - self._good_at)
 
     def _publish(self, seen: Seen) -> None:
         with self._changed:

@@ -73,7 +73,10 @@ class PipelineTelemetry:
         return Verdict(is_healthy=True, reason=f"it is {self._pipeline.state.value}")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict if each writer that is behind has gone on within a time, since the first call."""
+        """Return a healthy verdict if each writer that is behind has gone on within a time.
+
+        A call sees no further back than the first one, so a listener calls once a second.
+        """
         for name, (position, seconds) in self._stalled().items():
             if seconds >= within_seconds:
                 reason = f"the writer {name!r} has stood at {position} for {seconds:.0f} s"

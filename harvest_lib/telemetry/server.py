@@ -5,6 +5,7 @@ Promises
   are taken, the one that has been there longest is hung up on.
 - An address that cannot be had is an error before anything starts.
 - It answers while Postgres and Kafka are away, and says so.
+- Progress is looked at once a second, so that the first question about it is answered as well as the hundredth.
 """
 
 import errno
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
 """Limit of the wait for a client to send its next bytes, or to take ours."""
+_LOOK_SECONDS = 1.0
+"""Interval between looks at progress: a stall is known from looks alone, asked for or not."""
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _PATHS = "/metrics\n/livez\n/readyz\n/progress?seconds=60\n"
@@ -79,9 +82,12 @@ class Listener:
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="harvest-listen", daemon=True
         )
+        self._subject, self._over = subject, threading.Event()
+        self._looking = threading.Thread(target=self._look, name="harvest-progress", daemon=True)
         self._open = ExitStack()
         self._open.enter_context(process.counting())
         self._thread.start()
+        self._looking.start()
         _log.info("telemetry_served", extra={"address": self.address})
 
     @property
@@ -96,7 +102,16 @@ class Listener:
         self._server.server_close()
         self._server.hang_up(0)
         self._thread.join()
+        self._over.set()
+        self._looking.join()
         self._open.close()
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                self._subject.progress(DEFAULT_WITHIN_SECONDS)
+            except Exception:  # noqa: BLE001 - the next look, and each question, says so again
+                _log.debug("look_failed", exc_info=True)
 
     def __enter__(self) -> Self:
         return self
@@ -195,6 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
             _log.exception("scrape_failed")
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log: scrape_failed\n", _TEXT)
 
+    def do_HEAD(self) -> None:
+        """Answer as GET, without the body: load balancers ask so."""
+        self.do_GET()
+
     def _answer_verdict(self, verdict: Verdict) -> None:
         status = HTTPStatus.OK if verdict.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
         said = json.dumps({"healthy": verdict.is_healthy, "reason": verdict.reason})
@@ -205,7 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
         """Say nothing: there is a question every few seconds."""

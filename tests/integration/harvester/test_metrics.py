@@ -63,6 +63,7 @@ def serve():
         telemetry = HarvestTelemetry(harvest)
         listener = Listener("127.0.0.1:0", telemetry)
         opened.extend([telemetry, listener])
+        make.telemetry = telemetry
         return listener.address
 
     yield make
@@ -249,6 +250,42 @@ def test_after_a_long_silence_the_first_answer_knows_that_it_stalled(native, con
     native.connection.execute("UPDATE outbox_subscriptions SET updated_at = now() - interval '9 days'")
     write(native.connection, "orders", 1, age=86_400)
     assert get(serve(Harvest(config)), "/progress?seconds=60")[0] == 503
+
+
+def test_a_backlog_that_stalls_is_known_at_the_first_question(native, config, serve):
+    """Though the row was written just now, as by a leader that raised the epoch, and nobody asked meanwhile."""
+    native.subscribe(native.snapshot(), name="default")
+    write(native.connection, "orders", 3, age=86_400)
+    harvest = Harvest(config)
+    address = serve(harvest)
+
+    def looked():
+        native.connection.execute("UPDATE outbox_subscriptions SET epoch = epoch + 1, updated_at = now()")
+        return serve.telemetry._sampler._watch.stalled_seconds >= 1
+
+    eventually(looked, "it has looked by itself")
+    assert get(address, "/progress?seconds=1")[0] == 503
+
+
+def test_postgres_that_is_away_is_no_trouble_before_the_time_is_over(dsn, bootstrap_servers, serve):
+    """Also of a process that was asked nothing before."""
+    unreachable = harvest_config(make_conninfo(dsn, port=1), bootstrap_servers, "g", leadership="solo")
+    away = serve(Harvest(unreachable))
+    status, text = get(away, "/progress?seconds=600")
+    assert "what waits is not known" in text
+    assert status == 200
+    assert get(away, "/progress?seconds=0.001")[0] == 503
+
+
+def test_a_stall_goes_on_while_postgres_is_away(native, config, serve):
+    native.subscribe(native.snapshot(), name="default")
+    native.connection.execute("UPDATE outbox_subscriptions SET updated_at = now() - interval '9 days'")
+    write(native.connection, "orders", 1, age=86_400)
+    address = serve(Harvest(config))
+    assert get(address, "/progress?seconds=60")[0] == 503
+    serve.telemetry._sampler._failed("away")
+    assert "what waits is not known: away" in get(address, "/progress?seconds=60")[1]
+    assert get(address, "/progress?seconds=60")[0] == 503
 
 
 @pytest.fixture

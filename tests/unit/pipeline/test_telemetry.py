@@ -11,7 +11,7 @@ from support.waiting import eventually
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.telemetry import PipelineTelemetry
-from harvest_lib.telemetry import catalogue
+from harvest_lib.telemetry import catalogue, server
 from harvest_lib.telemetry.server import Listener
 
 pytestmark = pytest.mark.quick
@@ -52,6 +52,18 @@ def test_each_writer_is_seen(tmp_path, slow):
         running.pipeline.stop()
         running.wait()
         assert get(listener.address, "/livez")[0] == 503
+
+
+def test_a_writer_that_stands_still_is_known_at_the_first_question(tmp_path, slow, monkeypatch):
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    running = Running(declared(tmp_path, Script(messages("A"), ends=False), {"slow": slow}))
+    telemetry = PipelineTelemetry(running.pipeline)
+    eventually(lambda: running.pipeline.log_end == 1)
+    with Listener("127.0.0.1:0", telemetry) as listener:
+        eventually(lambda: telemetry._watches and telemetry._watches["slow"].stalled_seconds > 0.2, "looked at")
+        assert get(listener.address, "/progress?seconds=0.2")[0] == 503
+    slow.gate.set()
+    running.stop()
 
 
 class OfASlot(Script):

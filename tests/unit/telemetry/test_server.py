@@ -29,6 +29,7 @@ class Subject:
         self.series = {("orders",): 1.0}
         self.is_healthy = True
         self.within = None
+        self.asked = 0
         self.fails = False
         self.go_on = threading.Event()
         self.go_on.set()
@@ -49,6 +50,9 @@ class Subject:
 
     def progress(self, within_seconds):
         self.within = within_seconds
+        self.asked += 1
+        if self.fails:
+            raise RuntimeError("a value of a record")
         return Verdict(self.is_healthy, "nothing waits")
 
 
@@ -90,14 +94,52 @@ def test_health_is_a_status_and_a_reason(served, subject, path):
     assert (status, '"healthy": false' in text) == (503, True)
 
 
-def test_progress_is_asked_about_a_time(served, subject):
-    get(served, "/progress")
-    assert subject.within == 60.0
-    get(served, "/progress?seconds=7.5")
-    assert subject.within == 7.5
-    for wrong in ("0", "-1", "abc", "inf", "nan", ""):
-        assert get(served, f"/progress?seconds={wrong}")[0] == 400
-    assert subject.within == 7.5
+def test_progress_is_asked_about_a_time(subject, monkeypatch):
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 3_600)
+    with Listener("127.0.0.1:0", subject) as listener:
+        get(listener.address, "/progress")
+        assert subject.within == 60.0
+        get(listener.address, "/progress?seconds=7.5")
+        assert subject.within == 7.5
+        for wrong in ("0", "-1", "abc", "inf", "nan", ""):
+            assert get(listener.address, f"/progress?seconds={wrong}")[0] == 400
+        assert subject.within == 7.5
+
+
+def test_progress_is_looked_at_without_a_question(subject, monkeypatch):
+    """A stall is known from looks alone: the first question is answered by those before it."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    with Listener("127.0.0.1:0", subject):
+        eventually(lambda: subject.asked > 1, "looked")
+        subject.fails = True
+        failed = subject.asked
+        eventually(lambda: subject.asked > failed + 2, "a look that fails is not the last one")
+    stopped = subject.asked
+    assert not any(each.name == "harvest-progress" for each in threading.enumerate())
+    assert subject.asked == stopped
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/livez", "/readyz", "/progress", "/", "/metricz"])
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_head_is_answered_as_get_without_the_body(served, subject, path, is_healthy):
+    subject.is_healthy = is_healthy
+    got, headers, body = ask(served, "GET", path)
+    assert body
+    head = ask(served, "HEAD", path)
+    assert head[0] == got
+    assert head[2] == b""
+    if path != "/metrics":  # its length is that of its numbers
+        assert head[1] == headers
+
+
+def ask(address, method, path):
+    """Return status, headers but the time, and all bytes that follow them."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as client:
+        client.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+        head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    return status, [each for each in headers if not each.startswith("Date:")], body
 
 
 def test_other_paths_say_which_there_are(served):
