@@ -7,6 +7,8 @@ from typing import TextIO
 import structlog
 
 from harvest_lib.cli.options import LogFormat
+from harvest_lib.errors import ConfigError
+from harvest_lib.logging_levels import NAMED_LEVELS, python_level
 
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_log_level,
@@ -16,7 +18,13 @@ _SHARED: list[structlog.typing.Processor] = [
 
 
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
-    """Send every record of the standard library's logging to standard error, by the handler returned."""
+    """Send every record of the standard library's logging to standard error, by the handler returned.
+
+    `level` is a name of `logging.level` in a file. Raises ConfigError for any other.
+    """
+    python = python_level(level)
+    if python is None:
+        raise ConfigError(f"{level!r} is no level of the log", next_step=f"choose one of {NAMED_LEVELS}")
     renderer: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format == "json"
@@ -38,5 +46,5 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(python.upper())
     return handler

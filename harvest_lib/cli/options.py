@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.logging_levels import NAMED_LEVELS, python_level
 
 if TYPE_CHECKING:
     import psycopg
@@ -41,6 +42,17 @@ DEFAULT_SEGMENT_SIZE = 10_000_000
 DEFAULT_AHEAD = 4
 
 
+def parse_level(name: str) -> str:
+    """Return the level of Python's logging; a usage error lists the names that there are."""
+    level = python_level(name)
+    if level is None:
+        raise typer.BadParameter(f"{name!r} is not one of {NAMED_LEVELS}")
+    return level
+
+
+LogLevel = Annotated[
+    str, typer.Option("--log-level", parser=parse_level, metavar="LEVEL", help=f"One of {NAMED_LEVELS}.")
+]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="console is for people, json for machines.")]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harvest_lib.cli.options import Json, Listen, LogFormatOption
+from harvest_lib.cli.options import Json, Listen, LogFormatOption, LogLevel
 from harvest_lib.cli.parsing import group
 from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_signals
 
@@ -20,14 +20,13 @@ app = group("pipeline", "Pipelines: one reader, any number of writers, and a com
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
 _Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]
-_Level = Annotated[str, typer.Option(help="A level of Python's logging.")]
 
 _OFFSET_RANGE = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 
 
 @app.command()
 def run(
-    file: _File, log_format: LogFormatOption = "console", log_level: _Level = "info", listen: Listen = None
+    file: _File, log_format: LogFormatOption = "console", log_level: LogLevel = "info", listen: Listen = None
 ) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, or until a finite reader has ended and everything is written.
 
@@ -102,7 +101,7 @@ def resume(
     step: Annotated[bool, typer.Option("--step", help="Send one message to each writer that is behind.")] = False,
     writer: _Writer = None,
     log_format: LogFormatOption = "console",
-    log_level: _Level = "info",
+    log_level: LogLevel = "info",
 ) -> None:
     """Send writers the messages they have not acknowledged, one at a time, then exit. The reader does not start.
 

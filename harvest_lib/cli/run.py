@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from harvest_lib.cli.check import refuse_to_start
-from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration
+from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration, parse_level
 from harvest_lib.cli.terminal import stop_on_signals, watched
 from harvest_lib.errors import HarvestError
+from harvest_lib.logging_levels import NAMED_LEVELS
 
 if TYPE_CHECKING:
     from harvest_lib.harvester.harvest import Drained, Harvest
@@ -28,7 +29,14 @@ _START_SECONDS = 1.0
 def run(
     config: ConfigFile = None,
     log_format: LogFormatOption = "console",
-    log_level: Annotated[str | None, typer.Option(help="Default: the file's logging.level, else info.")] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            parser=parse_level,
+            metavar="LEVEL",
+            help=f"One of {NAMED_LEVELS}. Default: the file's logging.level, else info.",
+        ),
+    ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Stop once the outbox is empty.")] = False,
     no_status: Annotated[
         bool,

@@ -22,19 +22,7 @@ from harvest_lib.config.problems import Place, Problem, unknown
 from harvest_lib.config.spelling import goharvest_names
 from harvest_lib.config.yaml_reader import NULL, YamlReader, line_of
 from harvest_lib.errors import ConfigError
-
-LOGGING_LEVELS = {
-    "all": "debug",
-    "trace": "debug",
-    "debug": "debug",
-    "info": "info",
-    "warn": "warning",
-    "warning": "warning",
-    "error": "error",
-    "off": "critical",
-    "": "debug",
-}
-"""goharvest's levels and the nearest of Python's. An empty one is debug there."""
+from harvest_lib.logging_levels import NAMED_LEVELS, python_level
 
 _NAMES = {(): goharvest_names(HarvestConfig), ("limits",): goharvest_names(Limits)}
 """Fields by their names in a file, at the paths that have them."""
@@ -94,7 +82,7 @@ class _Reader(YamlReader):
     def _logging(self, node: yaml.Node) -> None:
         entries = self.entries(node, ("logging",)) if self.is_mapping(node, ("logging",)) else {}
         for key, value in entries.items():
-            level = LOGGING_LEVELS.get(value.value.lower()) if isinstance(value, yaml.ScalarNode) else None
+            level = python_level(value.value) if isinstance(value, yaml.ScalarNode) else None
             if key != "level":
                 self.note(unknown(key, ("level",)).under("logging"), value)
             elif value.tag == NULL:
@@ -102,7 +90,7 @@ class _Reader(YamlReader):
             elif level is not None:
                 self.logging_level = level
             else:
-                remedy = f"choose one of {', '.join(filter(None, LOGGING_LEVELS))}"
+                remedy = f"choose one of {NAMED_LEVELS}"
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
 
     def value(self, node: yaml.Node, path: Place) -> Any:

@@ -205,6 +205,7 @@ def test_a_byte_order_mark_is_no_character_of_the_first_key(file: File) -> None:
         ("INFO", "info"),
         ("Warn", "warning"),
         ("error", "error"),
+        ("Critical", "critical"),
         ("Off", "critical"),
         ("All", "debug"),
         ('""', "debug"),  # goharvest's own default

@@ -1,0 +1,22 @@
+"""Names of levels of the log, of the file and of the command line: goharvest's, and Python's."""
+
+LOGGING_LEVELS = {
+    "all": "debug",
+    "trace": "debug",
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "critical": "critical",
+    "off": "critical",
+    "": "debug",
+}
+"""The nearest of Python's levels by the name in small letters. An empty name is debug, as in goharvest."""
+
+NAMED_LEVELS = ", ".join(filter(None, LOGGING_LEVELS))
+
+
+def python_level(name: str) -> str | None:
+    """Return the level of Python's logging, in small letters, None for a name that is no level."""
+    return LOGGING_LEVELS.get(name.lower())
