@@ -16,7 +16,7 @@ from airflow.sdk import task
 from psycopg.rows import dict_row
 
 from harvest_lib.database import connect
-from harvest_lib.errors import ConfigError, HarvestError, NothingChecked
+from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, NothingChecked
 
 ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
 """If set, an audit that finds no committed record succeeds: an outbox may be new."""
@@ -31,9 +31,6 @@ _WRONG = {
     "duplicates_separated": ("sent twice by one term, with others of their key between", "duplicates"),
 }
 """Columns of the summary that must be zero: the meaning of a number in them, and the table that names each record."""
-
-_FOUND = 1
-"""The audit's exit code for anomalies, which the report names."""
 
 
 class AuditFailed(HarvestError):
@@ -50,7 +47,7 @@ def run_audit() -> BashOperator:
     command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
     return BashOperator(
         task_id="audit",
-        bash_command=f"{command} || test $? -eq {_FOUND}",
+        bash_command=f"{command} || test $? -eq {FOUND_EXIT_CODE}",
         env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id is anybody's text
         append_env=True,
         execution_timeout=timedelta(hours=2),

@@ -27,14 +27,12 @@ from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, WriterSettings
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
 from spark_jobs.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
 
 _LONGEST_SAID = 2000
-_FOUND_SOMETHING = (1,)
-"""The audit's exit code for anomalies, which the checks report."""
 _WHAT_AUDITS_FIND = {
     "summary": "One row per audit: every number.",
     "lost": "Records that were committed and are not in Kafka.",
@@ -151,7 +149,7 @@ def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
         arguments += settings.audit.arguments
         failure: dg.Failure | None = None
         try:
-            run_under_pipes(context, settings, settings.audit.module, arguments, well=_FOUND_SOMETHING)
+            run_under_pipes(context, settings, settings.audit.module, arguments, well=[FOUND_EXIT_CODE])
             resource = _resource(context, settings)
             with resource.connect() as connection:
                 last = last_summary(connection, settings, resource.table, audit_id=audit_id, topics=topics)

@@ -42,6 +42,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+FOUND_EXIT_CODE = 13
+"""Exit code of a command that did its work, and whose answer is no: anomalies were found, or nothing runs.
+
+A command that crashed cannot end with it: interpreters and shells use 1, 2, 120, 126, 127, and 128 with a signal.
+"""
+
 
 class HarvestError(Exception):
     """Base of every error this library raises on purpose.

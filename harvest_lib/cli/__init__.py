@@ -1,8 +1,9 @@
 """The command `harvest`.
 
-Exit codes, for every command: 0 done; 1 a check found a problem (`audit`), or nothing is running (`ps`); 2 usage error;
+Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage error;
 3 configuration; 4 outbox table; 5 Postgres; 6 Kafka; 7 local stack; 8 checkpoint;
-9 pipeline; 10 nothing was checked; 11 archive; 12 output not written; 130 interrupted.
+9 pipeline; 10 nothing was checked; 11 archive; 12 output not written;
+13 a check found a problem (`audit`), or nothing is running (`ps`); 130 interrupted.
 """
 
 # Help must be quick. A module that declares a command imports only typer, the standard library and light modules of
@@ -65,9 +66,9 @@ app = typer.Typer(
     name="harvest",
     cls=_Harvest,
     help="Move a transactional outbox from Postgres to Kafka: in per-key order, losing nothing.",
-    epilog="Exit codes: 0 done, 1 problem found, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
+    epilog="Exit codes: 0 done, 1 another error, 2 usage, 3 configuration, 4 outbox table, 5 Postgres, 6 Kafka, "
     "7 local stack, 8 checkpoint, 9 pipeline, 10 nothing was checked, 11 archive, "
-    "12 output not written.",
+    "12 output not written, 13 problem found.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -12,7 +12,7 @@ import typer
 from harvest_lib.cli.options import AllowEmpty, ConfigFile, Isolation, Json, configuration, names_of
 from harvest_lib.cli.park import parked_table
 from harvest_lib.cli.terminal import json_text, unread_output
-from harvest_lib.errors import NothingChecked
+from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 
 if TYPE_CHECKING:
     from psycopg import sql
@@ -105,7 +105,7 @@ def audit(
     subscription tells those that must be in Kafka. Records that a topic's
     retention or compaction removed count as lost. Within a key, ids must ascend.
 
-    Exits with 0 if there are no anomalies, 1 if there are, 3, 5 or 6 if
+    Exits with 0 if there are no anomalies, 13 if there are, 3, 5 or 6 if
     configuration, Postgres or Kafka failed, 10 if there was nothing to compare:
     no record was committed, and Kafka has none of the harvester's.
 
@@ -164,7 +164,7 @@ def audit(
             with unread_output():
                 _show(report, topics, ok=ok, as_json=as_json)
     if not ok:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_EXIT_CODE)
 
 
 class _Sources(NamedTuple):

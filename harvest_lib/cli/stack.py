@@ -1,6 +1,6 @@
 """`harvest up | down | ps | logs`: the local stack from the command line.
 
-Exit codes: 0 done, 7 the stack could not be started or stopped (the message says why), and 1 from `ps` when no stack
+Exit codes: 0 done, 7 the stack could not be started or stopped (the message says why), and 13 from `ps` when no stack
 is up.
 """
 
@@ -15,7 +15,7 @@ import typer
 
 from harvest_lib.cli.options import Json
 from harvest_lib.cli.terminal import json_text
-from harvest_lib.errors import StackError, install_hint
+from harvest_lib.errors import FOUND_EXIT_CODE, StackError, install_hint
 
 if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
@@ -97,11 +97,11 @@ def down(*, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
-    """Show the servers of the stack. Exits with 1 if no stack is running."""
+    """Show the servers of the stack. Exits with 13 if no stack is running."""
     description = _local_stack("description").running(_state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_EXIT_CODE)
     _show_servers(description, as_json=as_json)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harvest_lib.errors import HarvestError, NothingChecked
+from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError, NothingChecked
 
 _LONGEST_FINDINGS = 10
 
@@ -89,7 +89,7 @@ def chaos(
     harvester's loops run against simulated servers; a seed decides everything, so
     that a run can be repeated.
 
-    Exits with 1 if a record was lost or an anomaly was found that the delivery
+    Exits with 13 if a record was lost or an anomaly was found that the delivery
     does not allow, with 10 if nothing was proved: in one of the runs no fault was
     injected, no record was committed, none was delivered, or none was handed over
     by the implementation that it was for.
@@ -154,7 +154,7 @@ def chaos(
     else:
         _show(found, report.table(outcomes))
     if found["lost"] or found["unexplained"]:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_EXIT_CODE)
     if found["proved_nothing"]:
         raise NothingChecked(
             "the run proves nothing",
@@ -247,7 +247,7 @@ def _simulate(first_seed: int, seeds: int, histories: Path | None, *, as_json: b
     else:
         typer.echo(f"{seeds} seeds from {first_seed}, {seconds} s: {len(failed)} failed")
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_EXIT_CODE)
 
 
 def _reported(outcome: Any, histories: Path | None) -> dict[str, Any]:

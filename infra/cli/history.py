@@ -8,7 +8,7 @@ import typer
 
 from harvest_lib.cli.options import AllowEmpty, Json
 from harvest_lib.cli.terminal import json_text, printable
-from harvest_lib.errors import NothingChecked
+from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def history(
     explains each, and what each guarantee allows. Duplicates that the guarantee
     allows count as explained.
 
-    Exits with 0 if every anomaly is explained, 1 if one is not or a line could
+    Exits with 0 if every anomaly is explained, 13 if one is not or a line could
     not be read, 10 if the files have no record, so that nothing was checked.
 
     Examples:
@@ -73,7 +73,7 @@ def history(
     else:
         show_verdict(verdict, bad)
     if bad or not verdict.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_EXIT_CODE)
     if not ok:
         raise NothingChecked(
             "the history has no record, so nothing was checked",

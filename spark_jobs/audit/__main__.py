@@ -2,9 +2,9 @@
 
 Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS.
 
-Exit codes: 0 all is well; 1 anomalies were found; 3 bad arguments; 4 a table is missing or is not what it should be;
-5 database; 6 Kafka; 8 there is no such subscription, or the state of earlier audits is refused; 10 no committed record
-was found, which proves nothing; 130 interrupted.
+Exit codes: 0 all is well; 1 another error, or a crash; 3 bad arguments; 4 a table is missing or is not what it
+should be; 5 database; 6 Kafka; 8 there is no such subscription, or the state of earlier audits is refused; 10 no
+committed record was found, which proves nothing; 13 anomalies were found; 130 interrupted.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 from harvest_lib.audit.textfile import audit_metrics
 from harvest_lib.config import load
-from harvest_lib.errors import ConfigError
+from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError
 from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, Business, audit
 from spark_jobs.command import Parser, run, tell
 from spark_jobs.session import JARS_VARIABLE
@@ -133,7 +133,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise summary.nothing_checked("say --allow-empty")
         found.update({name: getattr(summary, name) for name in ("lost", "unknown", "reordered")})
         found["unexplained_duplicates"] = summary.duplicates_adjacent + summary.duplicates_separated
-    return 1 if summary.anomalies else 0
+    return FOUND_EXIT_CODE if summary.anomalies else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harvest_lib.cli import app
+from harvest_lib.errors import FOUND_EXIT_CODE
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plan import MODES
 from tests.simulation.run import run
@@ -61,7 +62,7 @@ def test_the_command_says_which_seed_failed_and_writes_its_history(tmp_path):
     arguments = ["chaos", "--simulate", "--seeds", "12", "--json", "--histories", str(tmp_path)]
     with mutation.applied():
         failed = CliRunner().invoke(app, arguments)
-    assert failed.exit_code == 1
+    assert failed.exit_code == FOUND_EXIT_CODE
     report = json.loads(failed.output)["failed"][0]
     history = [json.loads(line) for line in Path(report["history"]).read_text().splitlines()]
     assert Path(report["history"]).name == f"seed-{report['plan']['seed']}.jsonl"

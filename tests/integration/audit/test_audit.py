@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from harvest_lib.audit import MUST_BE_ZERO, audit, read_query, read_topics
 from harvest_lib.cli.audit import audit as audit_command
 from harvest_lib.errors import (
+    FOUND_EXIT_CODE,
     CheckpointError,
     ConfigError,
     DatabaseAccessDenied,
@@ -318,7 +319,7 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
     assert harvest_audit("-t", topic, "--committed", " ").exit_code == 2
 
     result = harvest_audit("-t", topic, "--committed", "SELECT id, 'wrong[key]' FROM generate_series(2, 6) id")
-    assert result.exit_code == 1
+    assert result.exit_code == FOUND_EXIT_CODE
     assert "anomalies found" in result.output
     assert f"unknown: id 1 at {topic}/0@0" in result.output
     assert "lost: id 6" in result.output
@@ -327,7 +328,7 @@ def test_the_command_knows_what_waits_and_what_is_lost(dsn, make_topic, producer
     committed = tmp_path / "committed.csv"
     committed.write_text("id,key\n1,k\n2,k\n3,k\n4,k\n5,\n")
     result = harvest_audit("-t", topic, "--committed-file", str(committed), "--show-keys")
-    assert result.exit_code == 1
+    assert result.exit_code == FOUND_EXIT_CODE
     assert "lost: id 5" in result.output
     pending = "SELECT id FROM outbox"
     assert harvest_audit("-t", topic, "--committed-file", str(committed), "--pending", pending).exit_code == 0

@@ -18,7 +18,7 @@ from support.waiting import eventually
 from typer.testing import CliRunner, Result
 
 from harvest_lib.cli.stack import app
-from harvest_lib.errors import StackError
+from harvest_lib.errors import FOUND_EXIT_CODE, StackError
 from harvest_lib.local_stack import Stack, postgres
 from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import kafka_jars, resolve
@@ -64,7 +64,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def test_a_stack_in_the_background_from_first_start_to_crash_to_end(home):
-    assert quickly("ps").exit_code == 1
+    assert quickly("ps").exit_code == FOUND_EXIT_CODE
     assert quickly("down").stdout.strip() == "nothing was running"
 
     first = harvest("up", "--json")
@@ -96,7 +96,7 @@ def test_a_stack_in_the_background_from_first_start_to_crash_to_end(home):
     assert len(family) > 2
     os.kill(found.pid, signal.SIGKILL)
     eventually(lambda: not alive([found.pid, *family]), "all servers end with the supervisor")
-    assert quickly("ps").exit_code == 1
+    assert quickly("ps").exit_code == FOUND_EXIT_CODE
 
     assert harvest("up").returncode == 0
     second = running(home)
@@ -108,7 +108,7 @@ def test_a_stack_in_the_background_from_first_start_to_crash_to_end(home):
     family = [process.pid for process in psutil.Process(second.pid).children(recursive=True)]
     assert harvest("down").stdout.strip() == "down"
     assert alive([second.pid, *family]) == []
-    assert quickly("ps").exit_code == 1
+    assert quickly("ps").exit_code == FOUND_EXIT_CODE
     assert not (home / "stack.json").exists()
 
 

@@ -119,6 +119,6 @@ def test_the_local_stack_runs_from_the_wheel(harvest):
     finally:
         down = harvest("down")
     assert down.returncode == 0, down.stderr
-    assert harvest("ps").returncode == 1
+    assert harvest("ps").returncode == 13
     assert list(harvest.folder.iterdir()) == []
     assert list(harvest.home.iterdir()) == []

@@ -9,6 +9,7 @@ import pytest
 from support.audited import KEYS, RECORDS
 from support.scraping import parsed, series
 
+from harvest_lib.errors import FOUND_EXIT_CODE
 from spark_jobs.audit.__main__ import main
 from spark_jobs.quality.contracts import AUDIT_SUMMARY
 from spark_jobs.quality.expectations import Limits, expect_audit, read_audit
@@ -59,7 +60,7 @@ def test_the_command_prints_and_exits_by_what_it_found(native, capsys, tmp_path)
     assert main([*arguments, "--audit-id", "nightly"]) == 0
     assert "audit nightly: all is well" in capsys.readouterr().out
     native.produce(native.log()[0], outbox_id=10**9)
-    assert main([*arguments, "--json", "--metrics-file", str(tmp_path / "audit.prom")]) == 1
+    assert main([*arguments, "--json", "--metrics-file", str(tmp_path / "audit.prom")]) == FOUND_EXIT_CODE
     assert json.loads(capsys.readouterr().out)["unknown"] == 1
     found = parsed((tmp_path / "audit.prom").read_text())
     counts = {name: count for (name, _), count in series(found, "harvest_audit_findings").items()}

@@ -7,7 +7,7 @@ from support.written_history import Pen
 from typer.testing import CliRunner
 
 from harvest_lib.cli import app
-from harvest_lib.errors import NothingChecked
+from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 from infra.chaos.history.writer import HistoryWriter
 
 pytestmark = pytest.mark.quick
@@ -33,13 +33,13 @@ def test_a_promise_that_is_kept(run):
     assert result.exit_code == 0, result.output
     assert "the guarantee holds" in result.output
     assert "duplicate-adjacent" in result.output
-    assert run(pen, "--promise", "transactional").exit_code == 1
+    assert run(pen, "--promise", "transactional").exit_code == FOUND_EXIT_CODE
 
 
 def test_a_promise_that_is_not_kept(run):
     pen = Pen().write("a1 a2").poll("a2 a1")
     result = run(pen, "--promise", "at_least_once", "--pipelined")
-    assert result.exit_code == 1
+    assert result.exit_code == FOUND_EXIT_CODE
     assert "does not hold" in result.output
     assert "int-nonmonotonic-send" in result.output
     assert '"event":"event-a2"' in result.output
@@ -49,7 +49,7 @@ def test_a_promise_that_is_not_kept(run):
 def test_json(run):
     result = run(Pen().write("a1 a2").poll("a2 a1"), "--promise", "at_least_once", "--json")
     document = json.loads(result.output)
-    assert result.exit_code == 1
+    assert result.exit_code == FOUND_EXIT_CODE
     assert (document["ok"], document["events"], document["bad_lines"]) == (False, 3, [])
     assert document["unexplained"] == {"int-nonmonotonic-send": 1}
     assert document["findings"][0]["events"][0]["kind"] == "write"
@@ -57,7 +57,7 @@ def test_json(run):
 
 def test_a_line_that_cannot_be_read_fails_the_whole(run):
     result = run(Pen().write("a1").poll("a1"), "--promise", "at_least_once", line="{\x1b[31m\n")
-    assert result.exit_code == 1
+    assert result.exit_code == FOUND_EXIT_CODE
     assert "h.jsonl:4" in result.output
     assert "\x1b" not in result.output
 
@@ -76,7 +76,7 @@ def test_a_history_without_records_proves_nothing(run, pen):
 
 
 def test_what_was_written_and_read_by_nobody_is_no_kept_promise(run):
-    assert run(Pen().write("a1"), "--promise", "at_least_once").exit_code == 1
+    assert run(Pen().write("a1"), "--promise", "at_least_once").exit_code == FOUND_EXIT_CODE
 
 
 def test_the_audit_of_topics_asks_for_topics():

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_harvest.pipes_main import Lines
+from harvest_lib.errors import FOUND_EXIT_CODE
 
 pytestmark = pytest.mark.quick
 
@@ -26,10 +27,10 @@ def job(tmp_path, monkeypatch):
     path = os.pathsep.join([str(tmp_path), *sys.path])
     said = tmp_path / "said"
 
-    def run(code):
+    def run(code, well=""):
         @dg.asset
         def made(context: dg.AssetExecutionContext):
-            environment = {"PYTHONPATH": path, "HARVEST_PIPED_SAID": str(said)}
+            environment = {"PYTHONPATH": path, "HARVEST_PIPED_SAID": str(said), "HARVEST_PIPED_WELL": well}
             command = [sys.executable, "-m", "dagster_harvest.pipes_main", "a_job", "flights", str(code)]
             done = dg.PipesSubprocessClient().run(context=context, command=command, env=environment)
             return dg.MaterializeResult(metadata=done.get_custom_messages()[0])
@@ -54,6 +55,12 @@ def test_lines_messages_and_errors_come_back(job):
 
 def test_an_exit_code_fails_the_run(job):
     assert not job(5)[0].success
+
+
+def test_a_finding_is_no_failure_and_a_crash_is_one(job):
+    found = str(FOUND_EXIT_CODE)
+    assert job(FOUND_EXIT_CODE, well=found)[0].success
+    assert not job(1, well=found)[0].success
 
 
 def test_half_lines_wait_for_their_end():

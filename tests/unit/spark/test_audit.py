@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from harvest_lib.errors import ConfigError, HarvestError, KafkaError
+from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, KafkaError
 from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, audit
 from spark_jobs.audit import __main__ as command
 from spark_jobs.audit.kafka_side import java_settings, translated
@@ -119,7 +119,7 @@ def test_the_command_takes_its_place_from_yaml_and_options_before_that(nowhere, 
         "  source: snapshot\n  subscription: eu\n"
     )
     monkeypatch.setenv("HARVEST_CONFIG", str(config))
-    assert command.main(["--topic", "t", "--topic", "u", "--table", "orders", "--id-column", "id"]) == 1
+    assert command.main(["--topic", "t", "--topic", "u", "--table", "orders", "--id-column", "id"]) == FOUND_EXIT_CODE
     assert "lost                   1,234  <-" in capsys.readouterr().out
     (how,) = asked
     assert (how["topics"], how["outbox"], how["subscription"]) == (["t", "u"], "shop.outbox", "eu")
@@ -127,7 +127,7 @@ def test_the_command_takes_its_place_from_yaml_and_options_before_that(nowhere, 
     assert how["kafka"]["sasl.password"] == "canary"
     assert "password=canary" in how["dsn"]
     arguments = ["--topic", "t", "--dsn", "host=z", "--bootstrap-servers", "z:1", "--outbox", "o", "--json"]
-    assert command.main(arguments) == 1
+    assert command.main(arguments) == FOUND_EXIT_CODE
     assert (asked[1]["dsn"], asked[1]["kafka"]["bootstrap.servers"], asked[1]["outbox"]) == ("host=z", "z:1", "o")
     document = json.loads(capsys.readouterr().out)
     assert (document["ok"], document["lost"], document["delay_p99_ms"]) == (False, 1234, 2.5)
