@@ -7,6 +7,7 @@ from itertools import islice
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import collect, following, opened, quick, taken
 from support.pipelines import Running, Script, declared
@@ -465,3 +466,97 @@ def test_what_the_server_keeps_for_the_slot_is_known_while_the_reader_waits(sour
     assert (state.slot, state.status) == (source.slot, "reserved")
     assert state.retained_bytes > 1_000_000
     assert SlotWatch(source.dsn, "nowhere")._ask() is None, "there is no such slot"
+
+
+# -- the snapshot of the copy
+
+
+def two_tables(source):
+    source.put(1, 2)
+    source.connection.execute("CREATE TABLE u (id int PRIMARY KEY, v int)")
+    source.connection.execute("INSERT INTO u SELECT n, n FROM generate_series(1, 5) AS n")
+
+
+def content(found, namespace):
+    """Return the rows of a table that messages leave, by id."""
+    table = {}
+    for each in found:
+        if each.namespace != namespace or each.op is Op.NOOP:
+            continue
+        match each.op:
+            case Op.COMMAND:
+                table.clear()
+            case Op.DELETE:
+                del table[each.data["id"]]
+            case _:
+                table[each.data["id"]] = each.data.get("v")
+    return table
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE u ALTER v TYPE bigint",
+        "ALTER TABLE u ALTER v TYPE bigint USING v * 10",
+        "ALTER TABLE u ADD w timestamptz DEFAULT clock_timestamp()",
+        "TRUNCATE u; INSERT INTO u VALUES (7, 7)",
+        "VACUUM FULL u",
+        "DROP TABLE u; CREATE TABLE u (id int PRIMARY KEY, v int); INSERT INTO u VALUES (9, 9);"
+        "ALTER PUBLICATION {} ADD TABLE u",
+    ],
+)
+def test_a_table_that_is_rewritten_before_it_is_copied_arrives_whole(source, reader, statement):
+    two_tables(source)
+    batches = reader(tables=["t", "u"]).read({})
+    next(batch for batch in batches if batch)  # the snapshot is taken, and nothing is copied yet
+    for each in statement.format(sql.Identifier(source.slot).as_string(None)).split(";"):
+        source.connection.execute(each)
+    found = []
+    while len([each for each in found if each.mode is Mode.COMPLETE]) < 2:
+        found += next(batches)
+    found += [each for each in next(batches) if each.op is not Op.NOOP]
+    assert content(found, "public.t").keys() == {1, 2}
+    source.connection.execute("INSERT INTO u VALUES (100, 100)")
+    while 100 not in content(found, "public.u"):
+        found += next(batches)
+    assert content(found, "public.u") == dict(source.connection.execute("SELECT id, v FROM u").fetchall())
+
+
+@pytest.mark.parametrize("statement", ["ALTER TABLE u ALTER v TYPE bigint", "TRUNCATE u", "DROP TABLE u"])
+def test_what_would_empty_a_snapshot_waits_until_all_tables_are_copied(source, reader, statement):
+    two_tables(source)
+    batches = reader(tables=["t", "u"], batch_rows=1).read({})
+    next(batch for batch in batches if any(each.namespace == "public.t" for each in batch))
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        source.connection.execute(f"SET lock_timeout = 200; {statement}")
+    found = taken(batches, 6)
+    assert content(found, "public.u") == {n: n for n in range(1, 6)}
+
+
+def test_a_partition_that_is_rewritten_or_attached_before_the_copy_arrives_whole(source, reader):
+    run = source.connection.execute
+    run("CREATE TABLE parted (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+    run("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (100)")
+    run("INSERT INTO parted SELECT n, n FROM generate_series(1, 5) AS n")
+    batches = reader(tables=["parted"]).read({})
+    next(batch for batch in batches if batch)
+    run("CREATE TABLE parted_2 AS SELECT n AS id, n AS v FROM generate_series(100, 105) AS n")
+    run("ALTER TABLE parted_2 ALTER id SET NOT NULL")
+    run("ALTER TABLE parted ATTACH PARTITION parted_2 FOR VALUES FROM (100) TO (200)")
+    run("VACUUM FULL parted_1")
+    found = [each for each in taken(batches, 11) if each.op is not Op.NOOP]
+    assert content(found, "public.parted") == dict(run("SELECT id, v FROM parted").fetchall())
+
+
+def test_a_lock_of_another_is_waited_for_and_the_reader_can_be_stopped_meanwhile(source, reader):
+    two_tables(source)
+    batches = reader(tables=["t", "u"]).read({})
+    next(batch for batch in batches if batch)
+    with psycopg.connect(source.dsn) as other:
+        other.execute("LOCK TABLE u IN ACCESS EXCLUSIVE MODE")
+        assert [next(batches), next(batches)] == [[], []]
+        other.execute("TRUNCATE u; INSERT INTO u VALUES (7, 7)")
+        other.commit()
+    found = taken(batches, 3)
+    while content(found, "public.u") != {7: 7}:
+        found += next(batches)

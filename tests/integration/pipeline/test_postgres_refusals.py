@@ -15,6 +15,9 @@ from harvest_lib.pipeline.message import Mode, Op
 pytestmark = pytest.mark.gate
 
 ADD, DROP = "ALTER PUBLICATION {} ADD TABLE t", "ALTER PUBLICATION {} DROP TABLE t"
+PART = "ALTER PUBLICATION {} SET (publish = 'insert')"
+WHOLE = "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')"
+LEAVES, ROOT = (f"ALTER PUBLICATION {{}} SET (publish_via_partition_root = {each})" for each in ("false", "true"))
 
 
 @pytest.fixture
@@ -58,16 +61,16 @@ def test_a_slot_that_is_gone_or_was_moved_on_is_never_made_anew(source, reader):
     assert "not there any more" in lost(reader(), last).cause
 
 
-def logged(reader):
-    """Have a reader past its copy, let it go, and return what the log has of it."""
-    _, last = collect(reader, until=lambda _, last: any(each.mode is Mode.COMPLETE for each in last.values()))
+def logged(reader, tables=1):
+    """Have a reader past its copy of so many tables, let it go, and return what the log has of it."""
+    _, last = collect(reader, until=lambda _, last: sum(each.mode is Mode.COMPLETE for each in last.values()) == tables)
     reader.close()
     return last
 
 
 def test_a_table_that_was_left_out_for_a_while_is_no_more_followed_as_if_nothing_had_been(source, reader):
     source.connection.execute("CREATE TABLE u (id int PRIMARY KEY)")
-    last = logged(reader(tables=["t", "u"]))
+    last = logged(reader(tables=["t", "u"]), tables=2)
     _, last = collect(
         reader(tables=["t"]), last, until=lambda _, last: None in last[f"{place(source)}/tables"].data.values()
     )
@@ -82,6 +85,10 @@ def test_a_table_that_was_left_out_for_a_while_is_no_more_followed_as_if_nothing
         ([DROP, ADD], "it is back by now"),
         ([DROP], "it is back by now"),  # put there by us
         (["DROP PUBLICATION {}"], "it is back by now"),
+        ([PART, WHOLE], "the publication was altered"),
+        ([ROOT, LEAVES], "the publication was altered"),
+        (["ALTER PUBLICATION {} SET TABLE t WHERE (id > 7)", "ALTER PUBLICATION {} SET TABLE t"], "it is back by now"),
+        (["ALTER PUBLICATION {} SET TABLE t (id)", "ALTER PUBLICATION {} SET TABLE t"], "it is back by now"),
     ],
 )
 def test_a_table_that_was_made_anew_or_out_of_the_publication_is_known(source, reader, statements, evidence):
@@ -93,14 +100,98 @@ def test_a_table_that_was_made_anew_or_out_of_the_publication_is_known(source, r
     assert evidence in error.evidence
 
 
-@pytest.mark.parametrize("statement", [DROP, "DROP PUBLICATION {}"])
-def test_a_table_that_is_taken_out_of_the_publication_while_it_is_followed_stops_the_reader(source, statement):
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [DROP],
+        ["DROP PUBLICATION {}"],
+        [DROP, "DELETE FROM t", ADD],
+        [PART, "DELETE FROM t", WHOLE],
+        [LEAVES, ROOT],
+        ["ALTER PUBLICATION {} SET TABLE t WHERE (id > 7)", "DELETE FROM t", "ALTER PUBLICATION {} SET TABLE t"],
+        ["ALTER PUBLICATION {} RENAME TO other", "ALTER PUBLICATION other RENAME TO {}"],
+        ["ALTER TABLE t RENAME TO before", "CREATE TABLE t (LIKE before INCLUDING ALL)"],
+        ["DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, note text)"],
+    ],
+)
+def test_what_may_have_left_changes_out_stops_the_reader_and_each_that_starts_later(source, statements):
+    source.put(1)
+    last = {}
     with closing(quick(source)) as made:
-        batches = following(made)
-        source.connection.execute(sql.SQL(statement).format(sql.Identifier(source.slot)))
+        batches = made.read({})
+        while not (last and next(reversed(last.values())).mode is Mode.COMPLETE):
+            last.update((each.namespace, each) for each in next(batches))
+        assert next(batches) == []
+        for each in statements:
+            source.connection.execute(sql.SQL(each).format(sql.Identifier(source.slot)))
         with pytest.raises(PositionLost, match=r"public\.t was not followed"):
-            for _, _batch in zip(range(200), batches, strict=False):
-                pass
+            for _, batch in zip(range(200), batches, strict=False):
+                last.update((each.namespace, each) for each in batch)
+    for _ in range(2):
+        with closing(quick(source)) as again, pytest.raises(PositionLost, match=r"public\.t was not followed"):
+            next(again.read(last))
+
+
+def test_partitions_that_are_followed_by_the_entry_of_their_table_are_missed_without_it(source, reader):
+    run = source.connection.execute
+    run("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    run("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (100)")
+    run("CREATE PUBLICATION leaves FOR TABLE parted")
+    last = logged(reader(publication="leaves", tables=["parted_1"]))
+    run("ALTER PUBLICATION leaves DROP TABLE parted; ALTER PUBLICATION leaves ADD TABLE parted")
+    assert "it is back by now" in lost(reader(publication="leaves", tables=["parted_1"]), last).evidence
+
+
+def test_a_table_of_a_schema_that_is_published_is_missed_without_it(source, reader):
+    run = source.connection.execute
+    run("CREATE PUBLICATION of_schema FOR TABLES IN SCHEMA public; CREATE SCHEMA elsewhere")
+    last = logged(reader(publication="of_schema", tables=[]))
+    run("CREATE TABLE another (id int PRIMARY KEY)")  # of no matter
+    collect(reader(publication="of_schema", tables=["t"]), last, until=lambda found, _: True)
+    run("ALTER PUBLICATION of_schema DROP TABLES IN SCHEMA public")
+    run("ALTER PUBLICATION of_schema ADD TABLES IN SCHEMA public")
+    assert "it is back by now" in lost(reader(publication="of_schema", tables=["t"]), last).evidence
+    run("DROP SCHEMA elsewhere")
+
+
+def test_a_table_that_moves_out_of_the_schema_that_is_published_stops_the_reader(source):
+    run = source.connection.execute
+    run(sql.SQL("CREATE PUBLICATION {} FOR TABLES IN SCHEMA public").format(sql.Identifier(source.slot)))
+    run("CREATE SCHEMA elsewhere")
+    try:
+        with closing(quick(source)) as made:
+            batches = following(made)
+            run("ALTER TABLE t SET SCHEMA elsewhere")
+            with pytest.raises(PositionLost, match=r"took it out of the publication"):
+                for _, _batch in zip(range(200), batches, strict=False):
+                    pass
+    finally:
+        run("DROP SCHEMA elsewhere CASCADE")
+
+
+def test_another_entry_of_a_table_in_the_publication_changes_nothing(source, reader):
+    last = logged(reader())
+    statement = "ALTER PUBLICATION {} ADD TABLES IN SCHEMA public"
+    source.connection.execute(sql.SQL(statement).format(sql.Identifier(source.slot)))
+    source.put(7)
+    found, _ = collect(reader(), last, until=lambda found, _: bool(found))
+    assert [each.data["id"] for each in found] == [7]
+
+
+def test_a_large_value_is_never_that_of_the_table_which_took_the_name(source, reader):
+    run = source.connection.execute
+    run("ALTER TABLE t ALTER note SET STORAGE EXTERNAL, ADD n int")
+    batches = following(reader())
+    run("INSERT INTO t VALUES (1, repeat('x', 20000), 1)")
+    assert [len(each.data["note"]) for each in taken(batches, 1)] == [20_000]
+    run("UPDATE t SET n = 2")
+    run("ALTER TABLE t RENAME TO before")
+    run("CREATE TABLE t (LIKE before INCLUDING ALL); INSERT INTO t VALUES (1, 'of another', 1)")
+    assert [(each.data["n"], each.data["note"][:3]) for each in taken(batches, 1)] == [(2, "xxx")]
+    run("CREATE SCHEMA elsewhere; ALTER TABLE before SET SCHEMA elsewhere; UPDATE elsewhere.before SET n = 3")
+    assert [(each.data["n"], each.data["note"][:3]) for each in taken(batches, 1)] == [(3, "xxx")]
+    run("UPDATE elsewhere.before SET n = 4; DROP SCHEMA elsewhere CASCADE")
+    assert [dict(each.data) for each in taken(batches, 1)] == [{"id": 1, "n": 4}]
 
 
 def test_a_table_that_is_renamed_or_dropped_stops_nobody(source):

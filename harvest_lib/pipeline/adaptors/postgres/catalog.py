@@ -5,7 +5,7 @@ A missing one is an error which has the statement that fixes it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, LiteralString
 
 import psycopg
@@ -42,6 +42,11 @@ SELECT attname::text, atttypid::oid::int8, attgenerated::text FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 
+_NAME = """
+SELECT n.nspname::text, c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = %s
+"""
+
 _BASE_TYPE = """
 WITH RECURSIVE base AS (
   SELECT oid, typbasetype FROM pg_type WHERE oid = %s
@@ -50,11 +55,35 @@ WITH RECURSIVE base AS (
 SELECT oid::int8 FROM base WHERE typbasetype = 0
 """
 
-# Entry of a table in a publication: its own, or the publication, where that has all of a schema or database.
-_MEMBERSHIP = """
-SELECT coalesce((SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid = c.oid), p.oid)::int8
-FROM pg_class AS c LEFT JOIN pg_publication AS p ON p.pubname = %s WHERE c.oid = %s
+# A change of a publication's options gives its row another xmin; entries of tables and schemas have numbers that are
+# never used again. A partition is published by the entries of the tables above it, too.
+_STANDING = """
+SELECT coalesce(p.xmin::text::int8, 0), ARRAY(
+  SELECT r.oid::int8 FROM pg_publication_rel AS r WHERE r.prpubid = p.oid AND r.prrelid IN (SELECT * FROM above)
+  UNION SELECT p.oid::int8 WHERE p.puballtables
+  {schemas}
+  ORDER BY 1), c.oid IS NOT NULL, coalesce(to_regclass(%(name)s)::oid, 0)::int8
+FROM (SELECT %(oid)s::oid AS oid) AS t
+LEFT JOIN pg_class AS c ON c.oid = t.oid LEFT JOIN pg_publication AS p ON p.pubname = %(publication)s
 """
+_ABOVE = "WITH above AS (SELECT %(oid)s::oid UNION SELECT relid::oid FROM pg_partition_ancestors(%(oid)s::oid))"
+_SCHEMAS = """
+  UNION SELECT n.oid::int8 FROM pg_publication_namespace AS n JOIN pg_class AS a ON a.relnamespace = n.pnnspid
+  WHERE n.pnpubid = p.oid AND a.oid IN (SELECT * FROM above)
+"""
+_SCHEMAS_SINCE = 150_000
+
+# What rewrites a table, or empties it, gives it another file. A partitioned table has those of its partitions.
+_FILES = """
+SELECT c.oid::int8, coalesce(pg_relation_filenode(c.oid), 0)::int8 FROM pg_class AS c
+WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid)) ORDER BY 1
+"""
+
+SELECT_GRANT = (
+    "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has; where rows have policies, "
+    "ALTER ROLE … BYPASSRLS"
+)
+"""What helps a role that may not read a table."""
 
 _FIRST_OF_USERS = 16384
 """Types below are Postgres' own."""
@@ -64,12 +93,15 @@ _FIRST_OF_USERS = 16384
 class Table:
     """A table that is published. `columns` are those that are sent, with their types' numbers; `key` names a row.
 
-    `oid` stays when it is renamed; another table that takes its name has another. `membership` is another once it was
-    taken out of the publication and put back.
+    `oid` stays when it is renamed; another table that takes its name has another. `membership` has the numbers of its
+    entries in the publication, others once it was taken out and put back; `altered` is the transaction that last
+    changed the options of the publication. `files` are those of its rows: others once it was rewritten or emptied.
     """
 
     oid: int
-    membership: int
+    membership: Sequence[int]
+    altered: int = 0
+    files: Sequence[tuple[int, int]] = ()
     schema: str
     name: str
     columns: Mapping[str, int]
@@ -86,6 +118,16 @@ class Table:
         """Relation to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
         name = sql.Identifier(self.schema, self.name)
         return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a table stands in a publication: see `Table`. `named` is the number of the table that has its name, or 0."""
+
+    altered: int
+    membership: Sequence[int]
+    is_there: bool
+    named: int
 
 
 def split(namespace: str) -> tuple[str, str]:
@@ -111,7 +153,10 @@ def refusals(what: str, next_step: str) -> Iterator[None]:
 
 
 def rows_of(
-    connection: psycopg.Connection[Any], what: str, statement: LiteralString, values: Sequence[object] = ()
+    connection: psycopg.Connection[Any],
+    what: str,
+    statement: LiteralString,
+    values: Sequence[object] | Mapping[str, object] = (),
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a statement that reads `what`. Raises as `refusals` does."""
     with refusals(f"to read {what}", "check the user's grants"):
@@ -178,9 +223,21 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
         connection.execute(statement)
 
 
-def is_member(connection: psycopg.Connection[Any], publication: str, table: Table) -> bool:
-    """Return True if a table is in a publication as it was, or was dropped, as it has no changes then."""
-    return all(row[0] == table.membership for row in _membership(connection, publication, table.oid))
+def standing(connection: psycopg.Connection[Any], publication: str, oid: int, namespace: str) -> Standing:
+    """Return how a table stands in a publication now, and to which table its name leads."""
+    schemas = _SCHEMAS if connection.info.server_version >= _SCHEMAS_SINCE else ""
+    statement = _ABOVE + _STANDING.replace("{schemas}", schemas)
+    name = sql.Identifier(*split(namespace)).as_string(None)
+    ((altered, membership, is_there, named),) = rows_of(
+        connection, "publications", statement, {"oid": oid, "name": name, "publication": publication}
+    )
+    return Standing(altered=altered, membership=membership, is_there=is_there, named=named)
+
+
+def placed(connection: psycopg.Connection[Any], table: Table) -> Table | None:
+    """Return a table by the schema and name that it has by now, None if it was dropped."""
+    found = rows_of(connection, table.namespace, _NAME, (table.oid,))
+    return replace(table, schema=found[0][0], name=found[0][1]) if found else None
 
 
 def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:
@@ -204,6 +261,7 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
             keyless.append(f"{schema}.{name}")
             continue
         columns = rows_of(connection, f"{schema}.{name}", _COLUMNS, (oid,))
+        now = standing(connection, publication, oid, f"{schema}.{name}")
         sent = listed.get("attnames")
         kept = {
             column: base_type(connection, type_oid)
@@ -213,7 +271,9 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
         found.append(
             Table(
                 oid=oid,
-                membership=next((row[0] for row in _membership(connection, publication, oid)), 0),
+                membership=now.membership,
+                altered=now.altered,
+                files=rows_of(connection, f"{schema}.{name}", _FILES, {"oid": oid}),
                 schema=schema,
                 name=name,
                 columns=kept,
@@ -252,10 +312,6 @@ def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
 
 def _published(connection: psycopg.Connection[Any], publication: str) -> list[dict[str, Any]]:
     return [row[0] for row in rows_of(connection, "publications", _PUBLISHED, (publication,))]
-
-
-def _membership(connection: psycopg.Connection[Any], publication: str, oid: int) -> list[tuple[Any, ...]]:
-    return rows_of(connection, "publications", _MEMBERSHIP, (publication, oid))
 
 
 def _spelled(statement: sql.Composable) -> str:

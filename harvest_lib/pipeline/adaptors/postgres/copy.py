@@ -1,89 +1,164 @@
-"""Contents of tables: all rows, read under one snapshot; and single values, as they are by now."""
+"""Contents of tables: all rows, read under one snapshot.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+A snapshot shows a table that was emptied or rewritten after it without any rows. So all tables are locked (ACCESS
+SHARE) before the first is read, and the catalogue is read before the snapshot and behind the locks. If it differs,
+another snapshot is taken: all changes since the slot was made follow in any case.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
+from harvest_lib.clock import Deadline
 from harvest_lib.database import lift_timeouts
-from harvest_lib.errors import AdaptorError
-from harvest_lib.pipeline.adaptors.postgres.catalog import Table, present, refusals, rows_of
+from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, refusals, rows_of
+from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
+from harvest_lib.pipeline.adaptors.postgres.slot import known_of, require_followed
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.pipeline.message import Message, Mode, Op
-from harvest_lib.sql_ascii import ESCAPED
+
+_log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 0.2
+_PATIENCE_SECONDS = 5.0
+"""Waiting longer for others is logged."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_PATIENCE, _NO_PATIENCE = "SET LOCAL lock_timeout = 500", "SET LOCAL lock_timeout = 0"
+"""Shorter than `deadlock_timeout`: of two that wait for each other we give way."""
+_LOCK = sql.SQL("SELECT {} FROM {} LIMIT 0")
+"""It locks the partitions too, and needs no more rights than to read the columns."""
 _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s"
 
-_GRANT = (
-    "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has; where rows have policies, "
-    "ALTER ROLE … BYPASSRLS"
-)
+
+class Copy:
+    """Copies tables, once."""
+
+    def __init__(
+        self,
+        options: PostgresReading,
+        connect: Callable[[], psycopg.Connection[Any]],
+        *,
+        again: Callable[[Sequence[Table]], Sequence[Table] | None],
+        note: Callable[[Sequence[Table]], Message],
+    ) -> None:
+        """Prepare. `again` reads tables from the catalogue once more, on a connection of its own, None while another
+        holds a lock on one; `note` returns the message that says how they are followed."""
+        self._slot, self._batch_rows = options.slot, options.batch_rows
+        self._connect = connect
+        self._again = again
+        self._note = note
+
+    def run(
+        self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
+    ) -> Generator[Sequence[Message], None, Mapping[str, Table]]:
+        """Copy tables, whose last message each says COMPLETE, as of a snapshot: one that was exported, by its name, or
+        one of now. Return the tables as they are by then, by namespace.
+
+        `sent` has the namespaces of which something was sent before: PositionLost is raised if such a table was not
+        followed all the time.
+        """
+        patience, settled_for = waiting(self._slot, "locks on the tables"), None
+        with closing(self._connect()) as connection:
+            while True:
+                if snapshot is None and settled_for != (following := known_of(tables, {})):
+                    yield from self._until_settled(connection)
+                    settled_for = following
+                    tables = (yield from self._noted(tables, sent)) or tables
+                    continue
+                is_held = _held(connection, tables, snapshot=snapshot)
+                now = yield from self._noted(tables, sent)
+                if is_held and now == tables:
+                    break
+                if is_held:
+                    connection.execute("ROLLBACK")
+                if now is not None and now != tables:
+                    tables, snapshot = now, None
+                next(patience)
+                yield []
+            yield from self._rows(connection, tables)
+        return {each.namespace: each for each in tables}
+
+    def _noted(
+        self, tables: Sequence[Table], sent: Collection[str]
+    ) -> Generator[Sequence[Message], None, Sequence[Table] | None]:
+        """Return the tables as they are now, None if that cannot be told; note if others are followed by now."""
+        known, now = known_of(tables, {}), self._again(tables)
+        if now is not None and known_of(now, {}) != known:
+            require_followed([each for each in now if each.namespace in sent], known, slot=self._slot)
+            yield [self._note(now)]
+        return now
+
+    def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
+        """Wait until all transactions that are open now have ended.
+
+        One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
+        already, such have to be over, so that the snapshot sees their changes.
+        """
+        (latest,) = rows_of(connection, "transactions", _XMAX)
+        patience = waiting(self._slot, "transactions that are open")
+        while rows_of(connection, "transactions", _ENDED, latest) != [(True,)]:
+            next(patience)
+            time.sleep(_WAIT_SECONDS)
+            yield []
+
+    def _rows(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> Iterator[Sequence[Message]]:
+        """Return all rows by the transaction that `_held` began, and end it."""
+        with refusals("to copy", SELECT_GRANT):
+            row = connection.execute(_NOW).fetchone()
+            assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+            for table in tables:
+                yield from _table(connection, table, row[0], self._batch_rows)
+            connection.execute("COMMIT")
 
 
-def copied(
-    connection: psycopg.Connection[Any], tables: Sequence[Table], *, snapshot: str | None, batch_rows: int
-) -> Iterator[Sequence[Message]]:
-    """Return all rows, table by table, each table's last message one that says COMPLETE, as of one snapshot: one that
-    was exported, by its name, or the present one. The connection is in autocommit, and stays so."""
-    with refusals("to copy", _GRANT):
+def waiting(slot: str, what: str) -> Iterator[None]:
+    """Log, once it has taken long, that others are waited for. Asked at each turn of the wait."""
+    deadline = Deadline(_PATIENCE_SECONDS)
+    while not deadline.passed:
+        yield
+    _log.info("reader_waits", extra={"slot": slot, "reason": what})
+    while True:
+        yield
+
+
+@contextmanager
+def impatient(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """Have statements fail that wait long for a lock: Postgres locks tables to tell what is published."""
+    with refusals("to read the catalogue", SELECT_GRANT), connection.transaction():
+        connection.execute(_PATIENCE)
+        yield connection
+
+
+def _held(connection: psycopg.Connection[Any], tables: Sequence[Table], *, snapshot: str | None) -> bool:
+    """Begin a transaction with one snapshot that keeps tables as they are. False if it cannot at the moment: another
+    holds one of them, or it is not what it was."""
+    with refusals("to copy", SELECT_GRANT):
         lift_timeouts(connection)
         connection.execute(_BEGIN)
-        if snapshot is not None:
-            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
-        row = connection.execute(_NOW).fetchone()
-        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-        for table in tables:
-            yield from _table(connection, table, row[0], batch_rows)
-        connection.execute("COMMIT")
+        try:
+            if snapshot is not None:
+                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+            connection.execute(_PATIENCE)
+            for table in tables:
+                connection.execute(_LOCK.format(_columns(table), table.rows))
+            connection.execute(_NO_PATIENCE)
+        except (pg.LockNotAvailable, pg.DeadlockDetected, pg.UndefinedTable, pg.UndefinedColumn):
+            connection.execute("ROLLBACK")
+            return False
+    return True
 
 
-def settled(connection: psycopg.Connection[Any]) -> Callable[[], bool]:
-    """Return a function that returns True once all transactions that are open now have ended.
-
-    One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
-    already, such have to be over, so that the snapshot sees their changes.
-    """
-    (latest,) = rows_of(connection, "transactions", _XMAX)
-    return lambda: rows_of(connection, "transactions", _ENDED, latest) == [(True,)]
-
-
-def row_of(
-    connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
-) -> Mapping[str, str | None] | None:
-    """Return columns of the row with a key, as text, but dropped ones; None if there is no such row."""
-    try:
-        return _row(connection, table, key, columns)
-    except AdaptorError as error:
-        if not isinstance(error.__cause__, pg.UndefinedColumn):
-            raise
-    there = present(connection, table)
-    left = [each for each in columns if each in there]
-    return _row(connection, table, key, left) if left and there.issuperset(key) else {}
-
-
-def _row(
-    connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
-) -> Mapping[str, str | None] | None:
-    statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(
-        sql.SQL(", ").join(map(sql.Identifier, columns)),
-        table.rows,
-        sql.SQL(" AND ").join(sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in key.items()),
-    )
-    with refusals(f"to read what a change of {table.namespace} left out", _GRANT):
-        found = connection.execute(statement).pgresult
-    if found is None or found.ntuples == 0:
-        return None
-    # As it stands on the wire: text as changes have it.
-    values = [found.get_value(0, place) for place in range(len(columns))]
-    return {
-        name: value.decode("utf-8", ESCAPED) if value is not None else None
-        for name, value in zip(columns, values, strict=True)
-    }
+def _columns(table: Table) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, table.columns))
 
 
 def _table(
@@ -92,13 +167,13 @@ def _table(
     names = list(table.columns)
     readers = [reader_of(oid) for oid in table.columns.values()]
     statement = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(
-        sql.SQL(", ").join(map(sql.Identifier, names)),
+        _columns(table),
         table.rows,
         sql.SQL(f" WHERE {table.row_filter}" if table.row_filter else ""),
     )
     batch: list[Message] = []
     # By COPY, since that spells values as changes do.
-    with refusals(f"to copy {table.namespace}", _GRANT), connection.cursor().copy(statement) as copy:
+    with refusals(f"to copy {table.namespace}", SELECT_GRANT), connection.cursor().copy(statement) as copy:
         for row in copy.rows():
             data = {
                 name: read(value) if value is not None else None

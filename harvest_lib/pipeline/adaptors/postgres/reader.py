@@ -4,16 +4,18 @@
                                      Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
 
     NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…"}       where to go on
-    NOOP  postgres/SLOT/tables  {"public.flights": [16402, 16411], "public.old": null}
+    NOOP  postgres/SLOT/tables  {"public.flights": [16402, 741, 16411], "public.old": null}
                                                      tables that are followed, by their numbers; null: it was once
 Promises
 - Nothing is missed: the slot is made first, and keeps all changes from then on; the rows of the tables are read under
-  the snapshot of that very moment.
+  the snapshot of that very moment. A snapshot does not show a table that was rewritten after it: if that happened
+  before the tables were locked, they are read under a new one.
 - Stopped anywhere, it goes on: after the last transaction that the log has whole; and a table whose copy was not
   complete is copied again, under a new snapshot, with all changes since the slot was made still to follow. Versions of
   a row in between may come after a newer one then, until the changes have caught up.
 - A gap is an error: a table that was left out for a while, or out of the publication, or is another under the same
-  name; a server that lacks changes that were read from it.
+  name; a publication whose options were altered, even if they are back; a server that lacks changes that were read from
+  it.
 - Only positions that `kept` names are confirmed to the slot. Later changes are there again, whatever happens here.
 - A transaction's messages come together and in order, transactions in the order in which they committed; one that did
   not commit never comes. A large one comes in several batches.
@@ -31,15 +33,23 @@ from psycopg import errors as pg
 
 from harvest_lib.clock import Deadline, boot_seconds, unix_ms
 from harvest_lib.database import connect
-from harvest_lib.errors import AdaptorError, DatabaseUnavailable
+from harvest_lib.errors import AdaptorError, DatabaseUnavailable, HarvestError
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.changes import Changes
-from harvest_lib.pipeline.adaptors.postgres.copy import copied, row_of, settled
+from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, waiting
+from harvest_lib.pipeline.adaptors.postgres.fetch import row_of
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
-from harvest_lib.pipeline.adaptors.postgres.slot import known_of, place_of, require_followed, require_members, system_of
+from harvest_lib.pipeline.adaptors.postgres.slot import (
+    Known,
+    known_of,
+    place_of,
+    require_followed,
+    require_members,
+    system_of,
+)
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS
 from harvest_lib.pipeline.message import Message, Mode, Op
@@ -51,8 +61,6 @@ _ALL_ROWS = {"row_security": "off"}
 """Rows that a policy would hide are an error then, not left out."""
 
 _WAIT_SECONDS = 0.2
-_PATIENCE_SECONDS = 5.0
-"""Waiting longer for others' transactions is logged."""
 _BUSY_SECONDS = 30.0
 """A server may take a while to notice that the one before us is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -85,7 +93,9 @@ class PostgresReader:
         options = self._options
         catalog.publish(connection, self._publication, options.tables)
         tables = catalog.tables(connection, self._publication, options.tables)
-        require_followed(tables, known, slot=options.slot)
+        # Of one that is copied, and of which nothing was sent, nothing is missing whatever happened to it.
+        kept = [each for each in tables if each.namespace in last or not options.initial_copy]
+        require_followed(kept, known, slot=options.slot)
         place = place_of(connection, options.slot, before.data if before is not None else None)
         self._system = system_of(connection)
         replication = Replication(self._conninfo, SETTINGS)
@@ -97,12 +107,14 @@ class PostgresReader:
             lsn = place
         following = known_of(tables, known)
         if before is None or known != following:
-            yield [self._position(lsn), Message(Op.NOOP, unix_ms(), self._followed, following)]
+            yield [self._position(lsn), self._tables_message(following)]
         todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
         if todo and options.initial_copy:
-            if snapshot is None:
-                yield from self._until_settled(connection)
-            yield from copied(connection, todo, snapshot=snapshot, batch_rows=options.batch_rows)
+            copy = Copy(
+                options, self._open, again=self._again, note=lambda now: self._tables_message(known_of(now, following))
+            )
+            done = yield from copy.run(todo, snapshot, sent=last.keys())
+            tables = [done.get(each.namespace, each) for each in tables]
         yield from self._follow(tables, lsn)
 
     def kept(self, last: Mapping[str, Message]) -> None:
@@ -120,7 +132,7 @@ class PostgresReader:
         """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
-        patience = self._patience()
+        patience = waiting(self._options.slot, "transactions that are open")
         while True:
             with catalog.refusals(f"to make the slot {self._options.slot!r}", remedy):
                 rows = replication.answer(_WAIT_SECONDS)
@@ -128,22 +140,6 @@ class PostgresReader:
                 return rows[0][1], rows[0][2]
             next(patience)
             yield []
-
-    def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
-        have_ended, patience = settled(connection), self._patience()
-        while not have_ended():
-            next(patience)
-            time.sleep(_WAIT_SECONDS)
-            yield []
-
-    def _patience(self) -> Iterator[None]:
-        """Log, once it has taken long, that transactions of others are waited for."""
-        deadline = Deadline(_PATIENCE_SECONDS)
-        while not deadline.passed:
-            yield
-        _log.info("reader_waits", extra={"slot": self._options.slot, "reason": "transactions that are open"})
-        while True:
-            yield
 
     def _confirm(self) -> None:
         """Confirm the position that was kept to the server, if it listens."""
@@ -241,6 +237,18 @@ class PostgresReader:
             yield batch
             batch = []
 
+    def _again(self, tables: Sequence[Table]) -> Sequence[Table] | None:
+        try:
+            with impatient(self._connect()) as connection:
+                return catalog.tables(connection, self._publication, [each.namespace for each in tables])
+        except HarvestError as error:
+            if isinstance(error.__cause__, pg.LockNotAvailable):
+                return None
+            raise
+
+    def _tables_message(self, known: Known) -> Message:
+        return Message(Op.NOOP, unix_ms(), self._followed, known)
+
     def _position(self, lsn: str) -> Message:
         self._said_at = boot_seconds()
         data = {"lsn": lsn, "system": self._system}
@@ -250,8 +258,11 @@ class PostgresReader:
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._conninfo, {**SETTINGS, **_ALL_ROWS})
+            self._connection = self._open()
         return self._connection
+
+    def _open(self) -> psycopg.Connection[Any]:
+        return connect(self._conninfo, {**SETTINGS, **_ALL_ROWS})
 
     def close(self) -> None:
         """See `Reader`; it may read again, over new connections."""

@@ -15,8 +15,8 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.source.server_identity import lsn_number
 
 Known = Mapping[str, Sequence[int] | None]
-"""Tables that were ever followed, by namespace: their numbers (the table's, that of its entry in the publication), None
-for those that are not followed any more."""
+"""Tables that were ever followed, by namespace: their numbers (the table's, the transaction that last changed the
+publication's options, those of its entries there), None for those that are not followed any more."""
 
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
@@ -69,28 +69,52 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
     """Return the known tables once these are followed."""
-    return {**dict.fromkeys(before), **{each.namespace: [each.oid, each.membership] for each in tables}}
+    return {
+        **dict.fromkeys(before),
+        **{each.namespace: [each.oid, each.altered, *each.membership] for each in tables},
+    }
 
 
 def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> None:
     """Raise PositionLost if one of the tables was not followed all the time since it first was."""
     for table in tables:
-        before = known.get(table.namespace, [table.oid, table.membership])
+        if table.namespace not in known:
+            continue
+        before = known[table.namespace]
         if before is None:
             raise _gap(table.namespace, slot, "the pipeline ran without it")
-        if before[0] != table.oid:
-            raise _gap(table.namespace, slot, f"it was relation {before[0]}, and is {table.oid}: it was recreated")
-        if before[1] != table.membership:
+        oid, altered, *membership = before
+        if oid != table.oid:
+            raise _gap(table.namespace, slot, f"it was relation {oid}, and is {table.oid}: it was recreated")
+        if not set(membership) <= set(table.membership):
             raise _gap(table.namespace, slot, "it was taken out of the publication; it is back by now")
+        if altered != table.altered:
+            raise _gap(table.namespace, slot, _altered(altered, table.altered))
 
 
 def require_members(
     connection: psycopg.Connection[Any], publication: str, tables: Sequence[Table], *, slot: str
 ) -> None:
-    """Raise PositionLost if one of the tables was taken out of the publication since: its changes do not come."""
+    """Raise PositionLost if changes of one of the tables may not have come since: it was taken out of the publication,
+    the publication was altered, or another table has its name. One that was dropped has no changes."""
     for table in tables:
-        if not catalog.is_member(connection, publication, table):
+        now = catalog.standing(connection, publication, table.oid, table.namespace)
+        if now.named not in {0, table.oid}:
+            evidence = f"it is relation {table.oid}, and {now.named} has its name by now: it was recreated or swapped"
+            raise _gap(table.namespace, slot, evidence)
+        if not now.is_there:
+            continue
+        if not set(table.membership) <= set(now.membership):
             raise _gap(table.namespace, slot, f"somebody took it out of the publication {publication!r}")
+        if now.altered != table.altered:
+            raise _gap(table.namespace, slot, _altered(table.altered, now.altered))
+
+
+def _altered(before: int, now: int) -> str:
+    return (
+        "the publication was altered, and may have left out changes meanwhile, whatever its options are by now "
+        f"(its row is of transaction {now}, it was of {before})"
+    )
 
 
 def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, Any], copy_again: str) -> None:

@@ -1,0 +1,73 @@
+"""Single values of a table, as they are by now: those that an update left alone, and that are not sent therefore."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from harvest_lib.errors import AdaptorError
+from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, placed, present, refusals
+from harvest_lib.sql_ascii import ESCAPED
+
+
+def row_of(
+    connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
+) -> Mapping[str, str | None] | None:
+    """Return columns of the row with a key, as text, but dropped ones; None if there is no such row.
+
+    The table is found by its number, whatever it is called by now. A table that was dropped has no columns.
+    """
+    while True:
+        now = placed(connection, table)
+        if now is None:
+            return {}
+        try:
+            found = _row(connection, now, key, columns)
+        except AdaptorError as error:
+            if isinstance(error.__cause__, pg.UndefinedTable):
+                continue  # renamed since, or dropped
+            if not isinstance(error.__cause__, pg.UndefinedColumn):
+                raise
+            there = present(connection, table)
+            columns = [each for each in columns if each in there]
+            if not columns or not there.issuperset(key):
+                return {}
+            continue
+        if found.is_same:
+            return found.values
+
+
+class _Found(NamedTuple):
+    is_same: bool
+    """False if the name has become another table's."""
+    values: Mapping[str, str | None] | None
+
+
+def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]) -> _Found:
+    statement = sql.SQL(
+        "SELECT to_regclass({name})::oid = {oid}, found.* FROM (SELECT) AS one "
+        "LEFT JOIN (SELECT true, {columns} FROM {rows} WHERE {key}) AS found ON true"
+    ).format(
+        name=sql.Literal(sql.Identifier(table.schema, table.name).as_string(None)),
+        oid=sql.Literal(table.oid),
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        rows=table.rows,
+        key=sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in key.items()
+        ),
+    )
+    with refusals(f"to read what a change of {table.namespace} left out", SELECT_GRANT):
+        found = connection.execute(statement).pgresult
+    if found is None or found.get_value(0, 0) != b"t":
+        return _Found(is_same=False, values=None)
+    if found.get_value(0, 1) is None:
+        return _Found(is_same=True, values=None)
+    # As it stands on the wire: text as changes have it.
+    values = [found.get_value(0, place + 2) for place in range(len(columns))]
+    named = {
+        name: value.decode("utf-8", ESCAPED) if value is not None else None
+        for name, value in zip(columns, values, strict=True)
+    }
+    return _Found(is_same=True, values=named)
