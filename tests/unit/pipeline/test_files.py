@@ -133,6 +133,55 @@ def test_a_file_that_is_cut_while_it_is_followed_is_noticed(tmp_path):
         next(batches)
 
 
+def test_a_file_that_is_cut_and_has_grown_again_while_it_is_followed_is_noticed(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1)])
+    batches = reader(path, follow=True).read({})
+    next(batches)
+    path.write_text("")
+    writer(path).write([message(id=number) for number in range(2, 9)])
+    with pytest.raises(PositionLost, match="not the file that was read"):
+        next(batches)
+
+
+def test_a_file_that_is_replaced_while_it_is_followed_is_read_to_its_end_and_then_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1)])
+    batches = reader(path, follow=True).read({})
+    last = {each.namespace: each for each in next(batches)}
+    with path.open("ab") as old:  # as a writer that has it open
+        path.rename(tmp_path / "t.jsonl.1")
+        assert next(batches) == []
+        writer(path).write([message(id=number) for number in range(2, 9)])
+        old.write((tmp_path / "t.jsonl.1").read_bytes())
+    assert next(batches)[0].data["id"] == 1
+    with pytest.raises(PositionLost, match="another file has its name"):
+        next(batches)
+    with pytest.raises(PositionLost, match="not the file that was read"):
+        everything(reader(path), last)
+
+
+def test_another_file_with_the_same_line_at_the_same_place_is_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1), message(id=7)])
+    _, last = everything(reader(path))
+    path.unlink()
+    writer(path).write([message(id=2), message(id=7), message(id=8)])
+    with pytest.raises(PositionLost, match="not the file that was read"):
+        everything(reader(path), last)
+
+
+def test_a_copy_of_the_file_in_its_place_is_the_same(tmp_path):
+    path = tmp_path / "t.jsonl"
+    writer(path).write([message(id=1)])
+    _, last = everything(reader(path))
+    lines = path.read_bytes()
+    path.unlink()
+    path.write_bytes(lines)
+    writer(path).write([message(id=2)])
+    assert [each.data["id"] for each in everything(reader(path), last)[0]] == [2]
+
+
 def test_a_last_line_without_an_end_waits_for_it_only_where_the_file_is_followed(tmp_path):
     path = tmp_path / "t.jsonl"
     line = '{"op":"insert","timestamp":1,"namespace":"t","data":{}}'
@@ -189,6 +238,20 @@ def test_it_goes_on_after_the_files_that_were_read(tmp_path):
     for each in (tmp_path / "public.t").iterdir():
         each.rename(each.with_name("00000000.parquet"))
     with pytest.raises(PositionLost, match="has lost files"):
+        everything(reader(tmp_path, format="parquet"), last)
+
+
+def test_a_folder_that_was_written_anew_is_refused_however_many_files_it_has(tmp_path):
+    made = writer(tmp_path, format="parquet")
+    made.write([message(id=1)])
+    made.write([message(id=2)])
+    _, last = everything(reader(tmp_path, format="parquet"))
+    for each in (tmp_path / "public.t").iterdir():
+        each.unlink()
+    again = writer(tmp_path, format="parquet")
+    for number in range(3, 7):
+        again.write([message(id=number)])
+    with pytest.raises(PositionLost, match=r"00000002\.parquet is not the file that was read"):
         everything(reader(tmp_path, format="parquet"), last)
 
 

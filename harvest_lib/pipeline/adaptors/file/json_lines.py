@@ -10,9 +10,11 @@ Promises of the reader
 - Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
   `follow` a last line without an end counts as well.
 - A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter, or has
-  another line where the last one was that was read.
+  another beginning, or another line where the last one was that was read; and another file that has the name, once the
+  one that is followed was read to its end. A file that was moved away is followed on.
 
-    NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372]}     where to go on; length and CRC-32 of the line before
+    NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
+                                     where to go on; length and CRC-32 of the line before, and of the file's beginning
 """
 
 import logging
@@ -40,6 +42,7 @@ _log = logging.getLogger(__name__)
 _NAMESPACE = "{namespace}"
 _WAIT_SECONDS = 0.2
 _PIECE_BYTES = 1 << 16
+_HEAD_BYTES = 4_096
 _REMEDY = "bring it back, or name a file of another name: that is read from its beginning"
 
 
@@ -140,19 +143,41 @@ class JsonLinesReader(Reader):
         with system_errors("read", self._path), self._path.open("rb") as file:
             self._require_length(file, position)
             if before is not None:
-                self._require_line(file, position, *before.data["line"])
+                self._require_part(file, 0, *before.data["head"])
+                size, checksum = before.data["line"]
+                self._require_part(file, position - size, size, checksum)
             file.seek(position)
             while True:
+                is_replaced = self._options.follow and self._is_replaced(file)
+                begin, line = position, self._line
                 batch, position = self._batch(file, position)
+                # What was read is of the file that it was before: else that was emptied, and has grown since.
+                self._require_length(file, position)
+                self._require_part(file, begin - len(line), len(line), crc32(line))
                 if batch:
-                    place = {"byte": position, "line": [len(self._line), crc32(self._line)]}
+                    head = os.pread(file.fileno(), min(position, _HEAD_BYTES), 0)
+                    place = {
+                        "byte": position,
+                        "line": [len(self._line), crc32(self._line)],
+                        "head": [len(head), crc32(head)],
+                    }
                     yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
                 elif not self._options.follow:
                     return
+                elif is_replaced:
+                    raise PositionLost(
+                        f"{self._path} is not the file that was read",
+                        evidence=f"another file has its name; {position} bytes of the one before were read, to its end",
+                        next_step=_REMEDY,
+                    )
                 else:
-                    self._require_length(file, position)
                     yield []
                     time.sleep(_WAIT_SECONDS)
+
+    def _is_replaced(self, file: BinaryIO) -> bool:
+        with suppress(FileNotFoundError):  # moved away: what comes in its place is seen then
+            return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
+        return False
 
     def _require_length(self, file: BinaryIO, position: int) -> None:
         size = os.fstat(file.fileno()).st_size
@@ -163,12 +188,11 @@ class JsonLinesReader(Reader):
                 next_step=_REMEDY,
             )
 
-    def _require_line(self, file: BinaryIO, position: int, size: int, checksum: int) -> None:
-        file.seek(position - size)
-        if crc32(file.read(size)) != checksum:
+    def _require_part(self, file: BinaryIO, begin: int, size: int, checksum: int) -> None:
+        if crc32(os.pread(file.fileno(), size, begin)) != checksum:
             raise PositionLost(
                 f"{self._path} is not the file that was read",
-                evidence=f"the line that ends at byte {position} is another one",
+                evidence=f"{size} bytes from byte {begin} on are others",
                 next_step=_REMEDY,
             )
 

@@ -11,6 +11,10 @@ Promises of the writer
 
 Promises of the reader
 - Files come by name, each at least once, and again only if the log had not got to its end.
+- Where the file that was read last is another by now, it does not go on.
+
+    NOOP  file/FOLDER  {"file": "00000007.parquet", "size": 5120, "checksum": 2847103372}
+                                                     the file that was read last, its size, and the CRC-32 of its end
 """
 
 import logging
@@ -23,6 +27,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from harvest_lib.clock import unix_ms
 from harvest_lib.durable_files import make_folder, sync_folder
@@ -40,6 +45,7 @@ _JSON = {b"harvest": b"extended-json"}
 _ENDING = ".parquet"
 _UNFINISHED = ".unfinished"
 _WAIT_SECONDS = 0.2
+_END_BYTES = 1 << 16
 _PLAIN = {bool, int, float, str, bytes}
 _OPS = {each.name.lower(): each for each in Op}
 
@@ -136,7 +142,7 @@ class ParquetReader(Reader):
                 files = self._files(done, last)
                 for path in files:
                     yield from self._file(path)
-                    place = Message(Op.NOOP, unix_ms(), self._place(path.parent), {"file": path.name})
+                    place = Message(Op.NOOP, unix_ms(), self._place(path.parent), _identity(path))
                     yield [place]
                     done[path.parent] = path.name
                 if not files:
@@ -151,6 +157,8 @@ class ParquetReader(Reader):
             before = last.get(self._place(folder))
             after = done.get(folder, str(before.data["file"]) if before is not None else "")
             files = sorted(folder.glob(f"*{_ENDING}"))
+            if before is not None and folder not in done:
+                self._require_same(folder / after, before.data)
             if after and files and after not in {each.name for each in files} and after > files[-1].name:
                 raise PositionLost(
                     f"{folder} has lost files that were read",
@@ -159,6 +167,16 @@ class ParquetReader(Reader):
                 )
             found += [each for each in files if each.name > after]
         return found
+
+    def _require_same(self, path: Path, before: Mapping[str, Any]) -> None:
+        """Raise PositionLost if the file that was read last is another by now. It may have been removed."""
+        if path.exists() and (now := _identity(path)) != before:
+            raise PositionLost(
+                f"{path} is not the file that was read",
+                evidence=f"its size and checksum were {before['size']} and {before['checksum']}, and are {now['size']} "
+                f"and {now['checksum']}",
+                next_step="bring the files back that were read, or have the writer go on in another folder",
+            )
 
     def _file(self, path: Path) -> Iterator[Sequence[Message]]:
         pa = self._pyarrow
@@ -188,6 +206,14 @@ class ParquetReader(Reader):
 
     def _place(self, folder: Path) -> str:
         return f"file/{folder}"
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """Return name and size of a file, and the CRC-32 of its end: where Parquet has the size of each column."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END_BYTES))
+        return {"file": path.name, "size": size, "checksum": crc32(file.read(_END_BYTES))}
 
 
 def _value(value: Any) -> Any:
