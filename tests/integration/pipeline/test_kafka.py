@@ -231,6 +231,24 @@ def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, adm
         next(reader().read({place.namespace: place}))
 
 
+def test_behind_the_end_of_a_transaction_an_emptied_topic_has_lost_nothing(source, reader, admin, unique):
+    producer = Producer({"bootstrap.servers": source.servers, "transactional.id": unique("id")})
+    producer.init_transactions(60)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce(source.namespace, '{"op":"insert","timestamp":1,"namespace":"t","data":{"id":1}}')
+        producer.flush(60)
+        end(60)
+    place = f"kafka/{source.namespace}"
+    # Offset 0 is the record, 1 the end of its transaction, 2 an aborted record, 3 its end.
+    found, last = collect(reader(), until=lambda _, last: last[place].data["offsets"] == {"0": 4})
+    assert [each.data["id"] for each in found] == [1]
+    admin.delete_records([TopicPartition(source.namespace, 0, 4)])[TopicPartition(source.namespace, 0)].result(60)
+    source.put(2)
+    found, _ = collect(reader(), last, until=lambda found, _: bool(found))
+    assert [each.data["id"] for each in found] == [2]
+
+
 def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(source, reader, admin):
     source.put(1)
     _, last = collect(reader(), until=lambda found, _: bool(found))

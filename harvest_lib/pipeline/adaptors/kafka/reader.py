@@ -6,6 +6,7 @@
 Promises
 - Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
   after it. Partitions that are added while it reads are found.
+- The offsets in the log move over what is no record, too: ends of transactions, aborted records, compacted ones.
 - Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, and
   a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
@@ -20,7 +21,7 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 
-from harvest_lib.clock import Deadline, boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds, unix_ms
 from harvest_lib.consume.retention import Retained, RetentionWatch
 from harvest_lib.errors import AdaptorError, HarvestError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.kafka_client import (
@@ -196,8 +197,11 @@ class KafkaReader(Reader):
                 if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
                     raise _lost(f"a partition of {record.topic()!r} no longer has what was not read yet", error.str())
                 if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
+                    # What lies between is no record: retention may remove it, and then nothing is lost.
                     offsets, partition = self._offsets[record.topic()], record.partition()
-                    offsets[partition] = max(offsets[partition], record.offset())
+                    if record.offset() > offsets[partition]:
+                        offsets[partition] = record.offset()
+                        touched.setdefault(record.topic(), unix_ms())
                 if error.code() in _UNREADABLE:
                     raise _damaged(record, error)
                 if error.fatal() or is_refusal(error) or error.code() == ClientError.UNKNOWN_TOPIC_OR_PART:
