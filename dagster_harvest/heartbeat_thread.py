@@ -9,8 +9,10 @@ from typing import Any
 import psycopg
 
 from dagster_harvest.heartbeat import HeartbeatTable, Place
-from harvest_lib.errors import DatabaseError, HarvestError
+from harvest_lib import threads
+from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.threads import reason_of
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ class HeartbeatThread:
         self._run_id = run_id
         self._every_seconds = every_seconds
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="harvest-heartbeats", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._is_away = False
         self._connection: psycopg.Connection[Any] | None = None
 
     def start(self, *, generation: int | None, stale_after_seconds: float) -> int:
@@ -42,15 +45,21 @@ class HeartbeatThread:
         claimed = heartbeats.claim(
             self._place, run_id=self._run_id, generation=generation, stale_after_seconds=stale_after_seconds
         )
-        self._thread.start()
+        self._thread = threads.repeat(
+            "harvest-heartbeats",
+            self._renew,
+            stopping=self._ending,
+            pause_seconds=lambda: 0.0,
+            on_error=self._lost,
+        )
         return claimed
 
     def close(self) -> None:
         """Stop, and record that the run stopped in order unless Postgres is unavailable or another run has the row."""
         self._ending.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             return  # it waits for a server that does not answer, and so would we
         if self._connection is None:
             return
@@ -58,22 +67,22 @@ class HeartbeatThread:
             HeartbeatTable.beside(self._connection, self._outbox).stop(self._place, self._run_id)
         self._connection.close()
 
-    def _run(self) -> None:
-        is_away = False
-        while not self._ending.wait(self._every_seconds):
-            try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                is_ours = HeartbeatTable.beside(self._connection, self._outbox).renew(self._place, self._run_id)
-            except DatabaseError as error:
-                if not is_away:
-                    _log.warning("heartbeat_failed", extra={"reason": str(error)})
-                is_away = True
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-                continue
-            is_away = False
-            if not is_ours:
-                self.was_succeeded.set()
-                return
+    def _renew(self) -> None:
+        if self._ending.wait(self._every_seconds):
+            return
+        if self._connection is None:
+            self._connection = self._connect()
+        if not HeartbeatTable.beside(self._connection, self._outbox).renew(self._place, self._run_id):
+            self.was_succeeded.set()
+            self._ending.set()
+        self._is_away = False
+
+    def _lost(self, error: BaseException) -> None:
+        """Log an error, once until a heartbeat is sent; the next heartbeat has a new connection."""
+        if not self._is_away:
+            reason = str(error) if isinstance(error, HarvestError) else reason_of(error)
+            _log.warning("heartbeat_failed", extra={"reason": reason})
+        self._is_away = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

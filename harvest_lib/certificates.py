@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harvest_lib import threads
 from harvest_lib.errors import install_hint
 
 if TYPE_CHECKING:
@@ -98,16 +99,17 @@ class Certificates:
         """Log certificates that expire soon, now and every day until `stopping` is set; returns at once. `clock` is in
         Unix seconds."""
         if self._places:
-            run = threading.Thread(target=self._run, args=(stopping, clock), name="harvest-certificates", daemon=True)
-            run.start()
+            threads.repeat(
+                "harvest-certificates",
+                lambda: self._say_expiring(clock()),
+                stopping=stopping,
+                pause_seconds=lambda: _EVERY_SECONDS,
+            )
 
-    def _run(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
-        while True:
-            for setting, at in self.expiring(clock()).items():
-                expires_at = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-                _log.warning("certificate_expires", extra={"setting": setting, "expires_at": expires_at})
-            if stopping.wait(_EVERY_SECONDS):
-                return
+    def _say_expiring(self, now: float) -> None:
+        for setting, at in self.expiring(now).items():
+            expires_at = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+            _log.warning("certificate_expires", extra={"setting": setting, "expires_at": expires_at})
 
     def _expiry(self, place: _Place) -> float | None:
         mark = _mark(place)

@@ -14,8 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import Consumer as KafkaClient
@@ -26,12 +25,13 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.group_settings import group_settings
 from harvest_lib.consume.limits import ShardLimits
+from harvest_lib.consume.ownership import OwnedShard, Ownership, ShardCounts
 from harvest_lib.consume.reader import Isolation, read_committed
 from harvest_lib.consume.retention import RetentionWatch
-from harvest_lib.consume.shard import Fenced, Shard
+from harvest_lib.consume.shard import Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
-from harvest_lib.errors import ConfigError, DatabaseUnavailable, HarvestError, TopicMissing
+from harvest_lib.errors import ConfigError, TopicMissing
 from harvest_lib.kafka_client import answer_of, client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
@@ -40,35 +40,10 @@ from harvest_lib.sequencing.publisher import Publisher
 _log = logging.getLogger(__name__)
 
 
-class ShardCounts(NamedTuple):
-    """Messages that were taken in, transactions that were kept, and messages that were parked."""
-
-    messages: int = 0
-    transactions: int = 0
-    parked: int = 0
-
-    def __add__(self, other: "ShardCounts") -> "ShardCounts":  # type: ignore[override] # sums, not a longer tuple
-        return ShardCounts(*map(sum, zip(self, other, strict=True)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedShard:
-    """A partition that is owned. `offset`: the end of its last transaction that was kept, -1 before the first.
-    `position`: the first offset for a next owner, below 0 if nobody has read it. `stuck_since`: the time, in boot
-    seconds, since which it has had a transaction open, or has only failed; None if neither."""
-
-    topic: str
-    partition: int
-    offset: int
-    position: int
-    stuck_since: float | None
-
-
 END_SECONDS = 10.0
 """Time that a shard may take to end."""
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _ANSWER_SECONDS = 10.0
 _SESSION_MS = 45_000  # librdkafka's default
 _GROUP_ONLY = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id"}
@@ -99,11 +74,11 @@ class Consumer:
         self._settings = {setting: value for setting, value in settings.items() if setting not in _GROUP_ONLY}
         self._store, self._isolation = store, isolation
         self._limits = limits or ShardLimits()
-        self._owned: dict[ShardId, _Ownership] = {}
+        self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
         """After so long the group knows that a member is gone, and a member that it is."""
         self._counting = threading.Lock()
-        self._at_work: set[_Ownership] = set()  # with those whose partition has gone, until they end
+        self._at_work: set[Ownership] = set()  # with those whose partition has gone, until they end
         self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
         """Transactions that were refused, as another owner had begun."""
@@ -127,6 +102,8 @@ class Consumer:
             while not stopping.is_set():
                 self.turned_at = boot_seconds()
                 self._look_at(group.poll(_POLL_SECONDS))
+                for each in list(self._owned.values()):
+                    each.tend()
                 if boot_seconds() >= tell_at:
                     tell_at = boot_seconds() + _TELL_SECONDS
                     self._tell_offsets(group)
@@ -144,7 +121,9 @@ class Consumer:
         group.pause(places)
         for each in partitions:
             shard = ShardId(self._name, each.topic, each.partition)
-            self._owned[shard] = _Ownership(self, shard)
+            self._owned[shard] = ownership = Ownership(self, shard)
+            with self._counting:
+                self._at_work.add(ownership)
 
     def _revoked(self, group: Any, partitions: list[TopicPartition]) -> None:
         self._end(self._shards(partitions))
@@ -161,7 +140,7 @@ class Consumer:
     def _end(self, shards: Iterable[ShardId], seconds: float | None = None) -> None:
         owned = [self._owned.pop(shard) for shard in shards if shard in self._owned]
         for each in owned:
-            each.stopping.set()
+            each.stop()
         deadline = Deadline(END_SECONDS if seconds is None else seconds)
         for each in owned:
             each.await_end(deadline.remaining_seconds)
@@ -210,13 +189,8 @@ class Consumer:
 
     # -- a shard
 
-    def begins(self, ownership: "_Ownership") -> None:
-        """Count the work of an ownership from now on."""
-        with self._counting:
-            self._at_work.add(ownership)
-
-    def shard_ended(self, ownership: "_Ownership", *, for_good: bool = False) -> None:
-        """Keep the counts of the shard that an ownership has had; from its thread."""
+    def shard_ended(self, ownership: Ownership, *, for_good: bool = False) -> None:
+        """Keep the counts of the shard that an ownership has had."""
         with self._counting:
             self._done[ownership.topic] = self._done.get(ownership.topic, ShardCounts()) + ownership.counts
             ownership.let_go()
@@ -255,83 +229,3 @@ class Consumer:
             except KafkaException as error:
                 _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
                 return ""
-
-
-class _Ownership:
-    """A partition that is ours, and its thread."""
-
-    def __init__(self, consumer: Consumer, shard: ShardId) -> None:
-        self.shard: Shard | None = None
-        self.stopping = threading.Event()
-        self.topic = shard.topic
-        self._consumer, self._id = consumer, shard
-        self._failing_since: float | None = None
-        self._position = -1
-        consumer.begins(self)
-        self._thread = threading.Thread(target=self._run, name=str(shard), daemon=True)
-        self._thread.start()
-
-    @property
-    def counts(self) -> ShardCounts:
-        """Return the counts of the present shard."""
-        shard = self.shard
-        return ShardCounts(shard.committed, shard.transactions, shard.parked) if shard is not None else ShardCounts()
-
-    @property
-    def seen(self) -> OwnedShard:
-        """Return its present state."""
-        shard, failing_since = self.shard, self._failing_since
-        began = shard.stuck_since if shard is not None else None
-        goes_on = shard is not None and _goes_on(shard)
-        return OwnedShard(
-            topic=self._id.topic,
-            partition=self._id.partition,
-            offset=shard.offset if shard is not None else -1,
-            position=shard.position if shard is not None else self._position,
-            stuck_since=began if goes_on else failing_since or began,
-        )
-
-    def let_go(self) -> None:
-        """Let the present shard go, and remember where it was."""
-        if self.shard is not None:
-            self._position = self.shard.position
-        self.shard = None
-
-    def await_end(self, seconds: float) -> None:
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            _log.warning("shard_left", extra={"shard": str(self._id), "seconds": seconds})
-
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
-        while not self.stopping.is_set():
-            _log.info("shard_begins", extra={"shard": str(self._id)})
-            try:
-                self.shard = self._consumer.make_shard(self._id)
-                self.shard.run(self.stopping)
-            except Fenced:
-                self._consumer.count_fenced()
-                _log.warning("shard_fenced", extra={"shard": str(self._id)})
-                # The other is likely its owner: we fence it in turn only if the group still assigns it to us.
-                self.stopping.wait(self._consumer.session_seconds)
-            except HarvestError as error:
-                if isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions:
-                    # A new connection may be all that it takes.
-                    _log.warning("shard_interrupted", extra={"shard": str(self._id), "reason": str(error)})
-                else:
-                    _log.error("shard_failed", extra={"shard": str(self._id), "reason": str(error)})
-            except Exception:  # noqa: BLE001 - the user's, of which we know nothing; the next attempt is a new one
-                _log.exception("shard_failed", extra={"shard": str(self._id)})
-            if self.shard is not None and _goes_on(self.shard):
-                pause, self._failing_since = _FIRST_PAUSE_SECONDS, None
-            self._failing_since = self._failing_since or boot_seconds()
-            self._consumer.shard_ended(self)
-            self.stopping.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._consumer.shard_ended(self, for_good=True)
-        _log.info("shard_ends", extra={"shard": str(self._id)})
-
-
-def _goes_on(shard: Shard) -> bool:
-    """Return True if a shard has kept something since it began, or had nothing to keep."""
-    return shard.transactions > 0 or shard.caught_up

@@ -55,7 +55,8 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of one shard to the application.
 
-    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message is to blame for those.
+    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message is to blame for those. So do
+    SystemExit, CancelledError and the like, and panics of extensions: each would end the thread unseen.
     """
 
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
@@ -76,7 +77,7 @@ class Dispatch:
             self._by_groups.consume_messages(opened.transaction, group)
         except KafkaError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self.refused(error, None, is_anyones=True) from error
         if not self._store.is_open:
             raise FunctionFailed(_NOT_OPEN, is_anyones=True)
@@ -100,7 +101,7 @@ class Dispatch:
                 consume_message(transaction, message)
             except KafkaError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 is_known = not taken or self._store.is_open
                 raise self.refused(error, message.offset if is_known else None, is_anyones=not is_known) from error
             taken += 1
@@ -124,7 +125,7 @@ class Dispatch:
                 self._application.consume_message(opened.transaction, message)
             except KafkaError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 raise self.refused(error, message.offset) from error
             if not self._store.is_open:
                 raise FunctionFailed(_NOT_OPEN, message.offset)
@@ -144,7 +145,7 @@ class Dispatch:
             self._application.finalize_txn(opened.transaction)
         except KafkaError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self._not_finalized(opened, self.refused(error, opened.only, is_anyones=True)) from error
         if not self._store.is_open:
             raise self._not_finalized(opened, FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True))
@@ -160,7 +161,7 @@ class Dispatch:
             failed.taken, failed.last = opened.taken, opened.last
         return failed
 
-    def refused(self, error: Exception, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
+    def refused(self, error: BaseException, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
         """Return the failure for an error of a function, or of a message that it published."""
         reason = str(error) if isinstance(error, StateRefused) else reason_of(error)
         if self._store.will_pass(error):

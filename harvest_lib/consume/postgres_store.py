@@ -127,7 +127,7 @@ class PostgresStore:
         with translated():
             self.connection.execute("SELECT")
 
-    def will_pass(self, error: Exception) -> bool:
+    def will_pass(self, error: BaseException) -> bool:
         return (
             isinstance(error, psycopg.Error)
             and not isinstance(error, psycopg.errors.QueryCanceled)  # it may be the one statement that takes too long

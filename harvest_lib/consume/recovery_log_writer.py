@@ -12,7 +12,6 @@ Promises
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from harvest_lib import threads
 from harvest_lib.clock import Deadline
 from harvest_lib.consume.recovery_log import AUTHOR, HEAD, LogPlace, PagesDigest, first_offset, play_back
 from harvest_lib.errors import CheckpointError
@@ -95,8 +95,7 @@ class RecoveryLogWriter:
         with suppress(KafkaException, SystemError):
             producer.purge()
         # Closing aborts an open transaction, for as long as that takes; the next owner aborts it in any case.
-        closing = threading.Thread(target=_close, args=(producer,), name="recorder-close", daemon=True)
-        closing.start()
+        closing = threads.start("recorder-close", lambda: _close(producer))
         closing.join(_LET_GO_SECONDS)
 
     def _own_settings(self) -> dict[str, object]:

@@ -136,7 +136,7 @@ class SqliteStore:
     def touch(self) -> None:
         """Do nothing: Kafka hears of a transaction as it ends."""
 
-    def will_pass(self, _error: Exception) -> bool:
+    def will_pass(self, _error: BaseException) -> bool:
         return False
 
     def flush(self) -> None:

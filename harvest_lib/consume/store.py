@@ -41,8 +41,8 @@ class Store(Protocol):
         """Show that we live: a store may end a transaction of which it hears nothing, as its owner may be frozen."""
         ...
 
-    def will_pass(self, error: Exception) -> bool:
-        """Return True if an exception of a user's function is the store's, and passes by itself."""
+    def will_pass(self, error: BaseException) -> bool:
+        """Return True if an exception, of any kind, of a user's function is the store's, and passes by itself."""
         ...
 
     def flush(self) -> None:
@@ -75,11 +75,11 @@ def headers_as_json(record: Any) -> list[list[str | None]]:
     return [[storable(name), value if value is None else bytes(value).hex()] for name, value in record.headers() or ()]
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the type and the text of an exception of a user's function, as every store takes it."""
     try:
         text = str(error)
-    except Exception as failed:  # noqa: BLE001 - the user's
+    except BaseException as failed:  # noqa: BLE001 - the user's, of any kind
         text = f"its text cannot be had ({type(failed).__name__})"
     return storable(f"{type(error).__name__}: {text}")[:_LONGEST_REASON]
 

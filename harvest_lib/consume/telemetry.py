@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.consumer import Consumer, OwnedShard, ShardCounts
+from harvest_lib.consume.consumer import Consumer
+from harvest_lib.consume.ownership import OwnedShard, ShardCounts
 from harvest_lib.consume.retention import retention_readings
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Reading

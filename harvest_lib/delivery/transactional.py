@@ -10,7 +10,6 @@ Promises
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
+from harvest_lib import threads
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.errors import PURGED, SEVERAL_AT_A_TIME
@@ -148,8 +148,7 @@ class Transactional:
 def _close_soon(client: KafkaProducer, sender: NativeSender | None) -> None:
     """Close a client. To close is to abort what is open: that waits for a broker for as long as it takes, and is
     refused to a producer that was fenced. The next transaction aborts it in any case, so nobody waits long."""
-    closing = threading.Thread(target=_close, args=(client, sender), name="harvest-close", daemon=True)
-    closing.start()
+    closing = threads.start("harvest-close", lambda: _close(client, sender))
     closing.join(_LET_GO_SECONDS)
 
 

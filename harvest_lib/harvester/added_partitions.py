@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
+from harvest_lib import threads
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.delivery.partitioners import moved_share
 from harvest_lib.errors import HarvestError
@@ -120,7 +122,13 @@ class PartitionWatch:
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
         """Look until the term is over; returns at once."""
-        threading.Thread(target=self._run, args=(term, stopping), name="harvest-partitions", daemon=True).start()
+        threads.repeat(
+            "harvest-partitions",
+            partial(self._look_if_named, stopping),
+            stopping=stopping,
+            pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
+            is_needed=term.is_live,
+        )
 
     def look(self) -> None:
         """Compare what the brokers say with what is known. Raises HarvestError, or KafkaException."""
@@ -163,14 +171,13 @@ class PartitionWatch:
                     continue
             return counted
 
-    def _run(self, term: Term, stopping: threading.Event) -> None:
-        stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
-        while term.is_live() and not stopping.is_set():
-            try:
-                self.look()
-            except (HarvestError, KafkaException) as error:
-                _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
-            stopping.wait(_EVERY_SECONDS if self._known else _FIRST_SECONDS)
+    def _look_if_named(self, stopping: threading.Event) -> None:
+        if self._known is None:
+            stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
+        try:
+            self.look()
+        except (HarvestError, KafkaException) as error:
+            _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
 
 
 def added_of(known: object) -> list[Added]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from harvest_lib import threads
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
@@ -41,16 +42,23 @@ class Maintenance:
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
         """Look after them until the term is over; returns at once."""
-        threading.Thread(target=self._run, args=(term, stopping), name="harvest-segments", daemon=True).start()
+        threads.repeat(
+            "harvest-segments",
+            self._look_now,
+            stopping=stopping,
+            pause_seconds=lambda: _EVERY_SECONDS,
+            is_needed=term.is_live,
+            on_error=self._say_neglected,
+        )
 
     def look(self) -> None:
-        """Do the steps that are due: each, even if others fail. Raises the first error, HarvestError or psycopg's."""
-        errors: list[HarvestError | psycopg.Error] = []
+        """Do the steps that are due: each, even if others fail. Raises the first error."""
+        errors: list[Exception] = []
         with connect(self._conninfo) as connection:
             for step in (self._create, self._rotate, self._drop, self._say_detached):
                 try:
                     step(connection)
-                except (HarvestError, psycopg.Error) as error:
+                except Exception as error:  # noqa: BLE001 - it is raised below, and the other steps are due too
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -94,14 +102,14 @@ class Maintenance:
             )
         self._held = held
 
-    def _run(self, term: Term, stopping: threading.Event) -> None:
-        while term.is_live() and not stopping.is_set():
-            try:
-                self.look()
-                self._complaint = ""
-            except (HarvestError, psycopg.Error) as error:
-                reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
-                if reason != self._complaint:  # once, not every minute, nor in each term
-                    self._complaint = reason
-                    _log.warning("segments_neglected", extra={"reason": reason})
-            stopping.wait(_EVERY_SECONDS)
+    def _look_now(self) -> None:
+        self.look()
+        self._complaint = ""
+
+    def _say_neglected(self, error: BaseException) -> None:
+        reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
+        if reason == self._complaint:  # once, not every minute, nor in each term
+            return
+        self._complaint = reason
+        is_ours = isinstance(error, HarvestError | psycopg.Error)
+        _log.warning("segments_neglected", extra={"reason": reason}, exc_info=None if is_ours else error)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
@@ -35,23 +36,23 @@ class Progress:
         self._delivered = delivered
         self._leads = leads
         self._backlog_age_seconds = backlog_age_seconds
+        self._before = 0, 0.0
 
     def begin(self, stopping: threading.Event) -> None:
         """Write lines until `stopping` is set; returns at once."""
-        threading.Thread(target=self._run, args=(stopping,), name="harvest-progress", daemon=True).start()
+        threads.repeat("harvest-progress", self.tell, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
 
-    def _run(self, stopping: threading.Event) -> None:
-        before, then = self._delivered(), boot_seconds()
-        while not stopping.wait(EVERY_SECONDS):
-            delivered, now = self._delivered(), boot_seconds()
-            if self._leads():
-                rate = round((delivered - before) / (now - then), 1)
-                age = self._age()
-                _log.info(
-                    "harvest_progress",
-                    extra={"delivered": delivered, "records_per_second": rate, "backlog_age_seconds": age},
-                )
-            before, then = delivered, now
+    def tell(self) -> None:
+        """Write the line about the time since the last call, if this process leads. The first call begins that time."""
+        before, then = self._before
+        delivered, now = self._before = self._delivered(), boot_seconds()
+        if then and self._leads():
+            rate = round((delivered - before) / (now - then), 1)
+            age = self._age()
+            _log.info(
+                "harvest_progress",
+                extra={"delivered": delivered, "records_per_second": rate, "backlog_age_seconds": age},
+            )
 
     def _age(self) -> float | None:
         """Return the age, None if Postgres cannot say it now: the parts that need Postgres log that."""

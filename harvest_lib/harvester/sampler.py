@@ -2,7 +2,7 @@
 
 Promises
 - Postgres is asked only while somebody asks us, and at most once a second, however many do; and, while they do and
-  records flow, for the age of one record a second. A listener asks once a second.
+  records flow, for the age of one record a second. A listener asks every five seconds.
 - A caller waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
   waits. Then nothing is known, and the reason is that Postgres does not answer.
 - No statement runs for longer than a few seconds.
@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect, evidence_of
 from harvest_lib.errors import HarvestError
@@ -74,8 +75,9 @@ class Sampler:
         self._rare_at = float("-inf")
         self._watch, self._ages = ProgressWatch(), CheckpointAges()
         harvest.measures.samples = self._samples
-        self._thread = threading.Thread(target=self._run, name="harvest-sampler", daemon=True)
-        self._thread.start()
+        self._thread = threads.repeat(
+            "harvest-sampler", self._serve, stopping=self._stopping, pause_seconds=lambda: 0.0, on_error=self._troubled
+        )
 
     def seen(self) -> Seen:
         """Return what is known now; ask Postgres if that was long ago."""
@@ -100,24 +102,25 @@ class Sampler:
 
     # -- the thread
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                wanted = self._samples.get(timeout=_UNUSED_SECONDS)
-            except Empty:
-                self._disconnect()
-                continue
-            if self._stopping.is_set():
-                break
-            try:
-                if wanted is None:
-                    self._answer()
-                elif self._samples.qsize() < _MOST_SAMPLES:
-                    self._age(wanted)
-            except Exception:  # noqa: BLE001 - numbers that are missing must not look like none
-                _log.exception("sampling_failed")
-                self._failed("see the log: sampling_failed")
-        self._disconnect()
+    def _serve(self) -> None:
+        try:
+            wanted = self._samples.get(timeout=_UNUSED_SECONDS)
+        except Empty:
+            self._disconnect()
+            return
+        if self._stopping.is_set():
+            self._disconnect()
+        elif wanted is None:
+            self._answer()
+        elif self._samples.qsize() < _MOST_SAMPLES:
+            self._age(wanted)
+
+    def _troubled(self, error: BaseException) -> None:
+        """Log an error of any kind: numbers that are missing must not look like none."""
+        try:
+            _log.exception("sampling_failed", exc_info=error)
+        finally:
+            self._failed("see the log: sampling_failed")
 
     def _answer(self) -> None:
         try:

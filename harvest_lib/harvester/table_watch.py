@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from harvest_lib import threads
 from harvest_lib.config.choices import Choices
 from harvest_lib.database import connect
 from harvest_lib.errors import DatabaseError, HarvestError, OutboxTableError
@@ -27,8 +28,22 @@ class TableWatch:
 
     def begin(self, changed: Callable[[HarvestError], None], stopping: threading.Event) -> None:
         """Look now and then until `stopping` is set; returns at once. `changed` is called, once, with the error."""
-        run = threading.Thread(target=self._run, args=(changed, stopping), name="harvest-table", daemon=True)
-        run.start()
+        ended = threading.Event()
+
+        def look() -> None:
+            try:
+                self.look()
+            except OutboxTableError as error:
+                ended.set()
+                changed(error)
+
+        threads.repeat(
+            "harvest-table",
+            look,
+            stopping=stopping,
+            pause_seconds=lambda: EVERY_SECONDS,
+            is_needed=lambda: not ended.is_set(),
+        )
 
     def look(self) -> None:
         """Raise OutboxTableError if the table is native by now. If Postgres cannot be asked now, a later look asks."""
@@ -42,11 +57,3 @@ class TableWatch:
                 next_step="restart all processes of the pool: each chooses again; or name `source`, `delivery` and "
                 "`leadership` in the configuration, to keep what they were",
             )
-
-    def _run(self, changed: Callable[[HarvestError], None], stopping: threading.Event) -> None:
-        while not stopping.wait(EVERY_SECONDS):
-            try:
-                self.look()
-            except OutboxTableError as error:
-                changed(error)
-                return

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from harvest_lib import threads
 from harvest_lib.errors import PoolConflict
 from harvest_lib.leadership.leader_topic import topic_trouble
 from harvest_lib.leadership.other_pools import OtherPools
@@ -27,11 +28,16 @@ class Diagnosis:
         self._assigned = assigned
         self._findings: queue.SimpleQueue[PoolConflict | str] = queue.SimpleQueue()
         self._requested = threading.Event()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def start(self, others: OtherPools | None) -> None:
         """Start the thread. `others` finds other pools, for a member that knows its own."""
-        threading.Thread(target=self._run, args=(others,), name="harvest-neli-diagnosis", daemon=True).start()
+        threads.repeat(
+            "harvest-neli-diagnosis",
+            lambda: self._look(others, requested=self._requested.wait(_INTERVAL_SECONDS)),
+            stopping=self._stopped,
+            pause_seconds=lambda: 0.0,
+        )
 
     def request(self) -> None:
         """Have the leader topic checked now."""
@@ -39,7 +45,7 @@ class Diagnosis:
 
     def stop(self) -> None:
         """End the thread, without waiting for it."""
-        self._stopped = True
+        self._stopped.set()
         self._requested.set()
 
     def findings(self) -> Iterator[PoolConflict | str]:
@@ -47,17 +53,15 @@ class Diagnosis:
         while not self._findings.empty():
             yield self._findings.get()
 
-    def _run(self, others: OtherPools | None) -> None:
-        while True:
-            requested = self._requested.wait(_INTERVAL_SECONDS)
-            if self._stopped:
-                return
-            self._requested.clear()
-            assigned = self._assigned()
-            if requested and (trouble := topic_trouble(self._client, self._topic, len(assigned))):
-                self._findings.put(trouble)
-            if others is None or all(assigned) or (conflict := others.find()) is None:
-                continue
-            if not (any(assigned) and others.is_first(conflict)):
-                others.tell(conflict)
-                self._findings.put(conflict)
+    def _look(self, others: OtherPools | None, *, requested: bool) -> None:
+        if self._stopped.is_set():
+            return
+        self._requested.clear()
+        assigned = self._assigned()
+        if requested and (trouble := topic_trouble(self._client, self._topic, len(assigned))):
+            self._findings.put(trouble)
+        if others is None or all(assigned) or (conflict := others.find()) is None:
+            return
+        if not (any(assigned) and others.is_first(conflict)):
+            others.tell(conflict)
+            self._findings.put(conflict)

@@ -75,7 +75,7 @@ class PipelineTelemetry:
     def progress(self, within_seconds: float) -> Verdict:
         """Return a healthy verdict if each writer that is behind has gone on within a time.
 
-        A call sees no further back than the first one, so a listener calls once a second.
+        A call sees no further back than the first one, so a listener calls every five seconds.
         """
         for name, (position, seconds) in self._stalled().items():
             if seconds >= within_seconds:

@@ -129,7 +129,7 @@ class Compactor(_PeriodicThread):
         try:
             up_to = min([self._flushed(), *undeclared_positions(self._declaration).values()])
             compacted = self._log.compact(up_to, going_on=lambda: not self._stopping.is_set())
-        except (HarvestError, OSError) as error:
+        except BaseException as error:  # noqa: BLE001 - of any kind: a later compaction may succeed
             self._log_failure(error)
         else:
             _log.debug("commit_log_compacted", extra={"what": str(compacted)})

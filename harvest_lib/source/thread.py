@@ -1,10 +1,11 @@
 """The thread that talks to the database, so that the next page is read while one is sent."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+from harvest_lib import threads
 
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked")
@@ -17,8 +18,7 @@ class CallThread(Generic[Asked]):
     def __init__(self, asked: Asked, name: str) -> None:
         self._asked = asked
         self._calls: SimpleQueue[tuple[Callable[[Asked], Any], Future[Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(name, self._serve)
 
     def ask(self, call: Callable[[Asked], Answer]) -> "Future[Answer]":
         """Have `call` called after all calls asked before; its result or error is the answer."""
@@ -34,6 +34,8 @@ class CallThread(Generic[Asked]):
     def _serve(self) -> None:
         while (asked := self._calls.get()) is not None:
             call, answer = asked
+            if not answer.set_running_or_notify_cancel():
+                continue
             try:
                 answer.set_result(call(self._asked))
             except BaseException as error:  # noqa: BLE001 - the caller gets it

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harvest_lib import threads
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.health import Verdict
 
@@ -81,13 +82,11 @@ def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
     liveness = Liveness(None)
 
     def notify() -> None:
-        while not ended.wait(_LOOK_SECONDS):
-            if live().is_healthy:
-                liveness.show()
+        if live().is_healthy:
+            liveness.show()
 
-    thread = threading.Thread(target=notify, name="harvest-liveness", daemon=True)
     with liveness:
-        thread.start()
+        thread = threads.repeat("harvest-liveness", notify, stopping=ended, pause_seconds=lambda: _LOOK_SECONDS)
         try:
             yield
         finally:

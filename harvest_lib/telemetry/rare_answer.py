@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class RareAnswer(Generic[T]):
         if boot_seconds() >= self._ask_at and self._asking.acquire(blocking=False):
             self._ask_at = boot_seconds() + _EVERY_SECONDS
             try:
-                threading.Thread(target=self._ask, name=self._name, daemon=True).start()
+                threads.start(self._name, self._ask)
             except RuntimeError:  # there is no room for a thread
                 self._asking.release()
         return self._seen
@@ -37,8 +38,11 @@ class RareAnswer(Generic[T]):
     def _ask(self) -> None:
         try:
             self._seen = self._ask_server()
-        except Exception as error:  # noqa: BLE001 - whatever it is, unknown numbers are not reported
+        except BaseException as error:  # noqa: BLE001 - whatever it is, unknown numbers are not reported
             self._seen = self._unknown
-            _log.debug("numbers_unknown", extra={"what": self._name, "reason": type(error).__name__})
+            if isinstance(error, Exception):
+                _log.debug("numbers_unknown", extra={"what": self._name, "reason": type(error).__name__})
+            else:
+                _log.warning("numbers_unknown", extra={"what": self._name, "reason": type(error).__name__})
         finally:
             self._asking.release()

@@ -5,7 +5,7 @@ Promises
   are taken, the one that has been there longest is hung up on.
 - An address that cannot be had is an error before anything starts.
 - It answers while Postgres and Kafka are away, and says so.
-- Progress is looked at once a second, so that the first question about it is answered as well as the hundredth.
+- Progress is looked at every five seconds, so that the first question about it is answered as well as the hundredth.
 """
 
 import errno
@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
+from harvest_lib import threads
 from harvest_lib.errors import ConfigError
 from harvest_lib.telemetry.catalogue import Readings
 from harvest_lib.telemetry.health import DEFAULT_WITHIN_SECONDS, Health, Verdict
@@ -33,8 +34,9 @@ _log = logging.getLogger(__name__)
 _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
 """Limit of the wait for a client to send its next bytes, or to take ours."""
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
 """Interval between looks at progress: a stall is known from looks alone, asked for or not."""
+_AGAIN_SECONDS = 1.0
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _PATHS = "/metrics\n/livez\n/readyz\n/progress?seconds=60\n"
@@ -79,15 +81,22 @@ class Listener:
 
         process = ProcessReadings()
         self._server = _serve(host, port, subject, page(Collector(subject, process)))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="harvest-listen", daemon=True
-        )
-        self._subject, self._over = subject, threading.Event()
-        self._looking = threading.Thread(target=self._look, name="harvest-progress", daemon=True)
+        self._stopping = threading.Event()
         self._open = ExitStack()
         self._open.enter_context(process.counting())
-        self._thread.start()
-        self._looking.start()
+        self._thread = threads.repeat(
+            "harvest-listen",
+            lambda: self._server.serve_forever(poll_interval=0.5),
+            stopping=self._stopping,
+            pause_seconds=lambda: _AGAIN_SECONDS,
+        )
+        self._looking = threads.repeat(
+            "harvest-look",
+            lambda: subject.progress(DEFAULT_WITHIN_SECONDS),
+            stopping=self._stopping,
+            pause_seconds=lambda: _LOOK_SECONDS,
+            on_error=lambda _: None,  # each question fails so too, and is logged
+        )
         _log.info("telemetry_served", extra={"address": self.address})
 
     @property
@@ -98,20 +107,13 @@ class Listener:
 
     def stop(self) -> None:
         """Stop listening, and hang up. Safe to repeat."""
+        self._stopping.set()
         self._server.shutdown()
         self._server.server_close()
         self._server.hang_up(0)
         self._thread.join()
-        self._over.set()
         self._looking.join()
         self._open.close()
-
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
-            try:
-                self._subject.progress(DEFAULT_WITHIN_SECONDS)
-            except Exception:  # noqa: BLE001 - the next look, and each question, says so again
-                _log.debug("look_failed", exc_info=True)
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer(HTTPStatus.NOT_FOUND, _PATHS.encode(), _TEXT)
         except (OSError, TimeoutError):
             raise
-        except Exception:  # noqa: BLE001 - one question that fails must not end the answers to others
+        except BaseException:  # noqa: BLE001 - one question that fails must not end the answers to others
             _log.exception("scrape_failed")
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log: scrape_failed\n", _TEXT)
 

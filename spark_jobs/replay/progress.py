@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from harvest_lib import threads
 from harvest_lib.kafka_client import client_settings
 from spark_jobs.replay.parts import PartSettings
 
@@ -32,8 +33,7 @@ def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callab
         finally:
             consumer.close()
 
-    thread = threading.Thread(target=watch, name="replay-progress", daemon=True)
-    thread.start()
+    thread = threads.start("replay-progress", watch)
     try:
         yield
     finally:

@@ -358,6 +358,30 @@ def test_code_locations_and_slots_have_rows_of_their_own(heartbeats):
         assert heartbeats.claim(place, run_id=f"{location}-{slot}", generation=None, stale_after_seconds=60) == 1
 
 
+@pytest.mark.parametrize("error", [KeyError, SystemExit, GeneratorExit])
+def test_beats_go_on_after_an_error_of_any_kind(heartbeats, outbox, resource, monkeypatch, caplog, error):
+    monkeypatch.setattr("harvest_lib.threads._LOOK_SECONDS", 0.01)
+    renew, errors = HeartbeatTable.renew, [error("why")]
+
+    def failing(self, place, run_id):
+        if errors:
+            raise errors.pop()
+        return renew(self, place, run_id)
+
+    monkeypatch.setattr(HeartbeatTable, "renew", failing)
+    heartbeat_thread = HeartbeatThread(resource.connect, TABLE, PLACE, run_id="a", every_seconds=0.05)
+    heartbeat_thread.start(generation=None, stale_after_seconds=60)
+    try:
+        eventually(lambda: not errors, "it has failed")
+        outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+        eventually(lambda: heartbeats.read(PLACE).age_seconds < 1_800, "it sends heartbeats again")
+    finally:
+        heartbeat_thread.close()
+    assert [record.reason for record in caplog.records if record.message == "heartbeat_failed"] == [
+        f"{error.__name__}: {error('why')}"
+    ]
+
+
 def test_beats_go_on_after_the_connection_was_cut(heartbeats, outbox, resource):
     heartbeat_thread = HeartbeatThread(resource.connect, TABLE, PLACE, run_id="a", every_seconds=0.05)
     heartbeat_thread.start(generation=None, stale_after_seconds=60)

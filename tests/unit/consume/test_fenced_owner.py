@@ -1,31 +1,17 @@
 """An owner that was fenced off leaves the shard alone for a session: it does not fence its successor in turn."""
 
-import threading
-from types import SimpleNamespace
-
 import pytest
+from support.clock import Clock
 from support.waiting import eventually
 
 from harvest_lib.consume import Consumer, Fenced, ShardId
-from harvest_lib.consume import consumer as consumer_module
-from harvest_lib.consume.consumer import _Ownership
+from harvest_lib.consume.ownership import Ownership
 from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.telemetry.catalogue import CONSUMER_FENCED
 
 pytestmark = pytest.mark.quick
 
 SESSION_SECONDS = 45.0
-
-
-class _Noted(threading.Event):
-    """An event that says for how long it was to be waited for, and does not wait that long."""
-
-    seen = None
-
-    def wait(self, timeout=None):
-        if self.seen is not None:
-            self.seen.append(timeout)
-        return super().wait(0.001)
 
 
 class _Deposed:
@@ -56,14 +42,22 @@ class _Counting(Consumer):
 
 
 def test_who_was_fenced_off_waits_for_a_session(monkeypatch):
-    consumer = _Counting()
-    monkeypatch.setattr(_Noted, "seen", consumer.seen)
-    monkeypatch.setattr(consumer_module, "threading", SimpleNamespace(Event=_Noted, Thread=threading.Thread))
-    ownership = _Ownership(consumer, ShardId("counts", "flights", 0))
-    eventually(lambda: consumer.seen.count("begins") > 1, "it begins again")
-    ownership.stopping.set()
+    consumer, clock = _Counting(), Clock()
+    monkeypatch.setattr("harvest_lib.consume.ownership.boot_seconds", clock)
+    ownership = Ownership(consumer, ShardId("counts", "flights", 0))
+
+    def tended():
+        ownership.tend()
+        eventually(lambda: not ownership.is_at_work, "it has ended")
+        return len(consumer.seen)
+
+    assert tended() == 1
+    clock.now += SESSION_SECONDS - 0.1
+    assert tended() == 1
+    clock.now += 0.1
+    assert tended() == 2
+    ownership.stop()
     ownership.await_end(60)
-    assert consumer.seen[:2] == ["begins", SESSION_SECONDS]
-    assert consumer.fenced >= 1
+    assert consumer.fenced == 2
     said = next(values for metric, values in ConsumerTelemetry(consumer).readings() if metric is CONSUMER_FENCED)
     assert said == {(): consumer.fenced}

@@ -39,3 +39,24 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
             stopping.set()
             eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()))
     assert [record.reason for record in caplog.records] == ["not the owner", "the disk is full", "not the owner"]
+
+
+@pytest.mark.parametrize("kind", [KeyError, SystemExit, GeneratorExit])
+def test_segments_are_looked_after_again_after_an_error_of_any_kind(monkeypatch, caplog, kind):
+    looks = []
+
+    def look(_):
+        looks.append(kind)
+        if len(looks) < 3:
+            raise kind("catalogue")
+
+    monkeypatch.setattr(Maintenance, "look", look)
+    monkeypatch.setattr("harvest_lib.harvester.maintenance._EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("harvest_lib.threads._LOOK_SECONDS", 0.01)
+    config = HarvestConfig(leadership="solo", data_source="host=127.0.0.1 port=1 dbname=x")
+    stopping = threading.Event()
+    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
+        Maintenance(config, OutboxTable.parse("outbox")).begin(Term(uuid.uuid4()), stopping)
+        eventually(lambda: len(looks) > 3, "it goes on")
+        stopping.set()
+    assert [record.reason for record in caplog.records] == [kind.__name__]

@@ -30,14 +30,14 @@ class Subject:
         self.is_healthy = True
         self.within = None
         self.asked = 0
-        self.fails = False
+        self.fails = None
         self.go_on = threading.Event()
         self.go_on.set()
 
     def readings(self):
         self.go_on.wait(60)
         if self.fails:
-            raise RuntimeError("a value of a record")
+            raise self.fails
         histogram = Histogram((1.0,))
         histogram.observe(0.5)
         return [(GAUGE, self.series), (COUNTER, {(): 3}), (HISTOGRAM, histogram.read())]
@@ -97,6 +97,7 @@ def test_health_is_a_status_and_a_reason(served, subject, path):
 def test_progress_is_asked_about_a_time(subject, monkeypatch):
     monkeypatch.setattr(server, "_LOOK_SECONDS", 3_600)
     with Listener("127.0.0.1:0", subject) as listener:
+        eventually(lambda: subject.asked, "the listener has looked, and does not again")
         get(listener.address, "/progress")
         assert subject.within == 60.0
         get(listener.address, "/progress?seconds=7.5")
@@ -111,11 +112,11 @@ def test_progress_is_looked_at_without_a_question(subject, monkeypatch):
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
     with Listener("127.0.0.1:0", subject):
         eventually(lambda: subject.asked > 1, "looked")
-        subject.fails = True
+        subject.fails = RuntimeError
         failed = subject.asked
         eventually(lambda: subject.asked > failed + 2, "a look that fails is not the last one")
     stopped = subject.asked
-    assert not any(each.name == "harvest-progress" for each in threading.enumerate())
+    assert not any(each.name == "harvest-look" for each in threading.enumerate())
     assert subject.asked == stopped
 
 
@@ -171,13 +172,14 @@ def test_whatever_a_label_holds_the_page_can_be_read(served, subject):
     assert max(len(value) for (value,) in found) == 200
 
 
-def test_a_question_that_fails_is_logged_and_the_next_one_is_answered(served, subject, caplog):
-    subject.fails = True
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, GeneratorExit])
+def test_a_question_that_fails_is_logged_and_the_next_one_is_answered(served, subject, caplog, error):
+    subject.fails = error("a value of a record")
     status, text = get(served)
     assert status == 500
     assert "a value of a record" not in text
     assert "scrape_failed" in caplog.messages
-    subject.fails = False
+    subject.fails = None
     assert get(served)[0] == 200
 
 

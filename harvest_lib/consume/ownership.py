@@ -1,0 +1,192 @@
+"""A partition that a process owns: a thread that runs its shard, and begins again after each end.
+
+Promises
+- The end of a shard is logged, whatever ended it: an error of any kind (SystemExit, asyncio's CancelledError, a panic
+  in an extension too). The shard begins again from its checkpoint, with growing pauses, until the partition is revoked.
+- While it only fails, `stuck_since` says since when.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from harvest_lib import threads
+from harvest_lib.clock import boot_seconds
+from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.shard import Fenced, Shard
+from harvest_lib.errors import DatabaseUnavailable, HarvestError
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
+
+
+class ShardCounts(NamedTuple):
+    """Messages that were taken in, transactions that were kept, and messages that were parked."""
+
+    messages: int = 0
+    transactions: int = 0
+    parked: int = 0
+
+    def __add__(self, other: "ShardCounts") -> "ShardCounts":  # type: ignore[override] # sums, not a longer tuple
+        return ShardCounts(*map(sum, zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedShard:
+    """A partition that is owned. `offset`: the end of its last transaction that was kept, -1 before the first.
+    `position`: the first offset for a next owner, below 0 if nobody has read it. `stuck_since`: the time, in boot
+    seconds, since which it has had a transaction open, or has only failed; None if neither."""
+
+    topic: str
+    partition: int
+    offset: int
+    position: int
+    stuck_since: float | None
+
+
+class Owner(Protocol):
+    """The consumer, as an ownership needs it. Called by any thread."""
+
+    session_seconds: float
+
+    def make_shard(self, shard: ShardId) -> Shard:
+        """Make the shard of a partition."""
+        ...
+
+    def shard_ended(self, ownership: "Ownership", *, for_good: bool = False) -> None:
+        """Keep the counts of the shard that an ownership has had."""
+        ...
+
+    def count_fenced(self) -> None:
+        """Count that a shard was fenced."""
+        ...
+
+
+class Ownership:
+    """A partition of ours. `tend`, `stop` and `await_end` are for one thread; the rest for any."""
+
+    def __init__(self, owner: Owner, shard: ShardId) -> None:
+        self.shard: Shard | None = None
+        self.topic = shard.topic
+        self._owner, self._id, self._name = owner, shard, str(shard)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_ended = False
+        self._begin_at = 0.0
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._failing_since: float | None = None
+        self._position = -1
+
+    @property
+    def is_at_work(self) -> bool:
+        """Return True if its thread works."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def counts(self) -> ShardCounts:
+        """Return the counts of the present shard."""
+        shard = self.shard
+        return ShardCounts(shard.committed, shard.transactions, shard.parked) if shard is not None else ShardCounts()
+
+    @property
+    def seen(self) -> OwnedShard:
+        """Return its present state."""
+        shard, failing_since = self.shard, self._failing_since
+        began = shard.stuck_since if shard is not None else None
+        goes_on = shard is not None and _goes_on(shard)
+        return OwnedShard(
+            topic=self._id.topic,
+            partition=self._id.partition,
+            offset=shard.offset if shard is not None else -1,
+            position=shard.position if shard is not None else self._position,
+            stuck_since=began if goes_on else failing_since or began,
+        )
+
+    def let_go(self) -> None:
+        """Let the present shard go, and remember where it was."""
+        if self.shard is not None:
+            self._position = self.shard.position
+        self.shard = None
+
+    def tend(self) -> None:
+        """Have the shard at work: begin it, once that is due and nothing of it is left."""
+        if self.is_at_work or self._stopping.is_set() or boot_seconds() < self._begin_at:
+            return
+        try:
+            self._thread = threads.start(self._name, self._run)
+        except RuntimeError as error:  # there is no room for a thread
+            self._pause()
+            _log.error("shard_failed", extra={"shard": self._name, "reason": str(error)})
+
+    def stop(self) -> None:
+        """Have the shard end for good; returns at once."""
+        self._stopping.set()
+
+    def await_end(self, seconds: float) -> None:
+        """Wait for the end of the shard, and log that it is left if it does not come in time."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                _log.warning("shard_left", extra={"shard": self._name, "seconds": seconds})
+                return
+        self._end()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            if (error := threads.error_of(self._serve)) is not None:
+                self._ended_by(error)
+            elif not self._stopping.is_set():
+                self._pause()
+                _log.error("shard_failed", extra={"shard": self._name, "reason": "it ended by itself"})
+        finally:
+            if self._stopping.is_set():
+                self._end()
+            else:
+                self._owner.shard_ended(self)
+
+    def _end(self) -> None:
+        """Note the end for good; safe to repeat."""
+        self._owner.shard_ended(self, for_good=True)
+        if not self._has_ended:
+            self._has_ended = True
+            _log.info("shard_ends", extra={"shard": self._name})
+
+    def _serve(self) -> None:
+        _log.info("shard_begins", extra={"shard": self._name})
+        self.shard = self._owner.make_shard(self._id)
+        self.shard.run(self._stopping)
+
+    def _ended_by(self, error: BaseException) -> None:
+        # All is decided before it is logged: a handler of the log may raise.
+        is_fenced = isinstance(error, Fenced)
+        self._pause(self._owner.session_seconds if is_fenced else None)
+        # After a transaction that was kept, a new connection may be all that it takes.
+        was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
+        if is_fenced:
+            # The other is likely its owner: we fence it in turn only if the group still assigns it to us.
+            self._owner.count_fenced()
+            _log.warning("shard_fenced", extra={"shard": self._name})
+        elif was_good:
+            _log.warning("shard_interrupted", extra={"shard": self._name, "reason": str(error)})
+        elif isinstance(error, HarvestError):
+            _log.error("shard_failed", extra={"shard": self._name, "reason": str(error)})
+        else:  # of any kind, of the user's; the next attempt is a new one
+            reason = threads.reason_of(error)
+            _log.exception("shard_failed", extra={"shard": self._name, "reason": reason}, exc_info=error)
+
+    def _pause(self, seconds: float | None = None) -> None:
+        """Decide when the shard begins again: after some seconds, or after a pause that grows with each failure."""
+        if self.shard is not None and _goes_on(self.shard):
+            self._pause_seconds, self._failing_since = _FIRST_PAUSE_SECONDS, None
+        self._failing_since = self._failing_since or boot_seconds()
+        self._begin_at = boot_seconds() + (self._pause_seconds if seconds is None else seconds)
+        self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+
+def _goes_on(shard: Shard) -> bool:
+    """Return True if a shard has kept something since it began, or had nothing to keep."""
+    return shard.transactions > 0 or shard.caught_up

@@ -1,0 +1,110 @@
+"""Threads whose errors are always heard of.
+
+Promises
+- An error of any kind (SystemExit, KeyboardInterrupt, asyncio's CancelledError, a panic in an extension too) that ends
+  a thread is logged, and the owner of the thread gets it.
+- Periodic work survives its errors: each is logged once until the work succeeds or the error changes, and the work is
+  repeated at its interval.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+"""A periodic thread ends within this time after it is not needed any more, and pauses at least so long after an
+error."""
+
+OnError = Callable[[BaseException], None]
+
+
+class NoException(Exception):
+    """Stands for a raised object that is no exception: some versions of confluent-kafka can raise one."""
+
+
+def start(name: str, work: Callable[[], None], *, on_error: OnError | None = None) -> threading.Thread:
+    """Start a daemon thread that does some work. An error that ends it is logged as `thread_died`, and passed to
+    `on_error` on that thread. Raises RuntimeError if the machine has no room for a thread."""
+
+    def run() -> None:
+        error: BaseException | None = NoException("an object was raised that is no exception")
+        try:
+            error = error_of(work)
+        finally:  # no `except` sees an object that is no exception
+            if error is not None:
+                _end(name, error, on_error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def repeat(
+    name: str,
+    work: Callable[[], None],
+    *,
+    stopping: threading.Event,
+    pause_seconds: Callable[[], float],
+    is_needed: Callable[[], bool] = lambda: True,
+    on_error: OnError | None = None,
+) -> threading.Thread:
+    """Start a daemon thread that does some work, again and again, with a pause after each time.
+
+    It ends once `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each error of the
+    work, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is logged: once
+    until the work succeeds or the reason changes.
+    """
+
+    def rounds() -> None:
+        complaint = ""
+        while not stopping.is_set() and is_needed():
+            error = error_of(work)
+            left = max(pause_seconds(), _LOOK_SECONDS if error is not None else 0.0)
+            if error is not None and on_error is not None:
+                error = _handled(on_error, error)
+            complaint = _complain(name, error, complaint)
+            while left > 0 and not stopping.wait(min(left, _LOOK_SECONDS)) and is_needed():
+                left -= _LOOK_SECONDS
+
+    return start(name, rounds)
+
+
+def error_of(work: Callable[[], None]) -> BaseException | None:
+    """Do some work, and return the error that ended it, of any kind; None if it came to its end."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - the caller decides what follows from it
+        return error
+    return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the type and the text of an error."""
+    try:
+        text = str(error)
+    except BaseException as failed:  # noqa: BLE001 - of any kind, as the error itself
+        text = f"its text cannot be had ({type(failed).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _end(name: str, error: BaseException, on_error: OnError | None) -> None:
+    """Log an error that ends a thread, and pass it to the thread's owner, whatever a handler of the log raises."""
+    reason = reason_of(error)
+    error_of(lambda: _log.exception("thread_died", extra={"what": name, "reason": reason}, exc_info=error))
+    if on_error is not None:
+        on_error(error)
+
+
+def _handled(on_error: OnError, error: BaseException) -> BaseException | None:
+    return error_of(lambda: on_error(error))
+
+
+def _complain(name: str, error: BaseException | None, complaint: str) -> str:
+    """Log the error of a round, unless the last complaint was the same; return the complaint of this round."""
+    if error is None:
+        return ""
+    if (reason := reason_of(error)) != complaint:  # a handler of the log may raise
+        error_of(lambda: _log.exception("thread_troubled", extra={"what": name, "reason": reason}, exc_info=error))
+    return reason
