@@ -103,7 +103,7 @@ def next_step(state: str) -> str:
 def _cause(error: BaseException) -> BaseException | None:
     """Return the nearest error of Postgres in a chain; one of a transaction that had failed before counts last."""
     after = None
-    for each in _chain(error):
+    for each in chain(error):
         state = _state(each)
         if state == _FAILED_BEFORE:
             after = after or each
@@ -122,7 +122,7 @@ def _is_lost_connection(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in _DRIVERS and not names.isdisjoint(_CONNECTION_ERRORS)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and all that led to it, nearest first, each once."""
     left: list[BaseException | None] = [error]
     known: set[int] = set()

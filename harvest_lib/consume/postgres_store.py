@@ -12,16 +12,24 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from harvest_lib.consume.causes import passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
-from harvest_lib.database import connect, translate, translated
-from harvest_lib.errors import DatabaseError, DatabaseUnavailable
+from harvest_lib.database import connect, translated
+from harvest_lib.errors import DatabaseError
 from harvest_lib.sequencing.batch import Message
 from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
 """Time that a transaction may send Postgres nothing: a function that is called for a message may take no longer."""
 
+_TELL_WAITS = """
+SELECT set_config('lock_timeout', (statement.setting::bigint / 2)::text, false)
+FROM pg_settings AS statement, pg_settings AS lock
+WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND lock.name = 'lock_timeout'
+  AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
+"""
+"""Where a role has a `statement_timeout`: a wait for a lock ends before it, and is told from a slow statement."""
 _IN_TRANSACTION = int(TransactionStatus.INTRANS)
 _CREATE = (
     """
@@ -97,6 +105,7 @@ class PostgresStore:
         self._open = connect(self._dsn)
         with translated(), self.connection.transaction():
             self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+            self.connection.execute(_TELL_WAITS)
             first = Jsonb(Checkpoint(shard=self.shard).to_json())
             row = self.connection.execute(self._statements[_FENCE], (*self.shard, first)).fetchone()
         if row is None:
@@ -128,11 +137,7 @@ class PostgresStore:
             self.connection.execute("SELECT")
 
     def will_pass(self, error: BaseException) -> bool:
-        return (
-            isinstance(error, psycopg.Error)
-            and not isinstance(error, psycopg.errors.QueryCanceled)  # it may be the one statement that takes too long
-            and isinstance(translate(error), DatabaseUnavailable)
-        )
+        return passes(error)
 
     def flush(self) -> None:
         """Do nothing: statements of the user's change the tables at once."""

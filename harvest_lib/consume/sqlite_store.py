@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 from confluent_kafka import Producer
 
+from harvest_lib.consume.causes import passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.recovery_log import LogPlace
 from harvest_lib.consume.recovery_log_writer import RecoveryLogWriter
@@ -136,8 +137,8 @@ class SqliteStore:
     def touch(self) -> None:
         """Do nothing: Kafka hears of a transaction as it ends."""
 
-    def will_pass(self, _error: BaseException) -> bool:
-        return False
+    def will_pass(self, error: BaseException) -> bool:
+        return passes(error)
 
     def flush(self) -> None:
         """Do nothing: statements of the user's change the database at once."""

@@ -42,7 +42,7 @@ class Store(Protocol):
         ...
 
     def will_pass(self, error: BaseException) -> bool:
-        """Return True if an exception, of any kind, of a user's function is the store's, and passes by itself."""
+        """Return True if an exception, of any kind, of a user's function passes by itself, and is no message's."""
         ...
 
     def flush(self) -> None:

@@ -1,0 +1,57 @@
+"""The cause of an error of a user's function: whether it passes by itself, and no message is to blame.
+
+It is looked for in the whole chain, as an application, or a library such as SQLAlchemy, may wrap it:
+
+| cause | passes |
+| --- | --- |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` says which; not a statement that took too long |
+| SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
+| the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
+| the network | a connection that was refused, or broke |
+| all else | no |
+"""
+
+import errno
+import sqlite3
+
+from harvest_lib import postgres_causes
+
+_TOOK_TOO_LONG = "57014"
+"""It may be the one statement: a wait for a lock ends sooner, and has a SQLSTATE of its own (`PostgresStore`)."""
+_OF_SQLITE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+_PRIMARY = 0xFF
+"""The primary part of SQLite's extended codes."""
+_OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS}
+)
+
+
+def passes(error: BaseException) -> bool:
+    """Return True if an error passes by itself, so that the same may be tried again."""
+    if (state := postgres_causes.sqlstate(error)) == _TOOK_TOO_LONG:
+        return False
+    if state:
+        return postgres_causes.passes(error)
+    return postgres_causes.passes(error) or any(map(_is_passing, postgres_causes.chain(error)))
+
+
+def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)
+        return code is not None and code & _PRIMARY in _OF_SQLITE
+    return isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
