@@ -54,7 +54,7 @@ def status(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """One reading. `leaders` are, by shard, the client id and host of the group member that owns its partition, or the
-    session that holds its lock; None for a shard without a leader. `leader` is the first of them."""
+    name of the process that leads without a group; None for a shard without a leader. `leader` is the first of them."""
 
     table: str
     backlog_records: int

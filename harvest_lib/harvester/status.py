@@ -48,8 +48,9 @@ SELECT CASE WHEN EXISTS (
        ) THEN leader END,
        CASE WHEN (leader -> 'rival' ->> 'at')::timestamptz > clock_timestamp() - interval '10 minutes'
        THEN leader -> 'rival' END,
-       leader -> 'topics'
-FROM (SELECT to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
+       leader -> 'topics',
+       shard
+FROM (SELECT shard, to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
 """
 
 Read = tuple[SubscriptionShard, Lag]
@@ -57,8 +58,9 @@ Read = tuple[SubscriptionShard, Lag]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaders:
-    """By shard, the client id and host of the group member that owns its partition, or the session that holds its lock;
-    None where nobody does. `members`: how many processes are in the pool, None where nobody counts them. `trouble`: why
+    """By shard, the client id and host of the group member that owns its partition, or the name of the process that
+    leads without a group; the session that holds the lock, where the process did not write its name; None where nobody
+    leads. `members`: how many processes are in the pool, None where nobody counts them. `trouble`: why
     Kafka could not say. `notes`: what somebody should know, of why nobody leads, or of another pool."""
 
     by_shard: list[str | None]
@@ -166,7 +168,7 @@ class StatusReader:
     def open_transactions(self) -> list[str]:
         """Return notes on open transactions that hide records from readers of committed ones, in the topics that the
         subscription's leader knows, or the reason that Kafka does not say."""
-        led = {topic for *_, topics in self._led() if isinstance(topics, Mapping) for topic in topics}
+        led = {topic for _, _, topics, _ in self._led() if isinstance(topics, Mapping) for topic in topics}
         kafka = self._config.kafka_settings(for_producer=False)
         try:
             there = topic_partitions(kafka, timeout_seconds=_OFFSETS_TIMEOUT_SECONDS) if led else {}
@@ -183,15 +185,26 @@ class StatusReader:
         config = self._elected()
         match config.leadership:
             case "solo":
-                found = Leaders(by_shard=[None] * config.shards)
+                found = Leaders(by_shard=self._named(config, None))
             case "postgres":  # one lock for all shards
                 holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
-                found = Leaders(by_shard=[holder] * config.shards)
+                found = Leaders(by_shard=[None] * config.shards if holder is None else self._named(config, holder))
             case "neli":
                 found = self._owners(config)
             case "auto":
                 raise not_chosen("leadership")
         return replace(found, notes=[*found.notes, *self._rivals(config)])
+
+    def _named(self, config: HarvestConfig, otherwise: str | None) -> list[str | None]:
+        """Return by shard the process that leads it and has written its name, as its log and metrics have it."""
+        names = {
+            shard: pool.process
+            for leader, _, _, shard in self._led()
+            if (pool := Pool.of_json(leader)) is not None
+            and pool.leadership == config.leadership
+            and pool.group in {"", config.leader_group_id}  # none where nobody is elected
+        }
+        return [names.get(shard) or otherwise for shard in range(config.shards)]
 
     def _elected(self) -> HarvestConfig:
         """Return the configuration with `auto` resolved for this table."""
@@ -229,8 +242,8 @@ class StatusReader:
     def _rivals(self, config: HarvestConfig) -> list[str]:
         """Return notes from the rows of the configured subscription, on other pools and on its topics."""
         rows = self._led()
-        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, _ in rows]
-        added = {str(each) for *_, topics in rows for each in added_of(topics)}
+        pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, *_ in rows]
+        added = {str(each) for _, _, topics, _ in rows for each in added_of(topics)}
         said = {_said_of(led, rival) for led, rival in pools if rival is not None}
         for led, _ in pools:
             # A configuration without a group, as of somebody who only looks, is in no pool.
@@ -239,8 +252,8 @@ class StatusReader:
                 said.add(f"another pool harvests this subscription: {led}")
         return sorted(said | added)
 
-    def _led(self) -> Sequence[tuple[Any, Any, Any]]:
-        """Return by shard of the configured subscription the leader, the rival refused, and the known topics."""
+    def _led(self) -> Sequence[tuple[Any, Any, Any, int]]:
+        """Return of the configured subscription the leader, the rival refused, the known topics, and the shard."""
         if self._subscriptions is None:
             return []
         statement = sql.SQL(_RIVALS).format(

@@ -1,7 +1,11 @@
 """Notes of `harvest status` besides the numbers: a pool that has not run yet, and the reason why nobody leads."""
 
 import json
+import os
+import re
+import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -150,3 +154,29 @@ def test_what_is_on_disk_and_who_holds_it_there(dsn, bootstrap_servers, group_id
     native.connection.execute("UPDATE outbox_subscriptions SET seen = %s", (native.snapshot(),))
     assert "holds back" not in harvest("status", **servers).stdout
     native.connection.close()
+
+
+RUNBOOKS = (Path(__file__).parents[3] / "docs" / "runbooks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("leadership", ["postgres", "solo", "neli"])
+def test_the_process_that_leads_is_named_so_that_the_runbook_finds_it(dsn, bootstrap_servers, group_id, leadership):
+    """By the name that its log and metrics have, with the id by which it is stopped, whatever elects."""
+    Native(dsn, size=1_000_000).connection.close()
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership=leadership, shards=2)
+    commands = set(re.findall(r"^kill -TERM .*\| jq -r \.leader \| (sed .*)\)\"$", RUNBOOKS, re.MULTILINE))
+    assert len(commands) == 1
+    with Harvest(config) as harvest, connect(dsn) as connection:
+        eventually(lambda: list(harvest.led_shards) == [0, 1], "leads")
+        leaders = eventually(lambda: named(connection, config), "each shard's leader is named")
+    assert all(each.partition("@")[0] == config.name for each in leaders)
+    found = subprocess.run(["bash", "-c", *commands], input=leaders[0], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(os.getpid())
+    with connect(dsn) as connection:
+        assert StatusReader(connection, config).leaders().by_shard == [None, None]
+
+
+def named(connection, config):
+    """Return the leaders, once each has written its name."""
+    leaders = StatusReader(connection, config).leaders().by_shard
+    return leaders if all(each and each.startswith(config.name) for each in leaders) else None
