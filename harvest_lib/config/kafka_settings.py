@@ -72,6 +72,12 @@ _KEPT = {
         "the producer sends again until the delivery timeout, so that no later record of a key is in its place",
         remedy="remove it; `delivery.timeout.ms` says for how long",
     ),
+    "partitioner": _Kept(
+        "a key's records keep their order, so all go to one partition; `random` spreads every key, "
+        "`consistent_random` the empty one",
+        frozenset({"consistent", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random"}),
+        "remove it, or set `consistent`, which puts any other key where `consistent_random` does",
+    ),
     "transactional.id": _Kept("this delivery commits no transactions, so records of one would never become visible"),
     "enable.gapless.guarantee": _Kept(
         "it comes with `delivery`: pipelined rests on it, barrier on its absence", _FALSE
@@ -93,6 +99,8 @@ _OTHER_NAMES = {
     "dr_msg_cb": "dr_cb",
     "on_delivery": "dr_cb",
 }
+_OF_TOPICS = "topic."
+"""librdkafka takes a setting of topics with and without it."""
 _BEYOND_LIBRDKAFKA = 2**63
 
 
@@ -180,7 +188,7 @@ def _check(name: object, value: object) -> Iterator[Problem]:
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
     elif isinstance(value, int) and abs(value) >= _BEYOND_LIBRDKAFKA:
         yield Problem(path=(name,), message="is out of range", remedy="choose a number that librdkafka can hold")
-    elif kept := _KEPT.get(_OTHER_NAMES.get(name, name)):
+    elif kept := _KEPT.get(_OTHER_NAMES.get(bare := name.removeprefix(_OF_TOPICS), bare)):
         if str(value).strip().lower() not in kept.allowed:
             yield Problem(path=(name,), message=f"must not be changed: {kept.promise}", remedy=kept.remedy)
     elif name == BATCH_BYTES and not _is_digits(value, least=1):

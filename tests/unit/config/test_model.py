@@ -197,7 +197,9 @@ def test_what_a_promise_rests_on_is_not_overridden(mapping: str, name: str, valu
         ("compression.type", "lz4"),
         ("linger.ms", 2.5),
         ("oauth_cb", print),
-        ("partitioner", "murmur2_random"),
+        *(("partitioner", each) for each in ("consistent", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")),
+        ("topic.partitioner", "murmur2"),
+        ("topic.metadata.refresh.interval.ms", 1_000),
     ],
 )
 def test_everything_else_passes_through(name: str, value: object) -> None:
@@ -245,6 +247,18 @@ REFUSED = [
     # values, field, words
     *(({"shards": each}, "shards", "") for each in (0, -1, 1001, 2.5, True, "many")),
     *(({"leader_topic": each}, "leader_topic", "") for each in ("a b", "a/b", ".", "..", "x" * 250, "é", "a\n")),
+    *(
+        ({mapping: {name: value}}, f"{mapping}.{name}", words)
+        for mapping in ("base_kafka_config", "producer_kafka_config")
+        for name, value, words in (
+            ("partitioner", "random", "one partition"),
+            ("partitioner", " Random ", "one partition"),
+            ("partitioner", "consistent_random", "`consistent`"),
+            ("topic.partitioner", "random", "one partition"),
+            ("topic.acks", 1, "in-sync"),
+            ("topic.request.required.acks", "0", "in-sync"),
+        )
+    ),
     ({"leader_group_id": "my group"}, "leader_topic", "set `leaderTopic`"),
     *(({"leadership": each}, "leadership", LEADERSHIPS) for each in ("neither", 3)),
     *(({"outbox_table": each}, "outbox_table", "") for each in NO_TABLES),
