@@ -24,9 +24,12 @@ class NoException(Exception):
     """Stands for a raised object that is no exception: some versions of confluent-kafka can raise one."""
 
 
-def start(name: str, work: Callable[[], None], *, on_error: OnError | None = None) -> threading.Thread:
-    """Start a daemon thread that does some work. An error that ends it is logged as `thread_died`, and passed to
-    `on_error` on that thread. Raises RuntimeError if the machine has no room for a thread."""
+def start(
+    name: str, work: Callable[[], None], *, on_error: OnError | None = None, is_daemon: bool = True
+) -> threading.Thread:
+    """Start a thread that does some work; the process waits for one that is no daemon. An error that ends it is logged
+    as `thread_died`, and passed to `on_error` on that thread. Raises RuntimeError if the machine has no room for a
+    thread."""
 
     def run() -> None:
         error: BaseException | None = NoException("an object was raised that is no exception")
@@ -36,7 +39,7 @@ def start(name: str, work: Callable[[], None], *, on_error: OnError | None = Non
             if error is not None:
                 _end(name, error, on_error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=is_daemon)
     thread.start()
     return thread
 
@@ -49,12 +52,14 @@ def repeat(
     pause_seconds: Callable[[], float],
     is_needed: Callable[[], bool] = lambda: True,
     on_error: OnError | None = None,
+    at_end: Callable[[], None] | None = None,
 ) -> threading.Thread:
     """Start a daemon thread that does some work, again and again, with a pause after each time.
 
     It ends once `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each error of the
     work, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is logged: once
-    until the work succeeds or the reason changes.
+    until the work succeeds or the reason changes. `at_end` is work for when it ends; the process waits for that, so
+    the thread is no daemon then.
     """
 
     def rounds() -> None:
@@ -67,8 +72,10 @@ def repeat(
             complaint = _complain(name, error, complaint)
             while left > 0 and not stopping.wait(min(left, _LOOK_SECONDS)) and is_needed():
                 left -= _LOOK_SECONDS
+        if at_end is not None:
+            at_end()
 
-    return start(name, rounds)
+    return start(name, rounds, is_daemon=at_end is None)
 
 
 def error_of(work: Callable[[], None]) -> BaseException | None:

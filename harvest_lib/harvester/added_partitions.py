@@ -1,9 +1,10 @@
 """Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
 
 While a term lasts, a thread of its own asks the brokers every half minute how many partitions the topics have that its
-records name. Its findings stand beside the subscription's epoch (column `leader`), so that a harvester which was not
-running when partitions were added says so when it starts. Under `source: mark` there is no such row: then only
-changes in the life of a process are noticed.
+records name, or that the subscription delivered to before. A term that is over sooner, as that of `run --drain`, is
+looked at once as it ends. The findings stand beside the subscription's epoch (column `leader`), so that a harvester
+which was not running when partitions were added says so when it starts. Under `source: mark` there is no such row:
+then only changes in the life of a process are noticed.
 """
 
 import json
@@ -121,20 +122,21 @@ class PartitionWatch:
         return added_of((self._known or {}).copy())
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
-        """Look until the term is over; returns at once."""
+        """Look until the term is over; returns at once. The last look holds up the end of the process."""
         threads.repeat(
             "harvest-partitions",
             partial(self._look_if_named, stopping),
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
             is_needed=term.is_live,
+            at_end=self._look_at_end,
         )
 
     def look(self) -> None:
         """Compare what the brokers say with what is known. Raises HarvestError, or KafkaException."""
         if self._known is None:
             self._known = self._memory.load() if self._memory is not None else {}
-        names = list(self._topics())
+        names = list({*self._known, *self._topics()})  # those of its row too: the next record may come at any time
         if not names:
             return
         for topic, partitions in self._counted(names).items():
@@ -174,6 +176,13 @@ class PartitionWatch:
     def _look_if_named(self, stopping: threading.Event) -> None:
         if self._known is None:
             stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
+        self._try_to_look()
+
+    def _look_at_end(self) -> None:
+        if self._memory is not None and (self._known is None or not self._known.keys() >= set(self._topics())):
+            self._try_to_look()
+
+    def _try_to_look(self) -> None:
         try:
             self.look()
         except (HarvestError, KafkaException) as error:

@@ -131,6 +131,30 @@ def test_partitions_that_were_added_while_nobody_ran(native, admin, caplog):
     assert said(caplog) == [(native.topic, 2, 4)], "once"
 
 
+def test_partitions_that_were_added_are_noticed_before_the_next_record(native, admin, caplog):
+    config = harvest_config(native.dsn, native.servers, native.group, leadership="solo")
+    native.fill(3)
+    with Harvest(config):
+        eventually(lambda: noted(native).get("partitions") == 2, "known")
+    add(admin, native.topic, 4)
+    with Harvest(config):
+        eventually(lambda: said(caplog) == [(native.topic, 2, 4)], "said")
+
+
+def test_partitions_that_were_added_between_two_drains_are_noticed(native, admin, caplog, monkeypatch):
+    """A drain is over before the first look of a harvester that stays."""
+    monkeypatch.setattr(added_partitions, "_FIRST_SECONDS", 3_600)
+    config = harvest_config(native.dsn, native.servers, native.group, leadership="solo")
+    native.fill(3)
+    assert Harvest(config).drain(60).records == 3
+    eventually(lambda: noted(native).get("partitions") == 2, "known")
+    add(admin, native.topic, 4)
+    native.fill(3)
+    assert Harvest(config).drain(60).records == 3
+    eventually(lambda: said(caplog) == [(native.topic, 2, 4)], "said")
+    eventually(lambda: noted(native).get("noticed_at"), "kept")
+
+
 def test_under_mark_they_are_noticed_while_it_runs(outbox, bootstrap_servers, group_id, admin, caplog):
     config = harvest_config(outbox.dsn, bootstrap_servers, group_id, leadership="solo")
     outbox.fill(3)
