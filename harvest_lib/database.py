@@ -217,13 +217,19 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     state = error.sqlstate or ""
     if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
         return hidden_rows(evidence)
+    if isinstance(error, pg.InsufficientPrivilege) and not _NOT_LET_IN.search(evidence):
+        return DatabaseAccessDenied(
+            "Postgres refused us a right",
+            evidence=evidence,
+            next_step=r"ask the owner of what Postgres names: psql's `\dp` shows what is granted, and "
+            "`harvest grants postgres` prints what a harvester, a reader, a `--writer` and an `--operator` need",
+        )
     refusals = pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification
     if isinstance(error, refusals) or _NOT_LET_IN.search(evidence):
         return DatabaseAccessDenied(
             "Postgres refused us",
             evidence=evidence,
-            next_step="check user and password in `dataSource`, and the user's grants: `harvest grants postgres` "
-            "prints those that are needed",
+            next_step="check user and password in `dataSource`, its `sslmode`, and what pg_hba.conf lets in",
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.DatatypeMismatch | pg.UndefinedFunction):
         return OutboxTableError(

@@ -39,6 +39,9 @@ def postgres(
     ] = None,
     harvester: Annotated[str, typer.Option(help="Role of the harvester; empty for none.")] = "harvester",
     reader: Annotated[str, typer.Option(help="Role for `status` and `audit`; empty for none.")] = "reader",
+    operator: Annotated[
+        str, typer.Option(help="Role for `park` and `subscriptions`, which reads as the reader does. Default: none.")
+    ] = "",
     writer: Annotated[
         list[str] | None, typer.Option(help="Role of a writer; may be repeated. Default: writer.")
     ] = None,
@@ -77,7 +80,8 @@ def postgres(
         mode=reading_mode(harvest, outbox),
         harvester=harvester,
         reader=reader,
-        writers=_writer_topics(writer or ["writer"], allow or [], harvester, reader),
+        operator=operator,
+        writers=_writer_topics(writer or ["writer"], allow or [], harvester, reader, operator),
         subscriptions=subscriptions or [],
         parks=harvest.parking != "stop",
         has_column_mapping=harvest.columns is not None,
@@ -253,7 +257,7 @@ def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[s
         if roles.count(name) > 1:
             raise ConfigError(
                 f"the role {name!r} is used for two parts",
-                field="--writer, --harvester, --reader",
+                field="--writer, --harvester, --reader, --operator",
                 next_step="use a separate role for each part; one login can be a member of both",
             )
     return writers

@@ -127,6 +127,8 @@ class Grants:
     mode: ReadingMode
     harvester: str = "harvester"
     reader: str = "reader"
+    operator: str = ""
+    """The role of people and of cron who run `park` and `subscriptions`, and read as a reader does."""
     writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
     subscriptions: Collection[str] = ()
     parks: bool = True
@@ -138,7 +140,10 @@ class Grants:
 
     def missing(self, connection: psycopg.Connection[Any]) -> list[str]:
         """Return the roles that do not exist, for which the script does nothing."""
-        named = [*filter(None, (self.harvester, self.reader)), *(() if self.has_column_mapping else self.writers)]
+        named = [
+            *filter(None, (self.harvester, self.reader, self.operator)),
+            *(() if self.has_column_mapping else self.writers),
+        ]
         with translated():
             there = {name for (name,) in connection.execute(_THERE, (named,))}
         return [name for name in named if name not in there]
@@ -166,6 +171,9 @@ class Grants:
         if self.reader:
             yield "\n-- a reader: `harvest status`, `harvest audit`"
             yield _text(self._role(self.reader, self._reader()))
+        if self.operator:
+            yield "\n-- an operator: `harvest park`, `harvest subscriptions`, and what a reader does"
+            yield _text(self._role(self.operator, self._operator()))
         yield "COMMIT;"
         if self.mode == "batches" and not self.has_column_mapping:
             yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --due` and"
@@ -235,6 +243,18 @@ class Grants:
         for table in self._tables():
             yield _grant("SELECT", table, self.reader)
             yield _sees_all(table, self.reader, "FOR SELECT")
+
+    def _operator(self) -> Iterator[sql.Composed]:
+        outbox, role = self.outbox, self.operator
+        changed = "SELECT, INSERT, UPDATE, DELETE"
+        changes: dict[OutboxTable, LiteralString] = {outbox: "SELECT"}
+        if self.mode != "batches" and self.parks:  # a retried record is put back, with its id
+            changes |= {outbox: "SELECT, INSERT", outbox.parked: changed}
+        if self.mode != "mark":
+            changes |= {outbox.subscriptions: changed, outbox.parked_ids: changed}
+        for table in self._tables():
+            yield _grant(changes.get(table, "SELECT"), table, role)
+            yield _sees_all(table, role, "FOR SELECT" if table not in changes else "FOR ALL")
 
 
 def _text(statement: sql.Composed) -> str:

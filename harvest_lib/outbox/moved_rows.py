@@ -122,7 +122,8 @@ class MovedRows:
                 f"logical replication still writes to {self.outbox}",
                 evidence=f"the subscription {replicated[0][0]!r} of Postgres is enabled",
                 next_step="stop the writers of the old server, wait until all has come, then "
-                f'`ALTER SUBSCRIPTION "{replicated[0][0]}" DISABLE` and run the command again',
+                f"`ALTER SUBSCRIPTION {sql.Identifier(replicated[0][0]).as_string(None)} DISABLE` and run the command "
+                "again",
             )
         if sequence is not None and highest is not None and (at or 0) < highest:
             raise OutboxTableError(

@@ -178,7 +178,7 @@ class OutboxTable:
             raise DatabaseAccessDenied(
                 f"the user {row[1]!r} may not use the schema of {self}",
                 evidence=f"permission denied for schema {row[0]}: it has the table, and no USAGE for us",
-                next_step=f'GRANT USAGE ON SCHEMA {row[0]} TO "{row[1]}"',
+                next_step=f"GRANT USAGE ON SCHEMA {row[0]} TO {sql.Identifier(row[1]).as_string(None)}",
             )
 
     def beside(self, connection: psycopg.Connection[Any], name: Beside) -> "OutboxTable | None":
@@ -274,7 +274,8 @@ class OutboxTable:
             raise DatabaseAccessDenied(
                 f"the user {answer[1]!r} may not harvest {self}",
                 evidence="SELECT, DELETE and UPDATE (leader_id) are needed, at least one is missing",
-                next_step=f'GRANT SELECT, DELETE, UPDATE (leader_id) ON {self} TO "{answer[1]}"',
+                next_step=f"GRANT SELECT, DELETE, UPDATE (leader_id) ON {self} "
+                f"TO {sql.Identifier(answer[1]).as_string(None)}",
             )
 
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:

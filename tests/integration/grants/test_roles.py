@@ -5,12 +5,14 @@ import secrets
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
+from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, create_beside
 
 pytestmark = pytest.mark.gate
 
@@ -119,3 +121,84 @@ def test_where_the_table_is_looked_at_a_role_that_is_not_there_is_said_at_once(o
     assert "the role 'nobody here' does not exist" in result.stderr
     assert "does not exist: nothing" in result.stdout
     assert "nobody here' does not exist" not in result.stdout
+
+
+ODD = """we"ird 'Role' \\ é"""
+"""A role that shows what quotes a name by hand."""
+
+
+@pytest.fixture
+def as_operator(dsn, admin, role, monkeypatch):
+    """Run commands as a role with exactly what is printed for an operator; return what they print."""
+    name = role("LOGIN PASSWORD 'granted'", name=f"{ODD} {secrets.token_hex(4)}")
+    monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "g")
+    monkeypatch.setenv("HARVEST_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+
+    def run_as(*command):
+        monkeypatch.setenv("HARVEST_DSN", dsn)
+        granted = ["grants", "postgres", "--operator", name, "--harvester", "", "--reader", "", "--writer", name + "-"]
+        script = CliRunner().invoke(app, granted)
+        assert script.exit_code == 0, script.output
+        admin.execute(script.stdout.encode())
+        monkeypatch.setenv("HARVEST_DSN", make_conninfo(dsn, user=name, password="granted"))
+        done = CliRunner().invoke(app, list(command))
+        assert done.exit_code == 0, (command, done.output, done.exception)
+        return done.output
+
+    return run_as
+
+
+def test_an_operator_has_what_commands_on_subscriptions_need(admin, as_operator):
+    NativeTable(outbox=OUTBOX).create(admin)
+    create_beside(admin, OUTBOX)
+    as_operator("subscriptions", "add", "eu")
+    append(admin, [OutboxRecord(topic="t", key="k", value="v") for _ in range(3)])
+    admin.execute(
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        " SELECT 'eu', 0, id, kafka_topic, kafka_key, 'missing', false, transaction_id FROM outbox"
+    )
+    of_it = ("--subscription", "eu")
+    assert "missing" in as_operator("park", "list", *of_it)
+    as_operator("park", "show", "1", *of_it)
+    as_operator("park", "retry", "1", *of_it)
+    as_operator("park", "drop", "2", *of_it, "--yes")
+    as_operator("subscriptions", "rewind", "eu", "--to", "beginning")
+    as_operator("subscriptions", "list")
+    as_operator("subscriptions", "reshard", "eu", "--shards", "2")
+    as_operator("subscriptions", "remove", "eu")
+    as_operator("status")
+
+
+def test_an_operator_has_what_parked_rows_need(admin, as_operator):
+    OUTBOX.create(admin)
+    ParkedRecords(OUTBOX).create(admin)
+    append(admin, [OutboxRecord(topic="t", key=f"k{number}", value="v") for number in range(3)])
+    admin.execute(
+        "INSERT INTO outbox_parked (id, kafka_topic, kafka_key, reason, held, record)"
+        " SELECT id, kafka_topic, kafka_key, 'missing', false, to_jsonb(o) FROM outbox AS o"
+    )
+    admin.execute("DELETE FROM outbox")
+    as_operator("park", "show", "1")
+    as_operator("park", "retry", "1")
+    as_operator("park", "drop", "2", "--yes")
+    assert "missing" in as_operator("park", "list")
+    assert admin.execute("SELECT array_agg(id) FROM outbox").fetchone() == ([1],)
+
+
+def test_a_grant_that_an_error_names_works_for_any_role(admin, role, dsn):
+    """For a schema and a table; the next look then asks for nothing more."""
+    name = role("LOGIN PASSWORD 'granted'", name=f"{ODD} {secrets.token_hex(4)}")
+    admin.execute('CREATE SCHEMA "My App"')
+    try:
+        outbox = OutboxTable(("My App", "outbox"))
+        outbox.create(admin)
+        admin.execute(sql.SQL('ALTER ROLE {} SET search_path = "My App"').format(sql.Identifier(name)))
+        with psycopg.connect(make_conninfo(dsn, user=name, password="granted"), autocommit=True) as connection:
+            for look in (lambda: OUTBOX.refuse_hidden(connection), lambda: outbox.check(connection)):
+                with pytest.raises(DatabaseAccessDenied) as caught:
+                    look()
+                assert caught.value.next_step.startswith("GRANT ")
+                admin.execute(caught.value.next_step.encode())
+                look()
+    finally:
+        admin.execute('DROP SCHEMA "My App" CASCADE')
