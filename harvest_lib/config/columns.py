@@ -61,6 +61,6 @@ class ColumnMapping(BaseModel):
     kafka_value: Part = "kafka_value"
     """Sent as the text that Postgres makes of it; bytea as it is."""
     create_time: Column | None = None
-    """Creation time of the record, for the age of the backlog. Default: not known."""
+    """Creation time of the record, of type timestamptz, for the age of the backlog. Default: not known."""
     headers: Mapping[Annotated[str, Field(min_length=1)], Part] = Field(default_factory=dict)
     """By name, in order."""

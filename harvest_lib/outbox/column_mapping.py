@@ -13,8 +13,10 @@ from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
 
 _COLUMNS = """
-SELECT a.attname::text, format_type(a.atttypid, NULL), a.attnotnull
-FROM pg_attribute AS a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+SELECT a.attname::text, format_type(a.atttypid, NULL), a.attnotnull,
+       format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END, NULL)
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 _INDEXES = """
@@ -25,6 +27,7 @@ SELECT (
 ) FROM pg_index AS i WHERE i.indrelid = to_regclass(%s) AND i.indisvalid AND i.indpred IS NULL
 """
 
+_MOMENT = "timestamp with time zone"
 _NUMBERS = {"bigint", "integer", "smallint"}
 
 
@@ -39,10 +42,12 @@ def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable
     of the table: all that is wrong at once, and the DDL that fixes it, in the order in which it has to be run."""
     table.placed(connection)
     with translated():
-        found = {name: (kind, strict) for name, kind, strict in connection.execute(_COLUMNS, (str(table),))}
+        columns = connection.execute(_COLUMNS, (str(table),)).fetchall()
         indexes = [each or [] for (each,) in connection.execute(_INDEXES, (str(table),))]
+    found = {name: (kind, strict) for name, kind, strict, _ in columns}
     problems = [
         *_named(found, mapping),
+        *_created(table, {name: kind for name, *_, kind in columns}, mapping),
         *_transaction_id(table, found, mapping),
         *_indexed(table, found, indexes, mapping),
     ]
@@ -73,6 +78,18 @@ def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Ite
     kind = found.get(mapping.transaction_id, ("xid8", True))[0]
     if kind != "xid8":
         yield _Problem(f"{mapping.transaction_id} is {kind}, not xid8", "name a column of type xid8 in `columns`")
+
+
+def _created(table: OutboxTable, kinds: Mapping[str, str], mapping: ColumnMapping) -> Iterator[_Problem]:
+    """Yield that the age of a record is not to be had: any other type is a time of day somewhere, or no time."""
+    name = mapping.create_time
+    if name is None or name not in kinds or kinds[name] == _MOMENT:
+        return
+    column, remedy = sql.Identifier(name).as_string(None), "leave `create_time` out of `columns`: ages are then unknown"
+    if kinds[name].startswith("timestamp"):
+        remedy += f"; or, if its times are in UTC: ALTER TABLE {table} ALTER {column} TYPE timestamptz"
+        remedy += f" USING {column} AT TIME ZONE 'UTC'"
+    yield _Problem(f"{name} is {kinds[name]}, not {_MOMENT}: it does not say how old a record is", remedy)
 
 
 def _transaction_id(

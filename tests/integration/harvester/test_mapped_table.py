@@ -517,3 +517,33 @@ def test_a_batch_in_hand_keeps_nobody_else_waiting(layout, connection, subscribe
 def test_the_example_is_what_the_command_prints_for_a_native_table():
     example = Path(__file__).parents[3] / "docs" / "examples" / "subscribers.sql"
     assert example.read_text(encoding="utf-8") == subscribers_sql(OutboxTable.parse("outbox"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        ("timestamptz", None),
+        ("timestamptz(3)", None),
+        ("a_moment", None),
+        ("timestamp", "AT TIME ZONE 'UTC'"),
+        ("timestamp(3)", "AT TIME ZONE 'UTC'"),
+        *(
+            (each, "leave `create_time` out")
+            for each in ("bigint", "integer", "numeric", "date", "text", "time", "jsonb")
+        ),
+    ],
+)
+def test_a_time_that_does_not_say_how_old_a_record_is_is_refused(article, connection, kind, refused):
+    """By the check that a start, `harvest check` and `harvest status` share."""
+    connection.execute("DROP DOMAIN IF EXISTS a_moment; CREATE DOMAIN a_moment AS timestamptz")
+    connection.execute(f'ALTER TABLE outbox ADD COLUMN "made At" {kind}')
+    mapping = ColumnMapping(**{**COLUMNS, "create_time": "made At"})
+    if refused is None:
+        check_column_mapping(connection, OutboxTable.parse("outbox"), mapping)
+        return
+    with pytest.raises(OutboxTableError, match="made At is") as caught:
+        check_column_mapping(connection, OutboxTable.parse("outbox"), mapping)
+    assert refused in caught.value.next_step
+    if "ALTER TABLE" in caught.value.next_step:
+        connection.execute(caught.value.next_step.partition("UTC: ")[2].encode())
+        check_column_mapping(connection, OutboxTable.parse("outbox"), mapping)
