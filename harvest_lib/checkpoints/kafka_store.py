@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -117,13 +116,22 @@ class KafkaStore(PostgresStore):
     def _where(self) -> str:
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
-    def refuse_another(self) -> None:
-        """Raise CheckpointError if the record in Kafka names another outbox. Nobody is fenced by asking."""
-        choice = self._choice(self._checkpoints.look())
-        with suppress(TopicMissing):
-            for found in self._find(choice):
-                if "identity" in found.record:
-                    choice.check_outbox(found.record)
+    def refuse_another(self, *, lost: bool = False) -> None:
+        """Raise CheckpointError if the record in Kafka names another outbox, or, where `lost` is asked for, if Kafka
+        has no record and the mirror in Postgres one that was there. Nobody is fenced by asking."""
+        mirror, place = self._checkpoints.look(), self._place
+        choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
+        found: Sequence[Found] = ()
+        try:
+            found = self._find(choice)
+        except TopicMissing as error:
+            if isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0]):
+                return  # it is not ours to see, which others say
+        for each in found:
+            if "identity" in each.record:
+                choice.check_outbox(each.record)
+        if lost and not found:
+            choice.newest(None)
 
     def _read_anew(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
         """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,

@@ -108,8 +108,9 @@ class CheckpointEngine(Engine):
             check()
         self._refuse_rivals(connection)
         if self._config.delivery == "transactional":
+            with suppress(KafkaAccessDenied):  # which the next step says, with what would do without
+                self._refuse_another(lost=True)  # before a topic is made by a name that is wrong
             prepare_transactions(self._config, self._producer_provider)
-            self._refuse_another()
         if self._config.delivery == "sequenced":
             refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
 
@@ -144,7 +145,7 @@ class CheckpointEngine(Engine):
 
         checks: list[Check] = [("no other pool leads", refuse_rivals)]
         if self._config.delivery == "transactional":
-            checks.append(("the checkpoints in Kafka are of this outbox", self._refuse_another))
+            checks.append(("the checkpoints in Kafka are of this outbox", partial(self._refuse_another, lost=True)))
         return checks
 
     def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
@@ -177,13 +178,14 @@ class CheckpointEngine(Engine):
             with translated():
                 connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
-    def _refuse_another(self) -> None:
-        """Raise CheckpointError if the names that we use in Kafka are another outbox's: before anybody is fenced."""
+    def _refuse_another(self, *, lost: bool = False) -> None:
+        """Raise CheckpointError if the names that we use in Kafka are another outbox's, or, where `lost` is asked for,
+        if the checkpoint is not under them: before anybody is fenced."""
         config = self._config
         checkpoints = make_checkpoints(config, self._table, config.source, 0)
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         with closing(checkpoints):
-            make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another()
+            make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another(lost=lost)
 
     def stand_by(self) -> None:
         if boot_seconds() < self._ask_at:

@@ -93,7 +93,7 @@ def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
     with b.made(**settings) as other, a.made(**settings) as first:
         first.start()
         with monkeypatch.context() as while_it_starts:  # as if there were no checkpoint yet, of neither
-            while_it_starts.setattr(KafkaStore, "refuse_another", lambda _: None)
+            while_it_starts.setattr(KafkaStore, "refuse_another", lambda _, **__: None)
             other.start()
         a.write("1")
         b.write("1")

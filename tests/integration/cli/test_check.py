@@ -19,7 +19,7 @@ from support.waiting import eventually
 from trustme import CA
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import CheckpointError, HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.grants.kafka import Acl
 from harvest_lib.harvester import preflight
@@ -29,7 +29,8 @@ from harvest_lib.harvester.preflight import postgres as postgres_checks
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.local_stack.postgres import PostgresServer
-from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox import NativeTable, OutboxTable, append
+from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate
 
@@ -470,3 +471,24 @@ def test_a_checkpoint_topic_that_loses_checkpoints_is_a_warning(
     configure_topic(admin, topic, {"cleanup.policy": "compact"})
     eventually(lambda: warned() == [], "it is changed")
     assert logged() == []
+
+
+@pytest.mark.parametrize("wrong", ["leader_group_id", "checkpoint_topic"])
+def test_a_name_under_which_nothing_was_delivered_is_refused_before_its_topic_is_made(
+    dsn, configured, bootstrap_servers, make_topic, group_id, wrong
+):
+    """By the check as by a start, though no process of the pool runs."""
+    topic = make_topic()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        native_table(connection)
+        append(connection, [OutboxRecord(topic=topic, key="k", value="v")])
+    how = {"leadership": "solo", "delivery": "transactional", "source": "snapshot"}
+    assert Harvest(configured(**how)).drain(60).records == 1
+    other = configured(**how, **{wrong: f"{group_id}-wrong"})
+    before = topic_partitions({"bootstrap.servers": bootstrap_servers})
+    (error,) = preflight.inspect(other).errors
+    assert "is not the one that the subscription was delivered under" in error.cause
+    with pytest.raises(CheckpointError, match="is not the one that the subscription was delivered under"):
+        Harvest(other).drain(60)
+    assert topic_partitions({"bootstrap.servers": bootstrap_servers}) == before
+    assert preflight.inspect(configured(**how)).errors == []

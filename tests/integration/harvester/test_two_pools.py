@@ -149,7 +149,7 @@ def test_two_databases_with_one_transactional_id_that_start_at_once_do_not_share
     pools = [(outbox, member(outbox, **settings)), (other, member(other, subscription=subscription, **settings))]
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(KafkaStore, "refuse_another", lambda _: None)
+            patched.setattr(KafkaStore, "refuse_another", lambda _, **__: None)
             for _, harvest in pools:
                 harvest.start()
         outbox.fill(5)
