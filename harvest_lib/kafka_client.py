@@ -36,7 +36,9 @@ class KafkaProducer(Protocol):
     """Interface of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
 
     def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
-        """Queue one message; its callback (error, message) is called by a later poll, flush or purge."""
+        """Queue one message. Its callback `on_delivery` (error, message) is called by a later poll, flush or purge; of
+        a record of the outbox it comes by that name, as timestamp and headers do, behind topic, value, key and
+        partition."""
         ...
 
     def __len__(self) -> int:

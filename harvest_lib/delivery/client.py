@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 
 from harvest_lib.delivery.errors import DEFAULTS, ONE_AT_A_TIME
 from harvest_lib.delivery.protocol import BatchDeliverySettings
 from harvest_lib.delivery.topic_facts import DEFAULT_BATCH_BYTES
-from harvest_lib.kafka_client import KafkaProducer, client_settings, refused_settings
+from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, client_settings, refused_settings
 from harvest_lib.native import NativeSender, make_with_sender
 
 
@@ -35,6 +35,11 @@ class ProducerKind:
     close: Callable[[KafkaProducer, NativeSender | None], None] | None = None
 
 
+def is_own(provider: KafkaProducerProvider) -> bool:
+    """Return True if clients are the user's: Python hands each record over to them, with the callback of its report."""
+    return provider is not Producer
+
+
 def make_client(
     settings: BatchDeliverySettings,
     kind: ProducerKind,
@@ -49,7 +54,8 @@ def make_client(
         "allow.auto.create.topics": False,
         "enable.idempotence": True,
         "on_delivery": report,
-        "delivery.report.only.error": kind.arrived is None,  # only a report says to which partition a record went
+        # Only a report says to which partition a record went; and a client of the user's sees them all.
+        "delivery.report.only.error": kind.arrived is None and not is_own(settings.producer_provider),
         **ONE_AT_A_TIME,
         **kind.settings,
     }

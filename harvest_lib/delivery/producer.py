@@ -21,7 +21,7 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.delivery.client import ProducerKind, make_client
+from harvest_lib.delivery.client import ProducerKind, is_own, make_client
 from harvest_lib.delivery.errors import NEVER_TAKEN, RAISED, is_fatal, raised
 from harvest_lib.delivery.failures import Failures
 from harvest_lib.delivery.headers import HeaderMaker, header_maker
@@ -64,6 +64,7 @@ class BatchProducer:
         self._kind = kind
         self._watched: set[str] = set()  # topics of the batch, where one is in trouble
         self._headers_of = header_maker(None)
+        self._is_watched = is_own(settings.producer_provider)
         self._stamp: bytes | None = None
         self._ids: MessageIds | None = None
         self._sender: NativeSender | None = None
@@ -97,10 +98,13 @@ class BatchProducer:
         self._serve(functools.partial(client.poll, _NOW))
         return refused
 
-    def send_own(self, record: Sequence[Any], may_send: Callable[[], bool]) -> None:
-        """Hand over a record of the delivery's own, by the positional arguments of the client's `produce`. Records of
-        the batch may have filled the queue."""
-        self.attempt(lambda client: self._when_there_is_room(functools.partial(client.produce, *record), may_send))
+    def send_own(
+        self, record: Sequence[Any], report: Callable[[KafkaError | None, Any], None], may_send: Callable[[], bool]
+    ) -> None:
+        """Hand over a record of the delivery's own: topic, value, key and partition. Records of the batch may have
+        filled the queue."""
+        produce = functools.partial(self._ready().produce, *record, on_delivery=report)
+        self.attempt(lambda _: self._when_there_is_room(produce, may_send))
 
     def attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
         """Have the client do something besides sending rows."""
@@ -204,7 +208,8 @@ class BatchProducer:
     def _produce(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         # This runs for every record: arguments go by position (topic, value, key, partition, callback, its other name,
         # timestamp, headers), and there is no callback: reports of failures come to the client's own.
-        produce, headers_of = self._ready().produce, self._headers_of
+        produce = self._produce_watched if self._is_watched else self._ready().produce
+        headers_of = self._headers_of
         clock, (timestamp, until) = boot_seconds, self._times()
         if not may_send():
             self.failures.stop()
@@ -228,6 +233,13 @@ class BatchProducer:
                     return {record_id: str(error)}
                 return self._not_taken(record_id, error.args[0])  # later records of its key may have to stay behind it
         return {}
+
+    def _produce_watched(self, topic: str, value: Any, key: Any, partition: int, *rest: Any) -> None:
+        """Produce by a client of the user's, which sees the report of each record."""
+        _, _, timestamp, headers = rest
+        self._ready().produce(
+            topic, value, key, partition, on_delivery=self._report, timestamp=timestamp, headers=headers
+        )
 
     def _not_taken(self, record_id: int, error: KafkaError) -> dict[int, str]:
         """Return a record if it is refused permanently; else the batch has failed."""

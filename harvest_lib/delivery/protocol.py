@@ -48,12 +48,14 @@ TERM_OVER = BatchFailed(reason="the term is over")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
     """`kafka` are the user's producer settings, secrets in clear. `expiry_seconds`: how long a record may be in the
-    producer's queue, for batches with at most one record of a key; None where one that expires would leave a gap."""
+    producer's queue, for batches with at most one record of a key; None where one that expires would leave a gap.
+    `is_limited`: the records in flight are limited, so a delivery's own ones are not on the way at the same time."""
 
     kafka: Mapping[str, object] = field(repr=False)
     delivery_timeout_seconds: float
     expiry_seconds: float | None = None
     record_header: bool = True
+    is_limited: bool = False
     producer_provider: KafkaProducerProvider = Producer
 
 

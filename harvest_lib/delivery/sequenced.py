@@ -31,7 +31,7 @@ from harvest_lib.delivery.batches import expiry_settings
 from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.headers import HeaderMaker, Headers
 from harvest_lib.delivery.producer import BatchProducer
-from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchOutcome
+from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
 from harvest_lib.record import Row
@@ -82,6 +82,7 @@ class Sequenced:
         self._ids = _Ids()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
+        self._alone_seconds = settings.delivery_timeout_seconds if settings.is_limited else 0.0
         own = expiry_settings(settings.expiry_seconds)
         kind = ProducerKind(settings=own, arrived=lambda *place: self._touched.add(place))
         self._producer = BatchProducer(settings, topics, kind)
@@ -115,8 +116,14 @@ class Sequenced:
         return intents
 
     def acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
-        """Send acknowledgements, once they are kept. The next `flush` waits for them."""
-        return self._producer.attempt(partial(self._acknowledge, intents))
+        """Send acknowledgements, once they are kept. The next `flush` waits for them, or this call if the records in
+        flight are limited. There are no more of them than there were records."""
+        outcome = self._producer.attempt(partial(self._acknowledge, intents))
+        if self._alone_seconds and isinstance(outcome, BatchCommitted):
+            self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
+            if self._unread:
+                return BatchFailed(reason="an acknowledgement was not acknowledged in time")
+        return outcome
 
     def abandon(self) -> bool:
         # Records queued behind an acknowledgement may leave with it: nobody will ever read them.
@@ -127,7 +134,8 @@ class Sequenced:
     def _acknowledge(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
         for intent in intents:
             headers = [(HEADER_NAME, intent.id)]
-            client.produce(intent.topic, None, None, intent.partition, self._acknowledged, None, 0, headers)
+            produce = partial(client.produce, intent.topic, None, None, intent.partition)
+            produce(on_delivery=self._acknowledged, timestamp=0, headers=headers)
             self._unread += 1
 
     def _acknowledged(self, error: KafkaError | None, _message: object) -> None:

@@ -13,6 +13,7 @@ Promises
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
@@ -78,7 +79,7 @@ class Transactional:
         self._commit_seconds = settings.delivery_timeout_seconds
         self._place = place
         self._open = self._has_begun = False
-        self._apart_until = 0.0
+        self._apart_until = inf if settings.is_limited else 0.0
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         deadline = Deadline(_BEGIN_SECONDS)
@@ -109,7 +110,7 @@ class Transactional:
             return acked
         if self._failures.first is None:
             place = self._place
-            self._producer.send_own((place.topic, checkpoint, place.key, place.partition, self._report), may_send)
+            self._producer.send_own((place.topic, checkpoint, place.key, place.partition), self._report, may_send)
         acked = self._flush(may_send)
         if not isinstance(acked, BatchCommitted):
             return acked
@@ -141,7 +142,7 @@ class Transactional:
     def _report(self, error: KafkaError | None, _message: object) -> None:
         """Take the report of a checkpoint."""
         if error is not None:
-            self._apart_until = boot_seconds() + _APART_SECONDS
+            self._apart_until = max(self._apart_until, boot_seconds() + _APART_SECONDS)
         self._failures.report_own("the checkpoint", error)
 
 

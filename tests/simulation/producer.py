@@ -59,7 +59,9 @@ class Producer:
         self._epoch = None
         self._is_open = self._is_ending = False
 
-    def produce(self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, _at=0, headers=None):
+    def produce(
+        self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, *_, headers=None, **__
+    ):
         if self.process.dead:
             raise Killed
         error = self._fatal or self._broken

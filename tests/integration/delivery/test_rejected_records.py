@@ -255,10 +255,12 @@ class BehindTheTimes:
     def __init__(self, settings, *, late):
         self._late, self._producer = late, Producer(settings)
 
-    def produce(self, topic, value=None, key=None, partition=-1, callback=None, other=None, timestamp=0, headers=None):
+    def produce(
+        self, topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
+    ):
         if topic in self._late:
             timestamp = int((time.time() - 60) * 1000)
-        self._producer.produce(topic, value, key, partition, callback, other, timestamp, headers or [])
+        self._producer.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers or [])
 
     def __len__(self):
         return len(self._producer)

@@ -24,8 +24,8 @@ class FakeProducer:
         self._on_delivery, self._made = settings["on_delivery"], made
         self._queue = []
 
-    def produce(self, topic, _value, _key, _partition, report=None, *_):
-        self._queue.append((topic, report or self._on_delivery))
+    def produce(self, topic, _value, _key, _partition, *, on_delivery=None, **_):
+        self._queue.append((topic, on_delivery or self._on_delivery))
 
     def flush(self, _timeout):
         queue, self._queue = self._queue, []

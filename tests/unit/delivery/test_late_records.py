@@ -18,7 +18,7 @@ class FakeProducer:
     def __init__(self, *, fills=False):
         self.timestamps, self._fills, self._calls = [], fills, 0
 
-    def produce(self, _topic, _value, _key, _partition, _report, _other, timestamp, _headers):
+    def produce(self, _topic, _value, _key, _partition, *, timestamp, **_):
         self._calls += 1
         if self._fills and self._calls % 2:
             raise BufferError
