@@ -78,7 +78,7 @@ class Batch:
         """True if the source has had nothing more since it was opened: it does not bring parked records again."""
         self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
-        self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused)
+        self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused, ports.size.another())
         self._ports = ports
         self._rights = rights
         self._sent: dict[str, int] = {}  # under the key barrier: the keys of this batch, with the id of each
@@ -91,6 +91,12 @@ class Batch:
         self._sent.clear()
         self._unsent = ()
         self.caught_up = False
+
+    @property
+    def keys(self) -> list[str] | None:
+        """Return the keys of the records that were sent in this batch; None without the key barrier, as they are not
+        noted then. May be read from outside."""
+        return list(self._sent) if self._ports.one_per_key else None
 
     @property
     def is_due(self) -> bool:
@@ -162,6 +168,7 @@ class Batch:
         """Note that it is not known how much of the batch is in Kafka."""
         self.in_doubt += self.in_flight
         self.in_flight = 0
+        self._sent.clear()
 
     def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
         """Return the records of an abandoned batch that are not in Kafka, given their keys; none if they are not known,
@@ -173,6 +180,7 @@ class Batch:
     def keep_failed(self, failed: Sequence[int]) -> int:
         """Defer the records of an abandoned batch that failed; return how many are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
+        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in failed}
         self._unsent = [*failed, *self._unsent]
         return delivered
 
@@ -221,10 +229,13 @@ class Batch:
             refused = self._ports.guarantee.send(some, self._rights.may_finish)
             for place, row in enumerate(some) if refused else ():
                 if row[ID] in refused:
-                    self.in_flight += place  # they may be on the wire
+                    self._note_sent(some[:place])  # they may be on the wire
                     raise RecordRefused(row, refused[row[ID]])
-            self.in_flight += len(some)
+            self._note_sent(some)
             self._ports.source.sent(some)
-            if self._ports.one_per_key:
-                self._sent.update(zip(keys_of(some), ids_of(some), strict=True))
             self.last_sent = some[-1]
+
+    def _note_sent(self, rows: Sequence[Row]) -> None:
+        self.in_flight += len(rows)
+        if self._ports.one_per_key:
+            self._sent.update(zip(keys_of(rows), ids_of(rows), strict=True))

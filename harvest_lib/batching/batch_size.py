@@ -3,6 +3,7 @@ comes, so that nothing waits. Pure, no I/O.
 
 Where Kafka has refused a batch, each of the next has half of the records in doubt, whether the last one went or not:
 so the one to blame is alone after as many batches as that number has binary digits. Records beyond go in large batches.
+None is ever larger than the limit that was given.
 
 Where Kafka has not taken a batch in time, as brokers throttle us, the next has at most half of it, and each full one
 after that at most a quarter more: the same batch again would never go. A small batch that fails stays as it is, to show
@@ -44,19 +45,27 @@ _PAUSE_GROWTH, _LONG_PAUSE_GROWTH = 1.25, 1.02
 
 
 class BatchSize:
-    """Limits of the next batch, at most `most`, and the next page, in records, and the pause when there are none."""
+    """Limits of the next batch, at most `most`, and the next page, at most `most_read`, in records, and the pause when
+    there are none."""
 
-    def __init__(self, most: int = LARGEST_BATCH) -> None:
+    def __init__(self, most: int = LARGEST_BATCH, most_read: int | None = None) -> None:
         self._limit = most
+        self._first_batch = min(_FIRST_BATCH, most)
+        self._largest_page = min(_LARGEST_PAGE, most_read or _LARGEST_PAGE)
+        self._first_page = min(_FIRST_PAGE, self._largest_page)
         self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
         self._most = float(most)
         self._failures = 0  # in a row, of small batches
         self._record_bytes = 0.0
         self._pause = _SHORTEST_PAUSE_SECONDS
-        self.records = _FIRST_BATCH
-        self.page = _FIRST_PAGE
+        self.records = self._first_batch
+        self.page = self._first_page
         self.largest = 0
         """The length of the longest value in the page that was measured last."""
+
+    def another(self) -> "BatchSize":
+        """Return one of the same limits, for batches of another kind."""
+        return BatchSize(min(self._limit, LARGEST_BATCH), self._largest_page)
 
     @property
     def is_doubtful(self) -> bool:
@@ -71,10 +80,10 @@ class BatchSize:
             self._most = min(self._limit, self._most * 1.25)
         if self._doubtful:
             self.records = max(1, self._doubtful // 2)
-        elif full or self.records < _FIRST_BATCH:
+        elif full or self.records < self._first_batch:
             self.records = min(self._limit, self.records * 2)
         elif records < self.records // 4:
-            self.records = max(_FIRST_BATCH, self.records // 2)
+            self.records = max(self._first_batch, self.records // 2)
         self.records = min(self.records, int(self._most))
         self._pause = _SHORTEST_PAUSE_SECONDS
 
@@ -91,10 +100,10 @@ class BatchSize:
         self._failures += 1
         if records <= _LEAST_BATCH < self.records:  # there are no more, or few can go at a time
             return
-        if self.records < _FIRST_BATCH or self._failures > _FAILURES:
+        if self.records < self._first_batch or self._failures > _FAILURES:
             self.records = min(self.records, records) // 2
         if self.records < _LEAST_BATCH:
-            self.records, self._failures = _FIRST_BATCH, 0
+            self.records, self._failures = self._first_batch, 0
 
     def refused(self, records: int) -> None:
         """Note a batch of so many records that was refused for one of them. Once that is alone, batches grow again."""
@@ -120,7 +129,8 @@ class BatchSize:
                 sampled = sum(map(row_bytes, some)) / len(some)
         if rows:
             self._record_bytes = max(size / len(rows), sampled)
-            most = min(_LARGEST_PAGE, max(_FIRST_PAGE, 2 * len(rows)))  # more than a page takes several statements
+            # More than a page takes several statements.
+            most = min(self._largest_page, max(self._first_page, 2 * len(rows)))
             self.page = max(1, min(most, PAGE_BYTES * len(rows) // max(1, size)))
         return size
 

@@ -87,6 +87,11 @@ class BatchLoop:
         return self._batch.in_flight
 
     @property
+    def keys_in_flight(self) -> list[str] | None:
+        """Return the keys of these records; None where they are not noted. May be read from outside."""
+        return self._batch.keys
+
+    @property
     def holds_off(self) -> bool:
         """Return True, at the end of the term, if records on the wire may still arrive, or we were fenced."""
         return self._was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)

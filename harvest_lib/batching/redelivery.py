@@ -41,9 +41,14 @@ class Redelivery:
     """Redelivery of one term. `size` bounds its batches, and is informed of their outcome."""
 
     def __init__(
-        self, source: BatchSource, parking: BatchParking | MarkedParking, troubles: Troubles, paused: PausedRecords
+        self,
+        source: BatchSource,
+        parking: BatchParking | MarkedParking,
+        troubles: Troubles,
+        paused: PausedRecords,
+        size: BatchSize,
     ) -> None:
-        self.size = BatchSize()
+        self.size = size
         self._source = source
         self._parking = parking
         self._troubles = troubles

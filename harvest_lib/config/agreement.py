@@ -65,6 +65,11 @@ def _delivery_problems(config: "HarvestConfig") -> Iterator[Problem]:
         yield Problem(path=("shards",), message=message, remedy="use `source: snapshot`, or 1")
     if config.delivery not in ("barrier", "auto") or config.source not in ("mark", "auto"):
         yield from _in_flight_problems(config)
+    most = config.limits.max_in_flight_records
+    if most is not None and most < config.shards:
+        message = f"is {most}, less than `shards` ({config.shards}): one process may lead all, each with a record"
+        remedy = "raise it, or remove it: batches have bounds of their own"
+        yield Problem(path=("limits", "max_in_flight_records"), message=message, remedy=remedy)
     if config.columns is not None and config.source == "mark":
         message = "cannot be read by `mark`, which marks and deletes in goharvest's layout"
         yield Problem(path=("columns",), message=message, remedy="use `source: snapshot` or `transaction_id`")

@@ -13,8 +13,8 @@ from harvest_lib.config.spelling import goharvest_name
 
 _SHORTEST_SECONDS = 0.001
 
-_WITHOUT_EFFECT = ("max_in_flight_records", "mark_query_records", "send_concurrency", "send_buffer")
-"""Limits of goharvest that nothing here reads: batches have a size of their own, and one producer."""
+_WITHOUT_EFFECT = ("send_concurrency", "send_buffer")
+"""Limits of goharvest that nothing here reads: each shard has one producer, which has the only queue."""
 
 
 def _seconds(value: object) -> float:
@@ -67,14 +67,16 @@ class Limits(Settings):
     Default the lesser of `maxPollInterval` and `queueTimeout`."""
     mark_backoff_seconds: Seconds = Field(default=0.01, ge=0)
     """`markBackoff`: pause after a mark that found nothing. Default 10ms."""
-    max_in_flight_records: Count = Field(default=1000, ge=1)
-    """`maxInFlightRecords`: without effect. Default 1000."""
+    max_in_flight_records: Count | None = Field(default=None, ge=1)
+    """`maxInFlightRecords`: no more records are sent and not acknowledged at a time, by this process. Each shard has an
+    equal part. Default: none, and batches have bounds of their own."""
     send_concurrency: Count = Field(default=8, ge=1)
     """`sendConcurrency`: without effect. Default 8."""
     send_buffer: Count = Field(default=10, ge=0)
     """`sendBuffer`: without effect. Default 10."""
-    mark_query_records: Count = Field(default=100, ge=1)
-    """`markQueryRecords`: without effect. Default 100."""
+    mark_query_records: Count | None = Field(default=None, ge=1)
+    """`markQueryRecords`: a statement marks no more rows, or reads no more where nothing is marked. Default: none, and
+    a page has up to 2,000."""
     min_metrics_interval_seconds: Seconds = Field(default=5.0, ge=0)
     """`minMetricsInterval`: MeterRead is emitted no more often than this. Default 5s."""
 

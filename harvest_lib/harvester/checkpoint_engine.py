@@ -28,7 +28,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
-from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked, make_loop, marking_checks
+from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked, make_loop, make_size, marking_checks
 from harvest_lib.harvester.factory import (
     make_batch_source,
     make_checkpoints,
@@ -84,7 +84,7 @@ class CheckpointEngine(Engine):
         self._consumer_provider = consumer_provider
         is_seen_once = config.delivery == "transactional" and config.source != "mark"  # which purges what it marks
         most = LARGEST_TRANSACTION if is_seen_once else LARGEST_BATCH
-        self._sizes: dict[int, BatchSize] = defaultdict(partial(BatchSize, most))
+        self._sizes: dict[int, BatchSize] = defaultdict(partial(make_size, config, most))
         self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
         self._parks = config.parking != "stop"
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.batch_size import LARGEST_BATCH, BatchSize
 from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.marked_parking import MarkedParking
@@ -72,6 +72,14 @@ class Engine(Protocol):
     def added_partitions(self) -> Sequence[Added]:
         """Return the topics to which partitions were added, where only this process knows it."""
         return ()
+
+
+def make_size(config: HarvestConfig, most: int = LARGEST_BATCH) -> BatchSize:
+    """Return the size of a shard's batches, at most `most` records and no more than the limits that are set."""
+    in_flight, read = config.limits.max_in_flight_records, config.limits.mark_query_records
+    if in_flight is not None:  # one process may lead all shards
+        most = min(most, max(1, in_flight // config.shards))
+    return BatchSize(most, read)
 
 
 def make_loop(

@@ -173,6 +173,7 @@ def _batch_settings(config: HarvestConfig, producer_provider: KafkaProducerProvi
         delivery_timeout_seconds=config.delivery_timeout_seconds,
         expiry_seconds=config.expiry_seconds if config.delivery == "barrier" else None,
         record_header=config.record_header,
+        is_limited=config.limits.max_in_flight_records is not None,
         producer_provider=producer_provider,
     )
 

@@ -261,6 +261,14 @@ class Harvest:
         return sum(loop.in_flight for loop in self._terms.loops.copy().values())
 
     @property
+    def in_flight_record_keys(self) -> list[str] | None:
+        """Return the keys of these records, in the order in which they were sent, each once. None while this process
+        leads and `delivery` is not `barrier`: keys are noted only where one of them has at most one record in flight.
+        """
+        found = [loop.keys_in_flight for loop in self._terms.loops.copy().values()]
+        return None if None in found else [key for keys in found for key in keys or ()]
+
+    @property
     def delivered_records(self) -> int:
         """Return how many records this instance has delivered."""
         return self._terms.delivered_records

@@ -9,13 +9,12 @@ from typing import Any
 import psycopg
 from confluent_kafka import Producer
 
-from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.harvester.added_partitions import Added, PartitionWatch
-from harvest_lib.harvester.engine import Callbacks, Engine, check_parked, make_loop, marking_checks
+from harvest_lib.harvester.engine import Callbacks, Engine, check_parked, make_loop, make_size, marking_checks
 from harvest_lib.harvester.factory import make_purging_guarantee, make_purging_pages, make_source, make_topics
 from harvest_lib.harvester.other_readers import acknowledge_pending, before_term
 from harvest_lib.kafka_client import KafkaProducerProvider
@@ -44,7 +43,7 @@ class PurgingEngine(Engine):
         self._delivery = delivery
         self._topics = topics = make_topics(config) if delivery is None else _UnknownTopics({})
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
-        self._size = BatchSize()
+        self._size = make_size(config)
         self._pages: MarkPages | None = None  # of the term before
 
     def check(self, connection: psycopg.Connection[Any]) -> None:

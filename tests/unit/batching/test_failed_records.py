@@ -83,3 +83,33 @@ def test_what_a_stop_left_unsent_is_not_lost_when_others_of_the_batch_fail(monke
     runs.run()
     assert sorted(runs.kafka.ids) == [1, 2, 3, 4, 5, 6]
     assert [each for each in runs.kafka.ids if each in {2, 6}] == [2, 6], "which are of one key"
+
+
+def test_nothing_of_a_batch_that_failed_is_in_flight():
+    runs = Runs(2, 4)
+    loop, commit, seen = runs.loop(), runs.delivery.commit, []
+
+    def note(checkpoint, may_send, /):
+        seen.append((loop.in_flight, loop.keys_in_flight))
+        return commit(checkpoint, may_send)
+
+    runs.delivery.commit = note
+    loop.turn()
+    assert seen == [(5, ["k1", "k2", "k3", "k4", "k5"])]
+    assert (loop.in_flight, loop.keys_in_flight) == (0, [])
+
+
+def test_what_went_before_a_record_that_the_client_refuses_is_in_flight_until_the_batch_is_given_up():
+    runs = BatchRuns(one_per_key=True)
+    runs.table.insert(*[row(number, f"k{number}") for number in range(1, 5)])
+    runs.delivery.refused = {3: "never"}
+    loop, park, seen = runs.loop(), runs.places.add, []
+
+    def note(entries):
+        seen.append((loop.in_flight, loop.keys_in_flight))
+        return park(entries)
+
+    runs.places.add = note
+    loop.turn()
+    assert seen == [(2, ["k1", "k2"])]
+    assert (loop.in_flight, loop.keys_in_flight) == (0, [])

@@ -18,16 +18,16 @@ DEFAULTS = {
     "queue_timeout_seconds": ("queueTimeout", 30.0),
     "drain_interval_seconds": ("drainInterval", 2.5),
     "mark_backoff_seconds": ("markBackoff", 0.01),
-    "max_in_flight_records": ("maxInFlightRecords", 1000),
+    "max_in_flight_records": ("maxInFlightRecords", None),
     "send_concurrency": ("sendConcurrency", 8),
     "send_buffer": ("sendBuffer", 10),
-    "mark_query_records": ("markQueryRecords", 100),
+    "mark_query_records": ("markQueryRecords", None),
     "min_metrics_interval_seconds": ("minMetricsInterval", 5.0),
 }
 MAY_BE_ZERO = {"io_error_backoff_seconds", "mark_backoff_seconds", "send_buffer", "min_metrics_interval_seconds"}
 
 
-def test_the_defaults_are_goharvests() -> None:
+def test_the_defaults_are_goharvests_but_for_bounds_that_batches_have_anyway() -> None:
     assert Limits().model_dump() == {name: default for name, (_, default) in DEFAULTS.items()}
 
 

@@ -1,6 +1,8 @@
 """Every limit has a reader: changed, it changes the harvester's behaviour. Times are those of a clock made by hand."""
 
+import random
 import threading
+from functools import partial
 
 import pytest
 from support.batches import BatchRuns
@@ -11,8 +13,10 @@ from harvest_lib import clock as clock_module
 from harvest_lib.batching import batch as batch_module
 from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery import BatchFailed
+from harvest_lib.errors import ConfigError
 from harvest_lib.events import MeterRead
 from harvest_lib.harvester import terms
+from harvest_lib.harvester.engine import make_size
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.leadership import Solo, TermEnd
@@ -34,10 +38,8 @@ def shows(*limits):
 
 
 def test_each_limit_has_a_test_that_it_matters_or_is_named_as_one_without_effect():
-    without = Limits(
-        **dict.fromkeys(("max_in_flight_records", "mark_query_records", "send_concurrency"), 1), send_buffer=1
-    )
-    assert without.without_effect == ["maxInFlightRecords", "markQueryRecords", "sendConcurrency", "sendBuffer"]
+    without = Limits(send_concurrency=1, send_buffer=1)
+    assert without.without_effect == ["sendConcurrency", "sendBuffer"]
     assert set(Limits.model_fields) == HERE | without.model_fields_set
     assert Limits(io_error_backoff_seconds=1).without_effect == []
 
@@ -96,6 +98,48 @@ def test_after_a_mark_that_found_nothing_comes_the_mark_backoff(clock, seconds):
         assert pages.read(10) is None
     assert source.calls.count("fetch") == 4, "at 0, 10, 20 and 30 tenths"
     pages.close()
+
+
+def sizes(**limits):
+    """Return the largest batch and the largest page that full ones lead to, and the first of each."""
+    size = make_size(HarvestConfig(leadership="solo", source="snapshot", limits=limits))
+    first = size.records, size.page
+    for _ in range(20):
+        size.done(size.records, full=True)
+        size.measured([row(each, "k") for each in range(size.page)], size.page)
+    return first, (size.records, size.page)
+
+
+@shows("max_in_flight_records")
+def test_a_batch_has_no_more_records_than_may_be_in_flight():
+    assert sizes() == ((1_000, 500), (50_000, 2_000))
+    assert sizes(max_in_flight_records=3) == ((3, 500), (3, 2_000))
+    assert sizes(max_in_flight_records=2_500) == ((1_000, 500), (2_500, 2_000))
+    assert sizes(max_in_flight_records=10**9) == sizes()
+
+
+@pytest.mark.parametrize("most", [1, 9, 300])
+def test_nothing_that_happens_to_batches_makes_one_larger_than_may_be_in_flight(most):
+    dice, size = random.Random(most), make_size(HarvestConfig(leadership="solo", limits={"maxInFlightRecords": most}))
+    for each in (size, size.another()):
+        for _ in range(500):
+            records = dice.randint(1, each.records)
+            dice.choice([each.late, each.refused, partial(each.done, full=dice.random() < 0.7)])(records)
+            assert 1 <= each.records <= most
+
+
+def test_shards_share_the_records_in_flight_and_each_needs_one():
+    config = HarvestConfig(leadership="solo", source="snapshot", shards=4, limits={"maxInFlightRecords": 11})
+    assert make_size(config).records == 2
+    with pytest.raises(ConfigError, match=r"is 3, less than `shards` \(4\)") as refused:
+        HarvestConfig(leadership="solo", source="snapshot", shards=4, limits={"maxInFlightRecords": 3})
+    assert refused.value.field == "limits.max_in_flight_records"
+
+
+@shows("mark_query_records")
+def test_a_page_has_no_more_rows_than_a_mark_may_take():
+    assert sizes(mark_query_records=7) == ((1_000, 7), (50_000, 7))
+    assert sizes(mark_query_records=10**9) == sizes()
 
 
 def seconds_until_given_up(clock, **limits):
