@@ -44,7 +44,7 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The parked records have changed: pages have to be read again."""
+    """The parked records have changed, or producers are to be made again: pages have to be read again."""
 
 
 class Filled(NamedTuple):
@@ -118,7 +118,7 @@ class Batch:
         """Begin to fill: check the topics of kept records, if that is due. Raises PagesStale."""
         self.barrier.is_isolated = False
         self.paused.recheck()
-        if self._ports.parking.is_stale:
+        if self._ports.parking.is_stale or self._ports.producers_are_outdated():
             raise PagesStale
 
     def fill(self, due_at: Position | None) -> Filled:

@@ -96,7 +96,7 @@ class MarkedParking:
         return []
 
     def forget_topics(self) -> None:
-        self._topics.forget()
+        self._topics.ask_again()
 
     def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
         return rows

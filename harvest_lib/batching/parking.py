@@ -142,7 +142,7 @@ class BatchParking:
 
     def forget_topics(self) -> None:
         """Forget the facts about topics: they are why records were parked."""
-        self._topics.forget()
+        self._topics.ask_again()
 
     def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the due rows that may be sent; `write` will park the others once more, their keys still held. Raises

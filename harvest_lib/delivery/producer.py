@@ -171,7 +171,7 @@ class BatchProducer:
                 self._serve(functools.partial(close_with_sender, client, self._sender))
         has_expired = self.failures.take_expired()  # it may have been on the wire
         if self.failures.are_about_topics:
-            self._topics.forget()
+            self._topics.ask_again()
         return may_arrive or has_expired
 
     # -- handing over
@@ -305,5 +305,5 @@ class BatchProducer:
         return self._client
 
     def _make_client(self) -> KafkaProducer:
-        client, self._sender = make_client(self._settings, self._kind, self._topics.smallest_limit, self._report)
+        client, self._sender = make_client(self._settings, self._kind, self._topics.limit_of_producer(), self._report)
         return client

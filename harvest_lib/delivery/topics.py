@@ -1,7 +1,9 @@
 """Facts about the topics that records name: trouble with writing to them, the limit of a batch, the cleanup policy.
 
 Asked before a record is sent, because a broker refuses by the batch, or by the transaction: one bad record costs all
-that travel with it. Topics that take records are remembered, the absence of one for a few seconds.
+that travel with it. Topics that take records are remembered, the absence of one for a few seconds. A limit below
+librdkafka's own concerns pages that name its topic, and each new producer. It is believed for a minute and then asked
+again, if a record names the topic by then; else it is forgotten.
 
 A topic in *trouble* takes nothing now (`topic_troubles`). That may pass, so it is waited for. After 30 s, if other
 topics take records, its records are refused, so that they do not wait without end; the topic is tried again after a
@@ -29,6 +31,9 @@ _log = logging.getLogger(__name__)
 _RECHECK_SECONDS = 5.0
 """Time for which these are believed: that a topic is missing, or permanently takes nothing, and its limit before a
 record is refused for it. After silence, the brokers are not asked again for as long."""
+_SMALL_SECONDS = 60.0
+"""Time for which a limit below librdkafka's own is believed. Once such limits are gone for as long, producers that were
+made for them are made again."""
 _ASK_SECONDS = 1.0
 """A topic in trouble is asked about no more often."""
 _MOST_ASKED = 100
@@ -74,13 +79,33 @@ class Topics:
         self.troubles = Troubles(self._seen_well)
         self._ask_at = 0.0
         self._is_silent = False  # nobody answered when last asked
-        self.smallest_limit = DEFAULT_BATCH_BYTES
-        """The lowest `max.message.bytes` of a topic seen so far, if it is below librdkafka's own limit."""
+        self._small: dict[str, tuple[int, float]] = {}  # limits below librdkafka's own: how long they are believed
+        self._least_made_for, self._dropped_at = DEFAULT_BATCH_BYTES, 0.0
+
+    @property
+    def smallest_limit(self) -> int:
+        """Return the lowest `max.message.bytes` of the topics that are known now, if below librdkafka's own limit."""
+        return min((limit for limit, _ in self._small.values()), default=DEFAULT_BATCH_BYTES)
+
+    def limit_of_producer(self) -> int:
+        """Return `smallest_limit`, for a producer that is about to be made."""
+        self._least_made_for = self.smallest_limit
+        return self._least_made_for
+
+    @property
+    def is_producer_outdated(self) -> bool:
+        """Return True if the producers were made for a lower limit than any that has been known for a while."""
+        if self._least_made_for == DEFAULT_BATCH_BYTES:
+            return False
+        is_settled = boot_seconds() >= self._dropped_at + _SMALL_SECONDS
+        return is_settled and self._least_made_for < self.smallest_limit
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
         """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic.
         `largest` is the length of the longest value; headers are not checked unless that is long. Without it each
         record is measured."""
+        if self._small:
+            self._drop_old_limits()
         if isinstance(rows, NativeRows):
             if self._takes_all(rows.summary):
                 return {}
@@ -98,7 +123,7 @@ class Topics:
             ]
         except TypeError:  # the names of a header are an array of arrays
             doubtful = list(rows)
-        if largest is None or largest * _LONGEST_CHARACTER_BYTES + _BATCH_OVERHEAD_BYTES > self.smallest_limit:
+        if largest is None or self._may_exceed(largest * _LONGEST_CHARACTER_BYTES, lambda: _topics_of(rows)):
             doubtful += [row for row in rows if self._is_too_large(row)]
         if not doubtful:
             return {}
@@ -110,13 +135,26 @@ class Topics:
 
     def _takes_all(self, rows: RowsSummary) -> bool:
         """Return True if no row needs an individual check."""
-        are_small = rows.largest + _BATCH_OVERHEAD_BYTES <= self.smallest_limit
-        return rows.is_plain and are_small and self._limits.keys() >= set(rows.topics)
+        are_known = rows.is_plain and self._limits.keys() >= set(rows.topics)
+        return are_known and not self._may_exceed(rows.largest, lambda: rows.topics)
 
-    def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:
+    def _may_exceed(self, size: int, topics: Callable[[], Iterable[str]]) -> bool:
+        """Return True if a record of so many bytes may be above the limit of one of the topics. Those are looked at
+        only if a limit that is known is lower."""
+        size += _BATCH_OVERHEAD_BYTES
+        return size > self.smallest_limit and size > min(map(self.limit, topics()), default=0)
+
+    def _drop_old_limits(self) -> None:
+        now = boot_seconds()
+        for topic in [topic for topic, (_, until) in self._small.items() if now >= until]:
+            del self._small[topic]
+            self._limits.pop(topic, None)
+            self._dropped_at = now
+
+    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
         """Return the ids of those that a broker refuses unless they can be compressed, and with them all that is in one
         batch with them. `largest` is the length of the longest value; headers are not checked unless that is long."""
-        if largest * _LONGEST_CHARACTER_BYTES + _BATCH_OVERHEAD_BYTES <= self.smallest_limit:
+        if not self._may_exceed(largest * _LONGEST_CHARACTER_BYTES, lambda: _topics_of(rows)):
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
@@ -137,7 +175,13 @@ class Topics:
         return self._limits.get(topic, DEFAULT_BATCH_BYTES)
 
     def forget(self) -> None:
-        """Ask again of every topic: one was made or removed, or its limit changed."""
+        """Forget every topic."""
+        self.ask_again()
+        self._small.clear()
+
+    def ask_again(self) -> None:
+        """Ask again of every topic: one was made or removed, or its limit changed. A producer that is made before that
+        is made for the limits known so far: they may be why a batch was refused."""
         self._limits.clear()
         self._unfit.clear()
 
@@ -221,7 +265,10 @@ class Topics:
         """Return True if a topic is still in trouble, and there is another one that takes records now."""
         others = sorted(self._seen_well - self.troubles.topics)[:_MOST_ASKED]
         was_silent = self._is_silent
-        found = (self._ask([topic, *others]) if others else None) or {}
+        answer = self._ask([topic, *others]) if others else None
+        if answer is not None:  # else a hundred that were deleted would hide those that take records
+            self._seen_well.difference_update(set(others) - answer.keys())
+        found = answer or {}
         if (facts := found.pop(topic, None)) is not None:
             self._note(topic, facts)
         is_over = topic not in self.troubles or was_silent
@@ -243,7 +290,7 @@ class Topics:
             self._note(topic, facts)
         for topic in topics - existing.keys():
             self._refuse(topic, _MISSING)
-        self.smallest_limit = min(self.smallest_limit, *self._limits.values(), DEFAULT_BATCH_BYTES)
+            self._small.pop(topic, None)
 
     def _note(self, topic: str, facts: Facts) -> None:
         self._asked_at[topic] = boot_seconds()
@@ -261,6 +308,9 @@ class Topics:
             self._seen_well.add(topic)
             if not self.troubles.name(topic, facts.trouble):
                 self._limits[topic] = facts.limit
+                self._small.pop(topic, None)
+                if facts.limit < DEFAULT_BATCH_BYTES:
+                    self._small[topic] = facts.limit, boot_seconds() + _SMALL_SECONDS
 
     def _refuse(self, topic: str, reason: str) -> None:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
@@ -281,6 +331,12 @@ class Topics:
             self._is_silent = False
             self.troubles.heard()
         return found
+
+
+def _topics_of(rows: Sequence[Row]) -> Iterable[str]:
+    if isinstance(rows, NativeRows) and rows.summary.is_plain:
+        return rows.summary.topics
+    return {row[1] for row in rows}
 
 
 def _is_nested(texts: Sequence[object]) -> bool:

@@ -101,6 +101,7 @@ def make_loop(
         guarantee=ObservedGuarantee(guarantee, [callbacks.measures, *batch_tracing(config, term.shard)]),
         parking=parking,
         troubles=topics.troubles,
+        producers_are_outdated=lambda: topics.is_producer_outdated,
         limits=config.limits,
         one_per_key=config.delivery == "barrier",
         emit=callbacks.emit,

@@ -1,7 +1,7 @@
 """Engine of a table that is marked and delivered at least once: a batch counts once its rows are purged."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -97,5 +97,5 @@ class _UnknownTopics(Topics):
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:  # noqa: ARG002 - as above
         return {}
 
-    def oversized(self, rows: Iterable[Row], largest: int) -> set[int]:  # noqa: ARG002 - as above
+    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:  # noqa: ARG002 - as above
         return set()

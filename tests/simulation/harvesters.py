@@ -60,7 +60,7 @@ class Topics:
 
     smallest_limit = 1_000_000
 
-    in_trouble = False
+    in_trouble = is_producer_outdated = False
     troubles = Troubles(frozenset())
 
     def blame(self, _topic, _reason):
@@ -80,6 +80,11 @@ class Topics:
 
     def forget(self):
         pass
+
+    ask_again = forget
+
+    def limit_of_producer(self):
+        return self.smallest_limit
 
 
 class Harvester:

@@ -195,7 +195,7 @@ class FakeTopics:
     def oversized(self, rows, largest):  # noqa: ARG002 - `large` has them
         return {row[0] for row in rows if row[0] in self.large}
 
-    def forget(self):
+    def ask_again(self):
         pass
 
 

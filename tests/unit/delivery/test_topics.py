@@ -438,3 +438,92 @@ def test_once_brokers_answer_again_a_probe_is_due(clock):
     clock.now += 1
     topics.refused(ROWS)
     assert topics.troubles.may_probe("bad")
+
+
+SMALL = Answer(config={"max.message.bytes": "2000"})
+MEDIUM = "v" * 50_000
+
+
+def rows_of(topic, value="v"):
+    return [row(9, "k", value=value, topic=topic)]
+
+
+def measures(topics, rows, monkeypatch):
+    """Return how many rows are measured one by one when they are asked about."""
+    measured = []
+    with monkeypatch.context() as patched:
+        patched.setattr(topics, "_is_too_large", lambda row: measured.append(row) or False)
+        assert topics.refused(rows, len(MEDIUM)) == {}
+    return len(measured)
+
+
+def test_a_small_topic_costs_only_the_pages_that_name_it(clock, monkeypatch):
+    topics, _ = known(well=Answer(), small=SMALL)
+    topics.refused([*rows_of("well"), *rows_of("small")])
+    assert topics.smallest_limit == 2_000
+    assert topics.oversized(rows_of("well", MEDIUM), len(MEDIUM)) == set()
+    assert topics.oversized(rows_of("small", MEDIUM), len(MEDIUM)) == {9}
+    assert measures(topics, rows_of("well", MEDIUM), monkeypatch) == 0
+
+
+def test_a_small_topic_that_nothing_names_any_more_is_forgotten(clock):
+    topics, admin = known(well=Answer(), small=SMALL)
+    topics.refused([*rows_of("well"), *rows_of("small")])
+    assert topics.limit_of_producer() == 2_000
+    clock.now += 59
+    topics.refused(rows_of("well"))
+    assert topics.smallest_limit == 2_000
+    asked = admin.asked
+    clock.now += 2
+    topics.refused(rows_of("well"))
+    assert topics.smallest_limit == 1_000_000
+    assert not topics.is_producer_outdated, "it may be named again in a moment"
+    clock.now += 60
+    assert topics.is_producer_outdated
+    assert topics.limit_of_producer() == 1_000_000
+    assert not topics.is_producer_outdated
+    assert admin.asked == asked
+
+
+def test_a_limit_that_was_raised_is_noticed_while_its_topic_is_in_use(clock):
+    topics, admin = known(small=SMALL)
+    topics.refused(rows_of("small"))
+    topics.limit_of_producer()
+    for _ in range(5):
+        clock.now += 61
+        topics.refused(rows_of("small"))
+        assert topics.smallest_limit == 2_000, "asked again, it is as it was"
+        assert not topics.is_producer_outdated
+    admin.reported["small"] = Answer()
+    clock.now += 61
+    assert topics.refused(rows_of("small", MEDIUM)) == {}
+    assert topics.oversized(rows_of("small", MEDIUM), len(MEDIUM)) == set()
+    clock.now += 61
+    assert topics.is_producer_outdated
+
+
+def test_a_small_topic_that_was_deleted_is_forgotten(clock):
+    topics, admin = known(small=SMALL)
+    topics.refused(rows_of("small"))
+    admin.reported["small"] = Answer(code=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    clock.now += 61
+    assert topics.refused(rows_of("small")) == {9: "the topic does not exist"}
+    assert topics.smallest_limit == 1_000_000
+
+
+def test_a_producer_made_after_a_refusal_is_made_for_the_limits_known_until_then_and_a_new_term_for_none(clock):
+    topics, _ = known(small=SMALL)
+    topics.refused(rows_of("small"))
+    topics.ask_again()
+    assert topics.limit_of_producer() == 2_000
+    topics.forget()
+    assert topics.limit_of_producer() == 1_000_000
+
+
+def test_a_hundred_topics_that_were_deleted_hide_none_that_takes_records(clock):
+    gone = [f"a{number:03}" for number in range(100)]
+    topics, admin = known(**{each: Answer() for each in gone}, bad=Answer(), well=Answer())
+    topics.refused([*ROWS, *[row(number, "k", topic=each) for number, each in enumerate(gone, 10)]])
+    for each in gone:
+        admin.reported[each] = Answer(code=KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert set(keep_failing(topics, clock, 3 * _PATIENCE_SECONDS)) == {1}
