@@ -5,12 +5,15 @@ is a sequence of messages all the same. Reading one makes a `Message` at that mo
 """
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, overload
 
 from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.native import EncodedRows
 from harvest_lib.pipeline import extended_json
+from harvest_lib.pipeline.bounds import size_decoded
 from harvest_lib.pipeline.commit_log.entry import FIXED_BYTES, Entry, Packable, Packed, Packing, mode_byte, parts_of
 from harvest_lib.pipeline.extended_json import Encoded
 from harvest_lib.pipeline.message import Message, Mode, Op
@@ -28,12 +31,13 @@ NOOPS = frozenset(BYTES[mode, Op.NOOP] for mode in Mode)
 class EncodedMessages(Sequence[Message], Packable):
     """A batch. A reader that can encode its messages without making them yields one of a class of its own."""
 
-    __slots__ = ("_heads", "values")
+    __slots__ = ("_bounds", "_heads", "values")
 
     def __init__(self, heads: Sequence[Head], values: Sequence[bytes]) -> None:
         """`values` are the data of each, as `extended_json.dumps` encodes it."""
         self._heads = heads
         self.values = values
+        self._bounds: Sequence[int] | None = None
 
     @property
     def heads(self) -> Sequence[Head]:
@@ -72,8 +76,25 @@ class EncodedMessages(Sequence[Message], Packable):
 
     @property
     def size(self) -> int:
-        """Return the bytes of all encodings."""
-        return sum(map(len, self.values))
+        """Return about how many bytes it takes in memory: the encodings, and the objects that they were made of."""
+        return self.encoded_bytes(0, len(self)) + size_decoded(self.values)
+
+    def reach(self, begin: int, end: int, most_bytes: int) -> int:
+        """Return the place before which the messages from `begin` on have encodings of so many bytes, at most `end`;
+        one message is always in."""
+        bounds = self._bounds_of_values()
+        return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes)))
+
+    def encoded_bytes(self, begin: int, end: int) -> int:
+        """Return the bytes of the encodings of the messages from `begin` to before `end`."""
+        bounds = self._bounds_of_values()
+        return bounds[end] - bounds[begin]
+
+    def _bounds_of_values(self) -> Sequence[int]:
+        """Return where each encoding would begin if they lay behind each other, and where the last would end."""
+        if self._bounds is None:
+            self._bounds = [0, *accumulate(map(len, self.values))]
+        return self._bounds
 
     def __len__(self) -> int:
         return len(self.values)
@@ -136,6 +157,15 @@ class JoinedMessages(EncodedMessages):
     @property
     def size(self) -> int:
         return self.rows.size
+
+    def reach(self, begin: int, end: int, most_bytes: int) -> int:
+        """See `EncodedMessages`."""
+        bounds = self.rows.bounds
+        return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes, begin, len(self) + 1)))
+
+    def encoded_bytes(self, begin: int, end: int) -> int:
+        """See `EncodedMessages`."""
+        return int(self.rows.bounds[end] - self.rows.bounds[begin])
 
     def data(self, place: int) -> Mapping[str, Any]:
         """See `EncodedMessages`."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, cast, overload
 
+from harvest_lib.pipeline.bounds import BULK_BYTES
 from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.encoded_messages import EncodedMessages, Head, JoinedMessages
 from harvest_lib.pipeline.message import Message, Op
@@ -156,7 +157,7 @@ def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
 class MessageCache:
     """Batches by the offsets that they got in the log. Added to by one thread, read by any number.
 
-    It forgets the oldest when their encodings take more than `most_bytes`.
+    It forgets the oldest when they take more than `most_bytes`.
     """
 
     def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
@@ -183,17 +184,21 @@ class MessageCache:
                 self._bytes -= self._batches[0][1]
                 del self._firsts[0], self._batches[0]
 
-    def run(self, begin: int, end: int, most: int) -> Run | None:
-        """Return the messages from one offset on, before another, `most` of them at most; None where the first is
-        forgotten, or never was here."""
+    def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> Run | None:
+        """Return the messages from one offset on, before another, `most` of them at most, and no more once their
+        encodings have so many bytes; None where the first is forgotten, or never was here."""
         end = min(end, begin + most)
-        parts, at = [], begin
+        parts, at, left = [], begin, most_bytes
         with self._lock:
             number = bisect_right(self._firsts, begin) - 1
-            while 0 <= number < len(self._firsts) and at < end:
+            while 0 <= number < len(self._firsts) and at < end and left > 0:
                 first, (batch, _) = self._firsts[number], self._batches[number]
                 if not first <= at < first + len(batch):
                     break
-                parts.append((batch, at - first, min(end - first, len(batch))))
+                place = batch.reach(at - first, min(end - first, len(batch)), left)
+                parts.append((batch, at - first, place))
+                left -= batch.encoded_bytes(at - first, place)
+                if place < len(batch):
+                    break
                 at, number = first + len(batch), number + 1
         return Run(begin, parts) if parts else None

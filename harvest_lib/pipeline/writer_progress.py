@@ -9,11 +9,11 @@ Promises
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
+from harvest_lib.pipeline.bounds import BULK_BYTES, Room
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.commit_log.entry import Entry
 from harvest_lib.pipeline.encoded_messages import UnreadableEntry
@@ -49,7 +49,8 @@ class WriterProgress:
         self._offsets = offsets
         self._routing = routing
         self._message_cache = message_cache if message_cache is not None else MessageCache(log.end)
-        self._batch = batch_messages
+        self.bulk_messages = batch_messages
+        """Messages of a bulk, at most."""
         self._flush_seconds = flush_seconds
         self._clock = clock
         offsets.check(log.end)
@@ -80,7 +81,7 @@ class WriterProgress:
 
     def bulk(self, writer: Writer, end: int) -> None:
         """Write a batch of the messages before `end`. Raises PipelineError, and keeps its position."""
-        run = self._message_cache.run(self.position, end, self._batch)
+        run = self._message_cache.run(self.position, end, self.bulk_messages)
         messages = None if run is None else self._routing.as_it_is(run)
         if run is None or messages is None:
             self._bulk_of_messages(writer, end, run)
@@ -91,7 +92,7 @@ class WriterProgress:
 
     def _bulk_of_messages(self, writer: Writer, end: int, run: Run | None) -> None:
         """Write a batch of messages that are made one by one, since they are decoded or a transform sees them."""
-        entries = list(islice(self._log.read(self.position, end), self._batch)) if run is None else run.entries()
+        entries = self._entries(end) if run is None else run.entries()
         messages: list[Message] = []
         failure = None
         for number, entry in enumerate(entries):
@@ -108,6 +109,15 @@ class WriterProgress:
             self._acknowledge({entry.key: entry.offset for entry in entries}, entries[-1].offset + 1)
         if failure is not None:
             raise failure
+
+    def _entries(self, end: int) -> list[Entry]:
+        """Return the entries of a bulk, as the log has them."""
+        room, found = Room(self.bulk_messages, BULK_BYTES), []
+        for entry in self._log.read(self.position, end):
+            found.append(entry)
+            if room.take(len(entry.value)):
+                break
+        return found
 
     @property
     def whole_batches(self) -> int:

@@ -43,7 +43,7 @@ def test_what_a_function_does_inside_of_data_concerns_no_other_writer(tmp_path):
 
 
 def test_the_oldest_are_forgotten():
-    cache, given = MessageCache(most_bytes=1_000), [message("A", number, text="x" * 80) for number in range(30)]
+    cache, given = MessageCache(most_bytes=7_000), [message("A", number, text="x" * 80) for number in range(30)]
     for first in range(0, 30, 3):
         cache.add(first, encoded(given[first : first + 3]))
     assert list(cache.run(29, 30, 9).selected(lambda _head: True)) == [given[29]._replace(offset=29)]
@@ -51,7 +51,7 @@ def test_the_oldest_are_forgotten():
     left = [offset for offset in range(30) if cache.run(offset, 30, 9) is not None]
     assert left == list(range(left[0], 30))
     assert 6 <= len(left) <= 12
-    cache.add(30, encoded([message("A", 30, text="x" * 2_000)]))
+    cache.add(30, encoded([message("A", 30, text="x" * 8_000)]))
     assert cache.end == 31
     assert cache.run(30, 31, 9) is None
     assert cache.run(29, 31, 9).next == 30, "one that is too large costs no other its place"

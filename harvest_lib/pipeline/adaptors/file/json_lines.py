@@ -34,6 +34,7 @@ from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode, encode_all, encode_joined
 from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
+from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
 from harvest_lib.pipeline.message import Message, Op
 
@@ -198,13 +199,15 @@ class JsonLinesReader(Reader):
 
     def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
         batch: list[Message] = []
-        while len(batch) < self._options.batch_rows:
+        room = Room(self._options.batch_rows)
+        while not room.is_full:
             line = file.readline()
             if not line or (self._options.follow and not line.endswith(b"\n")):
                 file.seek(position)
                 break
             if line.strip():
                 batch.append(self._message(line, position))
+                room.take(len(line))
             self._line = line
             position += len(line)
         return batch, position

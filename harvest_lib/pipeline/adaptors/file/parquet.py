@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors import Reader, Writer
 from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
+from harvest_lib.pipeline.adaptors.file.parquet_rows import encoded_columns, rows_of
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
+from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Message, Op
 
@@ -179,19 +181,19 @@ class ParquetReader(Reader):
             )
 
     def _file(self, path: Path) -> Iterator[Sequence[Message]]:
-        pa = self._pyarrow
         own = namespace_of(path.parent.name) if path.parent != self._folder else path.stem
-        try:
-            with pa.parquet.ParquetFile(path) as file:
-                encoded = {field.name for field in file.schema_arrow if (field.metadata or {}) == _JSON}
-                for batch in file.iter_batches(self._options.batch_rows):
-                    yield [self._message(row, encoded, self._options.namespace or own) for row in batch.to_pylist()]
-        except (pa.ArrowException, ValueError) as error:  # also a value that Python has no type for
-            raise AdaptorError(
-                f"{path} is no Parquet file that can be read",
-                evidence=f"{type(error).__name__}: {error}",
-                next_step="restore it, or move it away: then what it holds is left out",
-            ) from error
+        encoded = encoded_columns(self._pyarrow, path, _JSON)
+        batch: list[Message] = []
+        room = Room(self._options.batch_rows)
+        for row in rows_of(self._pyarrow, path, self._options.batch_rows):
+            message = self._message(row, encoded, self._options.namespace or own)
+            batch.append(message)
+            if room.take(size_of(message.data)):
+                yield batch
+                batch = []
+                room.empty()
+        if batch:
+            yield batch
 
     def _message(self, row: dict[str, Any], encoded: set[str], namespace: str) -> Message:
         op, timestamp = row.pop("_op", "insert"), row.pop("_timestamp", None)
@@ -201,7 +203,7 @@ class ParquetReader(Reader):
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
         at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else unix_ms()
         # A delete has its key, which is never null, and not the columns that others in the file have.
-        data = {name: _value(value) for name, value in row.items() if value is not None or op != "delete"}
+        data = {name: value for name, value in row.items() if value is not None or op != "delete"}
         return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
 
     def _place(self, folder: Path) -> str:
@@ -216,18 +218,10 @@ def _identity(path: Path) -> dict[str, Any]:
         return {"file": path.name, "size": size, "checksum": crc32(file.read(_END_BYTES))}
 
 
-def _value(value: Any) -> Any:
-    """Return a value of Parquet in a form that a message can hold."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC) if value.tzinfo is not None else value.isoformat(" ")
-    if value is None or type(value) in _PLAIN or isinstance(value, Decimal | list | dict):
-        return value
-    return str(value)
-
-
 def _pyarrow() -> Any:
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional, and half a second
+        import pyarrow.compute  # noqa: PLC0415 - as above
         import pyarrow.parquet  # noqa: PLC0415 - as above
     except ImportError as error:
         raise AdaptorError(

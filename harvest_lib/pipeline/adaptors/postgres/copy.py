@@ -21,6 +21,7 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, 
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.slot import known_of, require_followed
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
+from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.message import Message, Mode, Op
 
 _log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ def _table(
         sql.SQL(f" WHERE {table.row_filter}" if table.row_filter else ""),
     )
     batch: list[Message] = []
+    room = Room(batch_rows)
     # By COPY, since that spells values as changes do.
     with refusals(f"to copy {table.namespace}", SELECT_GRANT), connection.cursor().copy(statement) as copy:
         for row in copy.rows():
@@ -180,7 +182,8 @@ def _table(
                 for name, read, value in zip(names, readers, row, strict=True)
             }
             batch.append(Message(Op.INSERT, timestamp, table.namespace, data, Mode.COPY))
-            if len(batch) == batch_rows:
+            if room.take(size_of(row)):
                 yield batch
                 batch = []
+                room.empty()
     yield [*batch, Message(Op.NOOP, timestamp, table.namespace, {}, Mode.COMPLETE)]
