@@ -80,9 +80,6 @@ _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel bi
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
 """libpq's message if it was to find a server that can be written to, and this one cannot."""
 
-_ANSWERED = re.compile(r"failed: \S+ ?:  ")
-"""libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
-
 _STARTUP = "unsupported startup parameter"
 """PgBouncer's message about a setting of the session."""
 
@@ -273,7 +270,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step="name the primary in `dataSource`, or all servers: host=a,b",
         )
-    if not state and isinstance(error, psycopg.OperationalError) and _ANSWERED.search(evidence):
+    if not state and isinstance(error, psycopg.OperationalError) and postgres_causes.opens_no_session(evidence):
         return DatabaseUnavailable(
             "Postgres opens no session",
             evidence=evidence,

@@ -15,6 +15,7 @@ language. Errors of psycopg, psycopg2 and asyncpg are known.
 | all others: the statement, its values, privileges | no |
 """
 
+import re
 from collections.abc import Iterator
 
 _PASSING_CLASSES = frozenset({"08", "26", "40", "53", "55", "57", "58"})
@@ -28,6 +29,8 @@ _NO_IDENTITY = "CheckCmdReplicaIdentity"
 _FAILED_BEFORE = "25P02"
 """Statements of a transaction that has failed: the first error is the cause."""
 _CONNECTION = "08"
+_NO_SESSION = re.compile(r"failed: \S+ ?:  ")
+"""libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 _DRIVERS = frozenset({"psycopg", "psycopg2"})
 """Their errors of a connection have no SQLSTATE. Those of asyncpg have one."""
@@ -68,9 +71,16 @@ def sqlstate(error: BaseException) -> str:
 
 
 def answered(error: BaseException) -> bool:
-    """Return True if the server gave a reason: anything but a connection that was lost, or never came about."""
-    state = sqlstate(error)
-    return bool(state) and state[:2] != _CONNECTION
+    """Return True if the server gave a reason, also why it opens no session: no connection was lost, and none timed
+    out."""
+    cause = _cause(error)
+    state = _state(cause)
+    return state[:2] != _CONNECTION if state else opens_no_session(str(cause or ""))
+
+
+def opens_no_session(text: str) -> bool:
+    """Return True if libpq's text says that the server answered, and opens no session. It has no SQLSTATE."""
+    return _NO_SESSION.search(text) is not None
 
 
 def passes(error: BaseException) -> bool:

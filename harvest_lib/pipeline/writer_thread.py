@@ -1,7 +1,9 @@
 """The thread of one writer: resume, then bulk, until nothing more comes and it has reached the log's end.
 
-A destination that has taken messages, and whose database then does not answer, is waited for: each attempt has a writer
-of its own, so a new connection.
+A destination whose database does not answer, once it has taken messages, is waited for; and one that answers with what
+passes (a lock, a timeout, a full disk), also while it resumes. Each attempt has a writer of its own, so a new
+connection. A bulk that was refused a few times goes one message at a time: it may be too much at once. A single message
+at which the connection is lost each time, though the server is there, is what ends it, and stops the writer.
 
 Acknowledged offsets are flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
@@ -11,9 +13,11 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
+from harvest_lib import postgres_causes
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import DatabaseUnavailable, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
+from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.stop_reason import one_line
 from harvest_lib.pipeline.threads import PipelineThread
@@ -23,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+_REFUSALS_OF_A_BULK = 3
+"""In a row, until its messages go alone."""
+_LOSSES_OF_A_MESSAGE = 8
+"""Connections lost in a row at one message, until it is taken for what ends them."""
 
 
 class WriterThread(PipelineThread):
@@ -51,6 +59,8 @@ class WriterThread(PipelineThread):
         self._stopping = stopping
         self._until: Deadline | None = None
         self._nothing_comes = False
+        self._singly_until = 0
+        """The offset up to which messages go alone."""
 
     def finish(self, deadline: Deadline | None) -> None:
         """Let it end at the log's end, or when the deadline has passed; returns at once. None: no limit."""
@@ -67,7 +77,7 @@ class WriterThread(PipelineThread):
         _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": one_line(error)})
 
     def _write(self) -> None:
-        pause, position = _FIRST_PAUSE_SECONDS, -1
+        pause, position, refusals = _FIRST_PAUSE_SECONDS, -1, 0
         while True:
             try:
                 with closing(self._open()) as writer:
@@ -75,28 +85,46 @@ class WriterThread(PipelineThread):
                         self._bulk(writer)
             except PipelineError as error:
                 away = error.__cause__
-                if not self.resumed or not isinstance(away, DatabaseUnavailable):
+                answered = away is not None and postgres_causes.answered(away)
+                if not isinstance(away, DatabaseUnavailable) or not (self.resumed or answered):
                     raise
+                if self.progress.position > position:  # it was there since
+                    pause, position, refusals = _FIRST_PAUSE_SECONDS, self.progress.position, 0
+                    self._say("writer_waits", away)
+                refusals += answered or isinstance(away, LostWhileWriting)
+                if refusals > _LOSSES_OF_A_MESSAGE and self._goes_singly and isinstance(away, LostWhileWriting):
+                    raise
+                if refusals == _REFUSALS_OF_A_BULK and self.resumed and not self._goes_singly:
+                    self._singly_until = position + self.progress.bulk_messages
+                    self._say("writer_goes_singly", away)
             else:
                 return
-            if self.progress.position > position:  # it was there since
-                pause, position = _FIRST_PAUSE_SECONDS, self.progress.position
-                _log.warning(
-                    "writer_waits", extra={"writer": self.progress.name, "at": position, "reason": one_line(away)}
-                )
             if not self._wait(pause):
                 return
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    @property
+    def _goes_singly(self) -> bool:
+        return self.progress.position < self._singly_until
+
+    def _say(self, event: str, reason: BaseException) -> None:
+        progress = self.progress
+        _log.warning(event, extra={"writer": progress.name, "at": progress.position, "reason": one_line(reason)})
 
     def _wait(self, seconds: float) -> bool:
         """Wait before the next attempt; False if the time to write is over meanwhile."""
         deadline = Deadline(seconds)
         with self._changed:
-            while self._until is None or not self._until.passed:
+            while not self._is_over:
                 if deadline.passed:
                     return True
                 self._changed.wait(min(_TICK_SECONDS, deadline.remaining_seconds))
         return False
+
+    @property
+    def _is_over(self) -> bool:
+        """True if the time to write has passed; a resume ends as soon as the pipeline is asked to stop."""
+        return (self._until is not None and self._until.passed) or (not self.resumed and self._stopping.is_set())
 
     def _resume(self, writer: Writer) -> bool:
         """Send the messages before the log's end, one at a time; False if asked to stop meanwhile."""
@@ -122,7 +150,10 @@ class WriterThread(PipelineThread):
             if self.progress.position < end:
                 if self._until is not None and self._until.passed:
                     return
-                self.progress.bulk(writer, end)
+                if self._goes_singly:
+                    self._singly(writer, min(end, self._singly_until))
+                else:
+                    self.progress.bulk(writer, end)
                 with self._changed:
                     self._changed.notify_all()
             else:
@@ -132,3 +163,10 @@ class WriterThread(PipelineThread):
                             return
                     elif self.progress.whole_batches == end:
                         self._changed.wait(_TICK_SECONDS)
+
+    def _singly(self, writer: Writer, end: int) -> None:
+        for _ in self.progress.resume(writer, end):
+            with self._changed:
+                self._changed.notify_all()
+            if self._until is not None and self._until.passed:
+                return

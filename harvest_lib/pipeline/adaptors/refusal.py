@@ -1,8 +1,12 @@
-"""The error of a bulk that its destination refused: it blames one message only where no other can be to blame."""
+"""The errors of a bulk that its destination did not take. One message is blamed only where no other can be to blame."""
 
 from collections.abc import Sequence
 
-from harvest_lib.errors import MessageRefused
+from harvest_lib.errors import DatabaseUnavailable, MessageRefused
+
+
+class LostWhileWriting(DatabaseUnavailable):
+    """A connection that had been made was lost while messages were written: the server went away, or they ended it."""
 
 
 def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:
