@@ -39,6 +39,7 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.changes import Changes
 from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, waiting
 from harvest_lib.pipeline.adaptors.postgres.fetch import row_of
+from harvest_lib.pipeline.adaptors.postgres.money import MONEY_OIDS, require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
@@ -51,7 +52,8 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
     system_of,
 )
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
-from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS
+from harvest_lib.pipeline.adaptors.postgres.values import READING
+from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.source.server_identity import lsn_number
 
@@ -96,9 +98,13 @@ class PostgresReader:
         # Of one that is copied, and of which nothing was sent, nothing is missing whatever happened to it.
         kept = [each for each in tables if each.namespace in last or not options.initial_copy]
         require_followed(kept, known, slot=options.slot)
+        for table in tables:
+            if MONEY_OIDS & set(table.columns.values()):
+                with catalog.refusals("to read its settings", "see the server's words"):
+                    require_two_digits(connection, table.namespace)
         place = place_of(connection, options.slot, before.data if before is not None else None)
         self._system = system_of(connection)
-        replication = Replication(self._conninfo, SETTINGS)
+        replication = Replication(self._conninfo, READING)
         self._stream = replication
         snapshot = None
         if place is None:
@@ -176,7 +182,7 @@ class PostgresReader:
             connection = self._connect()
             catalog.require_decoding(connection)
             place_of(connection, self._options.slot, {"lsn": lsn, "system": self._system})
-        stream = self._stream = self._stream or Replication(self._conninfo, SETTINGS)
+        stream = self._stream = self._stream or Replication(self._conninfo, READING)
         busy = Deadline(_BUSY_SECONDS)
         stream.follow(self._options.slot, self._publication, lsn)
         while True:
@@ -211,6 +217,7 @@ class PostgresReader:
         self, stream: Replication, changes: Changes, lsn: str, tables: Sequence[Table]
     ) -> Iterator[Sequence[Message]]:
         batch: list[Message] = []
+        room = Room(self._options.batch_rows)
         look_at = boot_seconds() + self._position_seconds
         said = lsn_number(lsn)
         owes = False  # messages were sent down since the last position
@@ -219,8 +226,11 @@ class PostgresReader:
             received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)
             match received:
                 case Change():
-                    batch += changes.take(decode(received.payload))
-                    if len(batch) < self._options.batch_rows:
+                    taken = changes.take(decode(received.payload))
+                    batch += taken
+                    for each in taken:  # by what it holds: a large value that was fetched is not in the payload
+                        room.take(size_of(each.data))
+                    if not room.is_full:
                         continue
                 case Alive():
                     if not changes.is_open:
@@ -236,6 +246,7 @@ class PostgresReader:
                 batch.append(self._position(lsn_text(said)))
             yield batch
             batch = []
+            room.empty()
 
     def _again(self, tables: Sequence[Table]) -> Sequence[Table] | None:
         try:
@@ -262,7 +273,7 @@ class PostgresReader:
         return self._connection
 
     def _open(self) -> psycopg.Connection[Any]:
-        return connect(self._conninfo, {**SETTINGS, **_ALL_ROWS})
+        return connect(self._conninfo, {**READING, **_ALL_ROWS})
 
     def close(self) -> None:
         """See `Reader`; it may read again, over new connections."""

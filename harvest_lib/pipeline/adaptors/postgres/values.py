@@ -14,8 +14,11 @@ from typing import Any
 
 from harvest_lib.pipeline.extended_json import document
 
-SETTINGS: Mapping[str, str] = {"timezone": "UTC"}
-"""Beside those that every session of `harvest_lib.database` has."""
+SETTINGS: Mapping[str, str] = {"timezone": "UTC", "lc_monetary": "C", "xmloption": "content"}
+"""Beside those that every session of `harvest_lib.database` has, of readers, their replication, and writers alike."""
+READING: Mapping[str, str] = {**SETTINGS, "search_path": ""}
+"""Of readers: the name of a table in a value (`regclass` and its like) has its schema then, and means the same there.
+Writers keep the path of their role, on which triggers of the destination may rely."""
 
 _BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
 _WHOLE = (20, 21, 23, 26)

@@ -4,7 +4,9 @@ Promises
 - `write` returns once the transaction is durable. A batch that fails leaves nothing behind.
 - Inserts and updates both add the row or change it; a delete of a row that is not there does nothing. So writing a
   batch again has the same result as writing it once.
-- Several messages of one row have the effect of one after the other, whatever else the batch has.
+- Several messages of one row have the effect of one after the other, whatever else the batch has, whichever namespaces
+  they come from, and however they spell its key.
+- A table is as it is at each batch: columns that are added or get another type meanwhile are taken as they are then.
 - A column that a message does not have is left alone.
 - Values go as text, which Postgres reads as the column's type: a value that does not fit, too long a text for instance,
   is refused and never cut.
@@ -19,40 +21,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from harvest_lib import postgres_causes
 from harvest_lib.database import connect, translate
-from harvest_lib.errors import AdaptorError, DatabaseUnavailable, MessageRefused
-from harvest_lib.pipeline.adaptors.postgres.catalog import refusals, split
+from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
+from harvest_lib.pipeline.adaptors.postgres.money import has_money, require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
+from harvest_lib.pipeline.adaptors.postgres.target import Key, Target, find
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, text_of
-from harvest_lib.pipeline.adaptors.refusal import refusal
+from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting, refusal
 from harvest_lib.pipeline.message import Message, Op
-
-# -1 gives a type without its length: NULL would give `character`, and `bit`, which have one character.
-_COLUMNS = """
-SELECT a.attname::text, format_type(a.atttypid, -1), a.attgenerated <> '',
-       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a'
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS a ON a.attrelid = c.oid
-WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'f') AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
-"""
-
-_KEY = """
-SELECT a.attname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-JOIN pg_index AS i ON i.indrelid = c.oid AND i.indisprimary
-JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
-WHERE n.nspname = %s AND c.relname = %s ORDER BY array_position(i.indkey::int2[], a.attnum)
-"""
-
-_INSERT = """
-INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {casts} FROM unnest({arrays}) AS v ({columns})
-ON CONFLICT ({key}) DO {action}
-"""
-_UPDATE = "UPDATE {table} AS t SET {changes} FROM unnest({arrays}) AS v ({columns}) WHERE {matches}"
-_DELETE = "DELETE FROM {table} AS t USING unnest({arrays}) AS v ({columns}) WHERE {matches}"
-
-
-Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,69 +58,25 @@ def outcomes(keyed: Iterable[tuple[Key, Message]]) -> dict[Key, Outcome]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """A table: its columns' types; the columns that name a row, that have to be given, that are never
-    changed, and that Postgres makes of others."""
-
-    name: tuple[str, str]
-    types: Mapping[str, str]
-    key: Sequence[str]
-    required: frozenset[str]
-    fixed: frozenset[str]
-    generated: frozenset[str]
-
-    def __str__(self) -> str:
-        return ".".join(self.name)
-
-    def insert(self, columns: Sequence[str]) -> sql.Composed:
-        changed = [each for each in columns if each not in self.key and each not in self.fixed]
-        sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(each)) for each in changed]
-        action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(sets) if sets else sql.SQL("NOTHING")
-        return self._fill(_INSERT, columns, key=_listed(self.key), action=action)
-
-    def update(self, columns: Sequence[str]) -> sql.Composed:
-        changed = [each for each in columns if each not in self.key and each not in self.fixed]
-        sets = [sql.SQL("{} = {}").format(sql.Identifier(each), self._cast(each)) for each in changed or self.key]
-        return self._fill(_UPDATE, columns, changes=sql.SQL(", ").join(sets))
-
-    def delete(self) -> sql.Composed:
-        return self._fill(_DELETE, self.key)
-
-    def _fill(self, statement: str, columns: Sequence[str], **named: sql.Composable) -> sql.Composed:
-        matches = [sql.SQL("t.{} = {}").format(sql.Identifier(each), self._cast(each)) for each in self.key]
-        return sql.SQL(statement).format(
-            table=sql.Identifier(*self.name),
-            columns=_listed(columns),
-            casts=sql.SQL(", ").join(map(self._cast, columns)),
-            arrays=sql.SQL(", ").join(sql.SQL("${}::text[]").format(sql.SQL(str(n + 1))) for n in range(len(columns))),
-            matches=sql.SQL(" AND ").join(matches),
-            **named,
-        )
-
-    def _cast(self, column: str) -> sql.Composed:
-        # Without the type's length: a cast would cut a value that is too long, storing it refuses it.
-        return sql.SQL("v.{}::{}").format(sql.Identifier(column), sql.SQL(self.types[column]))
-
-
 class PostgresWriter:
     """`Writer` to tables that are there."""
 
     def __init__(self, options: PostgresWriting) -> None:
         self._options = options
         self._connection: psycopg.Connection[Any] | None = None
-        self._targets: dict[str, _Target] = {}
+        self._money_is_clear = False
 
     def write(self, messages: Sequence[Message]) -> None:
         try:
             connection = self._connected()
+            targets: dict[str, Target] = {}  # of this transaction: a table may be changed until the next
             with connection.transaction():
                 for is_command, run in groupby(messages, lambda message: message.op is Op.COMMAND):
                     if is_command:
                         for message in run:
-                            self._command(connection, message)
+                            self._command(connection, targets, message)
                     else:
-                        self._rows(connection, run)
+                        self._rows(connection, targets, run)
         except UnicodeEncodeError:
             raise refusal(
                 "Postgres",
@@ -152,28 +86,32 @@ class PostgresWriter:
                 remedy="correct it where it was written, or in a transform",
             ) from None  # the cause carries the text
         except psycopg.Error as error:
-            self._targets.clear()  # a table may have been changed
             raise _refused(error, messages) from error
-        except AdaptorError:
-            self._targets.clear()
-            raise
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _rows(self, connection: psycopg.Connection[Any], messages: Iterable[Message]) -> None:
-        by_table: dict[str, list[tuple[Key, Message]]] = defaultdict(list)
+    def _rows(
+        self, connection: psycopg.Connection[Any], targets: dict[str, Target], messages: Iterable[Message]
+    ) -> None:
+        # By the tables that are written, whatever the messages come from. Of tables that may have the same rows, each
+        # run of messages is written before the next one.
+        families: dict[int, list[tuple[Target, list[Message]]]] = defaultdict(list)
         for message in messages:
             if message.op is Op.NOOP:
                 continue
-            target = self._target(connection, message.namespace)
-            by_table[message.namespace].append((_key(target, message), message))
-        for namespace, keyed in by_table.items():
-            self._write_table(connection, self._targets[namespace], outcomes(keyed))
+            target = self._target(connection, targets, message.namespace)
+            runs = families[target.family]
+            if not runs or runs[-1][0].name != target.name:
+                runs.append((target, []))
+            runs[-1][1].append(message)
+        for runs in families.values():
+            for target, run in runs:
+                self._write_table(connection, target, outcomes(_keyed(connection, target, run)))
 
-    def _write_table(self, connection: psycopg.Connection[Any], target: _Target, rows: Mapping[Key, Outcome]) -> None:
+    def _write_table(self, connection: psycopg.Connection[Any], target: Target, rows: Mapping[Key, Outcome]) -> None:
         if cleared := [key for key, outcome in rows.items() if outcome.clears]:
             _execute(connection, target.delete(), list(zip(*cleared, strict=True)))
         shapes: dict[tuple[bool, tuple[str, ...]], list[Mapping[str, Any]]] = defaultdict(list)
@@ -187,85 +125,63 @@ class PostgresWriter:
             types = target.types
             _execute(connection, statement, [[text_of(row[each], types[each]) for row in data] for each in columns])
 
-    def _command(self, connection: psycopg.Connection[Any], message: Message) -> None:
+    def _command(self, connection: psycopg.Connection[Any], targets: dict[str, Target], message: Message) -> None:
         if message.data != TRUNCATE:
             raise MessageRefused(
                 f"message {message.offset} is a command that is not known here",
                 evidence=f"namespace {message.namespace}",
                 next_step="drop it in a transform, or acknowledge it without sending: `harvest pipeline ack`",
             )
-        target = self._target(connection, message.namespace)
+        target = self._target(connection, targets, message.namespace)
         connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(*target.name)))
 
-    def _target(self, connection: psycopg.Connection[Any], namespace: str) -> _Target:
-        if namespace not in self._targets:
-            self._targets[namespace] = self._find(connection, self._options.table or namespace)
-        return self._targets[namespace]
-
-    def _find(self, connection: psycopg.Connection[Any], namespace: str) -> _Target:
-        name = split(namespace)
-        with refusals(f"to read {namespace}", "check the user's grants"):
-            columns = connection.execute(_COLUMNS, name).fetchall()
-            key = [each for (each,) in connection.execute(_KEY, name).fetchall()]
-        key = list(self._options.key.get(".".join(name), key))
-        if not columns:
-            raise AdaptorError(
-                f"there is no table {'.'.join(name)} to write to",
-                evidence="named by `table`" if self._options.table else f"for the namespace {namespace!r}",
-                next_step="create it, name another with `table`, or rename the namespace with the transform `route`",
-            )
-        unknown = sorted(set(key) - {each[0] for each in columns})
-        if not key or unknown:
-            raise AdaptorError(
-                f"nothing identifies a row of {'.'.join(name)}",
-                evidence=f"it has no column {', '.join(unknown)}" if unknown else "there is no primary key",
-                next_step="add a primary key, or name columns with a unique index in `key`",
-            )
-        return _Target(
-            name=name,
-            types={column: type_name for column, type_name, generated, _, _ in columns if not generated},
-            key=key,
-            required=frozenset(column for column, _, generated, required, _ in columns if required and not generated),
-            fixed=frozenset(column for column, _, _, _, is_fixed in columns if is_fixed),
-            generated=frozenset(column for column, _, generated, _, _ in columns if generated),
-        )
+    def _target(self, connection: psycopg.Connection[Any], targets: dict[str, Target], namespace: str) -> Target:
+        if namespace not in targets:
+            found = targets[namespace] = find(connection, namespace, self._options)
+            if not self._money_is_clear and has_money(found.types.values()):
+                require_two_digits(connection, str(found))
+                self._money_is_clear = True
+        return targets[namespace]
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._targets.clear()
+            self._money_is_clear = False
             self._connection = connect(self._options.data_source.conninfo(), SETTINGS)
         return self._connection
 
 
-def _key(target: _Target, message: Message) -> Key:
-    data = message.data
-    known = target.types.keys() | target.generated
-    unknown = [each for each in data if each not in known] if message.op is not Op.DELETE else []
-    missing = [each for each in target.key if data.get(each) is None]
-    if not unknown and not missing:
-        return tuple(text_of(data[each], target.types[each]) for each in target.key)
-    what = f"has no column {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)} to name a row"
-    raise MessageRefused(
-        f"the table {target} does not take message {message.offset}",
-        evidence=f"namespace {message.namespace}, {message.op.name}: the table {what}",
-        next_step="add the column, or have a transform (`omit`, `pick`, `rename`) make the message fit",
-    )
+def _keyed(
+    connection: psycopg.Connection[Any], target: Target, messages: Sequence[Message]
+) -> list[tuple[Key, Message]]:
+    """Return each message with the key of its row, one text for each row: `1.0` and `1.00` may name the same."""
+    keys = [target.key_of(message) for message in messages]
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) > 1 and not all(map(target.is_plain, messages)):
+        ranks = _execute(connection, target.ranks(), list(zip(*distinct, strict=True))).fetchall()
+        first: dict[Any, Key] = {}
+        same = {key: first.setdefault(rank, key) for key, (rank,) in zip(distinct, ranks, strict=True)}
+        keys = [same[key] for key in keys]
+    return list(zip(keys, messages, strict=True))
 
 
-def _execute(connection: psycopg.Connection[Any], statement: sql.Composed, columns: Sequence[Sequence[Any]]) -> None:
+def _execute(
+    connection: psycopg.Connection[Any], statement: sql.Composed, columns: Sequence[Sequence[Any]]
+) -> psycopg.Cursor[Any]:
     cursor = psycopg.RawCursor(connection)
-    cursor.execute(statement, [list(each) for each in columns], prepare=True)
-
-
-def _listed(columns: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, columns))
+    return cursor.execute(statement, [list(each) for each in columns], prepare=True)
 
 
 def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
     """Return the error of refused messages, with those parts of the server's that hold no values."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
-        return translated
+        if postgres_causes.answered(error):
+            return translated
+        return LostWhileWriting(
+            "the connection to Postgres was lost while it was given messages",
+            evidence=translated.evidence,
+            next_step="see the server's log: it was restarted, or its process ended at one of them",
+        )
     named = {
         "column": error.diag.column_name,
         "constraint": error.diag.constraint_name,

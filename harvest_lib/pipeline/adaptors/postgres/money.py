@@ -1,0 +1,57 @@
+"""Values of the type `money`, between servers whose `lc_monetary` differs.
+
+Postgres stores a number of the smallest unit, and the session's `lc_monetary` says where the point goes. Sessions of
+pipelines have `C`: `$1,234.50`, so text carries the number itself. It means the same where both servers' own settings
+have two digits after the point, as most do. Others (yen: none, dinar: three) are refused, and so is text as another
+locale spells it: `12,50` is 1250 in `C`.
+"""
+
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from harvest_lib.errors import AdaptorError
+
+MONEY = ("money", "money[]")
+MONEY_OIDS = frozenset({790, 791})
+
+_SPELLED = re.compile(r"\s*(-|\()?\$?([0-9]+|[0-9]{1,3}(,[0-9]{3})+)(\.[0-9]{1,2})?\)?\s*")
+_DIGITS = 2
+_OWN = "SELECT set_config('lc_monetary', reset_val, false), reset_val FROM pg_settings WHERE name = 'lc_monetary'"
+_ONE = "SELECT encode(cash_send('1'::money), 'hex')"
+_C = "SELECT set_config('lc_monetary', 'C', false)"
+
+
+def require_two_digits(connection: psycopg.Connection[Any], what: str) -> None:
+    """Raise AdaptorError if the server's own `lc_monetary` has other than two digits after the point. `what` has
+    columns of money. Raises psycopg.Error."""
+    row = connection.execute(_OWN).fetchone()
+    one = connection.execute(_ONE).fetchone()
+    connection.execute(_C)
+    assert row is not None and one is not None  # noqa: S101, PT018 - a setting of every server, a SELECT without FROM
+    if int(one[0], 16) != 10**_DIGITS:
+        raise AdaptorError(
+            f"values of the type money in {what} mean something else on another server",
+            evidence=f"lc_monetary is {row[1]}, in which 1 is stored as {int(one[0], 16)}, elsewhere as 100",
+            next_step="ALTER TABLE … ALTER COLUMN … TYPE numeric, or leave the column out (a transform, or the column "
+            "list of the publication)",
+        )
+
+
+def is_carried(value: object) -> bool:
+    """Return True if a value means the same amount wherever it is read: a number, or text as `C` spells it."""
+    if value is None or isinstance(value, list | tuple):
+        return True  # arrays are text of the source's
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float | Decimal):
+        return bool(_SPELLED.fullmatch(str(value)))
+    return isinstance(value, str) and (value.startswith("{") or _SPELLED.fullmatch(value) is not None)
+
+
+def has_money(types: Iterable[str]) -> bool:
+    """Return True if a column is of money."""
+    return any(each in MONEY for each in types)
