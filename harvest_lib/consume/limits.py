@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from harvest_lib.sequencing.sequencer import RING_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLimits:
@@ -13,6 +15,8 @@ class ShardLimits:
     """Before, it does not end, although nothing is ready."""
     ring: int = 8_192
     """Pending messages that are held; others are read again."""
+    ring_bytes: int = RING_BYTES
+    """Bytes of the values of pending messages that are held; others are read again."""
     prune_after_seconds: float = 86_400.0
     """A producer is forgotten whose last message is older than the newest message by so long."""
     max_attempts: int = 5

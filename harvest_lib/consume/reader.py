@@ -16,11 +16,15 @@ from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
-from harvest_lib.sequencing.batch import Batch, Message
+from harvest_lib.sequencing.batch import Batch, Message, bytes_of
 from harvest_lib.sequencing.message_id import HEADER_NAME
 from harvest_lib.sequencing.sequencer import Replay, Sequencer
 
-_BATCH_MESSAGES = 2_000
+_BATCH_MESSAGES, _BATCH_BYTES = 2_000, 16 * 2**20
+_FIRST_MESSAGES = 50
+"""Messages of the first batch, whose size is not known before."""
+QUEUED_KBYTES = 16_384
+"""Of messages that a client has fetched ahead; librdkafka's default is four times as much."""
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
@@ -119,7 +123,7 @@ def _client(
     with refused_settings("settings"):
         client = provider(
             client_settings(
-                settings,
+                {"queued.max.messages.kbytes": QUEUED_KBYTES, **settings},
                 **{
                     "group.id": f"{topic}-reader",  # asked for by the client; nobody joins it
                     "enable.auto.commit": False,
@@ -165,11 +169,11 @@ def _batches(
     consumer: Any, place: TopicPartition, end: int | None, reached: Callable[[int], None] | None
 ) -> Iterator[Sequence[Message]]:
     position, deadline, is_idle = place.offset, Deadline(_SILENCE_SECONDS), True
-    waits = OpenTransactionWatch(consumer)
+    waits, most = OpenTransactionWatch(consumer), min(_FIRST_MESSAGES, _BATCH_MESSAGES)
     while end is None or position < end:
         if end is not None and deadline.passed:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came from offset {position} on"))  # noqa: SLF001
-        found = consumer.consume(_BATCH_MESSAGES, 0)
+        found = consumer.consume(most, 0)
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
         is_idle = not found
@@ -189,6 +193,8 @@ def _batches(
             good = found
         if good:
             position = max(position, good[-1].offset() + 1)
+            each_bytes = max(1, bytes_of(good) // len(good))
+            most = max(1, min(_BATCH_MESSAGES, _BATCH_BYTES // each_bytes))
         batch = Batch(_offsets_of(good), _ids_of(good), good)
         yield batch if end is None else batch[: bisect_left(batch.offsets, end)]
         if found:

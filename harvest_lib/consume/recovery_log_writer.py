@@ -24,6 +24,7 @@ from harvest_lib.clock import Deadline
 from harvest_lib.consume.recovery_log import AUTHOR, HEAD, LogPlace, PagesDigest, first_offset, play_back
 from harvest_lib.errors import CheckpointError
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, refused_settings, translate
+from harvest_lib.sequencing.publisher import bounded_queue
 
 DeliveryReport = Callable[[KafkaError | None, Any], None]
 
@@ -59,7 +60,7 @@ class RecoveryLogWriter:
         self.close()
         begin = first_offset(self._settings, self._place)
         with refused_settings("settings"):
-            self._producer = self._provider(client_settings(self._settings, **self._own_settings()))
+            self._producer = self._provider(client_settings(bounded_queue(self._settings), **self._own_settings()))
         try:
             self._producer.init_transactions(self._timeout_seconds)
         except KafkaException as error:

@@ -126,7 +126,12 @@ class Shard:
     # -- one transaction after the other
 
     def _process(self, stopping: threading.Event) -> None:
-        sequencer = Sequencer(offset=self._checkpoint.offset, states=self._checkpoint.producers, ring=self._limits.ring)
+        sequencer = Sequencer(
+            offset=self._checkpoint.offset,
+            states=self._checkpoint.producers,
+            ring=self._limits.ring,
+            ring_bytes=self._limits.ring_bytes,
+        )
         self._open, quiet_since, idle_polls = None, boot_seconds(), 0
         with closing(self._read(sequencer)) as groups:
             for group in groups:

@@ -17,6 +17,14 @@ class Message(NamedTuple):
     record: Any
 
 
+def bytes_of(records: Sequence[Any]) -> int:
+    """Return the bytes of the values of records; 0 for each that has no length."""
+    try:
+        return sum(map(len, records))
+    except TypeError:
+        return sum(len(each) if hasattr(each, "__len__") else 0 for each in records)
+
+
 class Batch(Sequence[Message]):
     """Messages by rising offset. `records` are the client's alone, for callers that need neither offsets nor ids."""
 

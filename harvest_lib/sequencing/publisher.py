@@ -32,6 +32,7 @@ _NEVER_TAKEN = {
     KafkaError.INVALID_RECORD,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own code
 }
+_QUEUE_KBYTES, _MESSAGE_BYTES = 32_768, 1_000_000
 _FULL_SECONDS = 0.05
 _OWN = {
     "allow.auto.create.topics": False,
@@ -62,6 +63,13 @@ class Intent:
         return cls(topic=topic, partition=partition, id=bytes.fromhex(message_id))
 
 
+def bounded_queue(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return a producer's settings with a bound for the bytes in its queue: librdkafka's default is 1 GB. A setting of
+    the user's stands; two of the largest messages fit in any case."""
+    largest = int(str(settings.get("message.max.bytes", _MESSAGE_BYTES)))
+    return {"queue.buffering.max.kbytes": max(_QUEUE_KBYTES, 2 * largest // 1024), **settings}
+
+
 class PublishRefused(RecordError):
     """Kafka never takes a message. `about` is the value that the caller gave with the message."""
 
@@ -90,7 +98,7 @@ class Publisher:
         """`timeout_seconds` limits the time until Kafka has all pending messages."""
         self._settings = settings
         with refused_settings():
-            self._producer: KafkaProducer = provider(client_settings(settings, **_OWN))
+            self._producer: KafkaProducer = provider(client_settings(bounded_queue(settings), **_OWN))
         self._producer_id, self._clock = producer_id, clock
         self._timeout_seconds = timeout_seconds
         self._pending: set[tuple[str, int]] = set()

@@ -12,8 +12,8 @@ Promises
   its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
 - No producer waits for another: messages are returned as soon as one acknowledges them, whatever others have pending.
 - All messages that one acknowledgement commits come together.
-- At most `ring` messages are held, whatever is pending. Where it is full, the transaction that began first is let go,
-  and is read again once it is acknowledged.
+- At most `ring` messages, of `ring_bytes` in all, are held, whatever is pending. Where it is full, the transaction that
+  began first is let go, and is read again once it is acknowledged.
 - Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there.
 
 One limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
@@ -25,10 +25,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message
+from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message, bytes_of
 from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
 from harvest_lib.sequencing.pending_runs import find_runs
 
+RING_BYTES = 32 * 2**20
 _NOTHING = -1
 _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(Flag.ACK_TXN)
 
@@ -81,7 +82,7 @@ class Replay:
 class _Producer:
     """State of a producer. `held` are its pending messages, None where they have to be read again."""
 
-    __slots__ = ("ack", "acknowledged", "begin", "held", "newest")
+    __slots__ = ("ack", "acknowledged", "begin", "held", "held_bytes", "newest")
 
     def __init__(self, acknowledged: int, begin: int = _NOTHING, newest: int = 0, ack: int = 0) -> None:
         self.ack = ack
@@ -89,19 +90,30 @@ class _Producer:
         self.newest = max(acknowledged, newest)
         self.begin = begin
         self.held: GrowingBatch | None = None
+        self.held_bytes = 0
 
 
 class Sequencer:
     """Of one partition; used by one thread."""
 
-    def __init__(self, *, offset: int = 0, states: Iterable[ProducerState] = (), ring: int = 8_192) -> None:
-        """Go on from a checkpoint. `ring` limits the pending messages that are held, at least 1."""
+    def __init__(
+        self,
+        *,
+        offset: int = 0,
+        states: Iterable[ProducerState] = (),
+        ring: int = 8_192,
+        ring_bytes: int = RING_BYTES,
+    ) -> None:
+        """Go on from a checkpoint. `ring` limits the pending messages that are held, at least 1, and `ring_bytes` the
+        bytes of their values."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
         """The offset up to which messages were taken and are done with, or pending."""
         self.held = 0
         """Messages that are held."""
+        self.held_bytes = 0
+        """Bytes of their values."""
         self.duplicates = 0
         """Messages that were dropped, as they had been seen before."""
         self.rolled_back = 0
@@ -112,7 +124,7 @@ class Sequencer:
         """Acknowledgements that found nothing pending."""
         self.regressions = 0
         """Acknowledgements at a clock before the last committed one of their producer."""
-        self._ring = ring
+        self._ring, self._ring_bytes = ring, ring_bytes
         self._producers = {
             each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
         }
@@ -173,9 +185,12 @@ class Sequencer:
         if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
             return begin  # a repetition, not held, or taken before: so may be the rest
         rest = messages[begin : min(end, begin + self._ring - self.held)]
+        size = bytes_of(rest.records)
+        if size > self._ring_bytes - self.held_bytes:
+            return begin  # one by one, until the ring is full
         if rest:
             known.held.extend(rest)
-            self.held += len(rest)
+            self._count(known, len(rest), size)
             known.newest = parts(rest.ids[-1] or b"")[1]
             self.offset = rest.offsets[-1] + 1
         return begin + len(rest)
@@ -226,18 +241,25 @@ class Sequencer:
             self._holding[producer] = known
         if known.held is None:
             return
-        if self.held == self._ring:
+        size = bytes_of((message.record,))
+        while self.held == self._ring or self.held_bytes + size > self._ring_bytes:
             first = next(iter(self._holding))
             self._let_go(first, self._holding[first])
             if known.held is None:
                 return
         known.held.append(message)
-        self.held += 1
+        self._count(known, 1, size)
+
+    def _count(self, known: _Producer, messages: int, size: int) -> None:
+        self.held += messages
+        self.held_bytes += size
+        known.held_bytes += size
 
     def _let_go(self, producer: int, known: _Producer) -> None:
         if known.held is not None:
             self.held -= len(known.held)
-            known.held = None
+            self.held_bytes -= known.held_bytes
+            known.held, known.held_bytes = None, 0
             self._holding.pop(producer, None)
 
     def _settle(self, producer: int, known: _Producer, clock: int) -> None:

@@ -206,3 +206,32 @@ def test_what_was_handed_out_and_what_it_was_taken_from_stay_as_they_are():
 def test_a_ring_holds_something():
     with pytest.raises(ValueError, match="a message at least"):
         Sequencer(ring=0)
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_the_ring_is_bounded_by_bytes_and_the_rest_is_read_again(as_batch):
+    def of(producer, clock, flag, size, offset):
+        return Message(offset, pack(producer, clock, flag), b"v" * size)
+
+    pending, ack = Flag.CONTINUE_TXN, Flag.ACK_TXN
+    log = [of(A, clock, pending, 100, clock - 1) for clock in range(1, 21)]
+    log += [of(B, clock, pending, 50, 19 + clock) for clock in range(1, 11)]
+    log += [of(B, 11, ack, 0, 30), of(A, 21, ack, 0, 31)]
+    sequencer, highest, found = Sequencer(ring_bytes=600), 0, []
+    for part in (log[:12], log[12:25], log[25:]):
+        for group in sequencer.take(Batch.of(part) if as_batch else part):
+            found.append(group)
+        highest = max(highest, sequencer.held_bytes)
+    assert 0 < highest <= 600
+    assert sequencer.held_bytes == sequencer.held == 0
+    committed, replay = found
+    assert offsets([committed]) == [[*range(20, 30)]]
+    assert offsets([replay.pick(log)]) == [[*range(20)]]
+
+
+def test_a_message_larger_than_the_ring_is_read_again():
+    sequencer = Sequencer(ring_bytes=10)
+    log = [Message(0, pack(A, 1, Flag.CONTINUE_TXN), b"v" * 11), Message(1, pack(A, 2, Flag.ACK_TXN), None)]
+    (replay,) = sequencer.take(log)
+    assert offsets([replay.pick(log)]) == [[0]]
+    assert sequencer.held_bytes == 0
