@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import dagster as dg
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from dagster_harvest.settings import DaemonSettings
 from harvest_lib import __version__
 from harvest_lib.config import HarvestConfig, load
+from harvest_lib.conninfo import has_secret
 from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
@@ -41,7 +41,7 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 
     def get_resource_definition(self) -> Any:
         """Return the definition for Dagster's storage. Raises ConfigError for a password in clear text."""
-        if self.dsn is not None and not isinstance(self.dsn, dg.EnvVar) and not _is_free_of_secrets(self.dsn):
+        if self.dsn is not None and not isinstance(self.dsn, dg.EnvVar) and has_secret(self.dsn):
             raise ConfigError(
                 "a connection string with a password is in clear text, where Dagster would store and show it",
                 field="dsn",
@@ -94,10 +94,3 @@ def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     return f"{__version__}+{digest[:8]}"
-
-
-def _is_free_of_secrets(dsn: str) -> bool:
-    try:
-        return not conninfo_to_dict(dsn).get("password")
-    except psycopg.Error:
-        return False  # an unreadable string may contain a secret

@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from harvest_lib import postgres_causes
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.errors import (
     DatabaseAccessDenied,
     DatabaseError,
@@ -93,8 +94,9 @@ HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
 
-    `settings` are of its session, beside those that the connection string has. Raises DatabaseUnavailable,
-    DatabaseAccessDenied, or DatabaseError for a setting that the server does not take.
+    `settings` are of its session, beside those that the connection string has. Raises ConfigError for a string that
+    cannot be read, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server does not
+    take.
     """
     with translated():
         try:
@@ -113,13 +115,14 @@ def open_session(
 
     `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
     it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
-    are psycopg's options. Raises psycopg.Error, or DatabaseError for a setting that the server does not take.
+    are psycopg's options. Raises psycopg.Error, ConfigError for a connection string that cannot be read, or
+    DatabaseError for a setting that the server does not take.
     """
-    parameters = conninfo_to_dict(conninfo)
+    parameters = parameters_of(conninfo)
     options = parameters.get("options")
     if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # which may have some
         options = os.environ.get("PGOPTIONS")
-    own = _settings_in(str(options)) if options is not None else None
+    own = _settings_in(options) if options is not None else None
     ours = {**_SESSION, **(settings or {})}
     if own is None:
         return _session(conninfo, ours, more)

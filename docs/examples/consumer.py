@@ -16,6 +16,7 @@ from functools import partial
 
 import psycopg
 
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.consume import Consumer, Message, PostgresStore, Transaction, create_tables
 from harvest_lib.consume.telemetry import ConsumerTelemetry
 from harvest_lib.errors import HarvestError
@@ -45,7 +46,7 @@ def main() -> None:
     topic = sys.argv[1] if len(sys.argv) > 1 else "orders"
     dsn = os.environ.get("HARVEST_DSN", "host=127.0.0.1")
     create_tables(dsn)
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(**parameters_of(dsn), autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS states (state text PRIMARY KEY, orders bigint NOT NULL)")
 
     consumer = Consumer(

@@ -132,6 +132,8 @@ class DataSource:
     def _check(self) -> None:
         if not re.fullmatch(r"[0-9,]*", self._parameters.get("port", "")):
             raise _error("has a port that is not a number", _QUOTE_IT + ", or percent-encode it in a URL")
+        if any("@" in host[1:] for host in self._parameters.get("host", "").split(",")):
+            raise _error("has an `@` in its host", _QUOTE_IT + ", or percent-encode the password in a URL")
         refused = False
         try:
             self.conninfo()

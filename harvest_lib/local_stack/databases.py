@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.state import write_private
 
@@ -56,7 +57,7 @@ def sqlalchemy_url(dsn: str, driver: str) -> str:
     """Convert a connection string to SQLAlchemy's form, with all parameters, password included."""
     from sqlalchemy import URL  # noqa: PLC0415 - only the platform needs it
 
-    known = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    known = parameters_of(dsn)
     url = URL.create(
         driver,
         username=known.pop("user", None),

@@ -5,11 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from harvest_lib.conninfo import shown
 from harvest_lib.local_stack.state import write_private
-
-_HIDDEN = "********"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Description:
         """Write it as JSON, the password in the DSN hidden unless asked for."""
         content = asdict(self)
         if not with_password:
-            content["dsn"] = hide_password(self.dsn)
+            content["dsn"] = shown(self.dsn)
         return json.dumps(content, indent=2)
 
     def save(self, state: Path) -> None:
@@ -73,8 +71,3 @@ def process_started(pid: int) -> float | None:
             return None
         return psutil.Process(pid).create_time()
     return None if fields[0] in "ZX" else float(fields[19])
-
-
-def hide_password(dsn: str) -> str:
-    """Return the DSN without its password."""
-    return make_conninfo(dsn, password=_HIDDEN) if "password" in conninfo_to_dict(dsn) else dsn

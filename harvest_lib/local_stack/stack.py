@@ -19,9 +19,10 @@ import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from harvest_lib.conninfo import parameters_of, shown
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.circumstances import explained
-from harvest_lib.local_stack.description import Description, Server, hide_password, process_started
+from harvest_lib.local_stack.description import Description, Server, process_started
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.platform import Platform
 from harvest_lib.local_stack.postgres import PostgresServer
@@ -272,21 +273,15 @@ def _check_alone(others: list[str]) -> None:
 
 
 def _check_postgres(dsn: str) -> None:
+    parameters = parameters_of(dsn, field="HARVEST_DSN")
     try:
-        psycopg.connect(dsn, connect_timeout=_OUTSIDE_SECONDS).close()
+        psycopg.connect(**parameters, connect_timeout=_OUTSIDE_SECONDS).close()
     except psycopg.Error as error:
         raise StackError(
             "the Postgres named in HARVEST_DSN cannot be used",
-            evidence=_shown(dsn, str(error)),
+            evidence=f"{shown(dsn)}: {error}",
             next_step="correct HARVEST_DSN, or unset it to have one started",
         ) from error
-
-
-def _shown(dsn: str, message: str) -> str:
-    try:
-        return f"{hide_password(dsn)}: {message}"
-    except psycopg.ProgrammingError:
-        return "it is no connection string"  # the message would repeat it, password and all
 
 
 def _check_kafka(servers: str) -> None:

@@ -13,10 +13,11 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.model import default_checkpoint_topic
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.database import connect, translated
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import create_topic
@@ -53,13 +54,13 @@ class Place:
 
     def dsn_without_password(self) -> str:
         """Return the DSN for a command line, which others can read."""
-        parameters = conninfo_to_dict(self.dsn)
+        parameters = parameters_of(self.dsn)
         parameters.pop("password", None)
         return make_conninfo("", **parameters)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a program with that command line: no settings of others, and the password."""
-        password = str(conninfo_to_dict(self.dsn).get("password", ""))
+        password = parameters_of(self.dsn).get("password", "")
         return {**environment("PG"), "PGPASSWORD": password}
 
     def reaper_yaml(self, **more: object) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from harvest_lib.conninfo import has_secret
 from harvest_lib.errors import ConfigError, HarvestError
 from spark_jobs.data_source.read_options import DSN_VARIABLE, dsn_of
 from spark_jobs.sink.database import dsn_parts
@@ -152,12 +153,14 @@ def _name(given: Mapping[str, str], *, streaming: bool) -> str:
 
 
 def without_password(dsn: str) -> str:
-    """Return a DSN. Raises ConfigError for one that has a password, or cannot be read."""
-    if "password" in dsn_parts(dsn):
+    """Return a DSN. Raises ConfigError for one that holds a secret, or cannot be read."""
+    dsn_parts(dsn)
+    if has_secret(dsn):
         raise ConfigError(
             "the DSN holds a password, which Spark would show in its plans and pages",
             field="dsn",
-            next_step="give it by the option password, which Spark hides, by PGPASSWORD or in a password file",
+            next_step="give it by the option password, which Spark hides, by PGPASSWORD or in a password file; of "
+            "a key with a passphrase, name a copy without",
         )
     return dsn
 

@@ -21,13 +21,14 @@ from typing import Any
 import psycopg
 from confluent_kafka import Consumer, KafkaException
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.archive import ArchiveFiles
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, log_range, topic_partitions, translate
@@ -266,7 +267,7 @@ def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettin
 def _rows(spark: SparkSession, place: Place, found: Replay) -> DataFrame:
     """Return the topics' rows that the snapshot saw, by parts, each by id."""
     spark.dataSource.register(OutboxDataSource)
-    given = {name: str(value) for name, value in conninfo_to_dict(place.dsn).items()}
+    given = parameters_of(place.dsn)
     secret = {"password": given.pop("password")} if "password" in given else {}
     options = {"dsn": make_conninfo("", **given), "outbox": place.outbox, "snapshot": found.snapshot, **secret}
     options |= {"archive": place.archive} if place.archive else {}

@@ -2,16 +2,17 @@
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import class_row
 
+from harvest_lib.conninfo import parameters_of
 from harvest_lib.database import open_session
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
 from harvest_lib.table_names import is_no_table, name_parts
@@ -122,18 +123,9 @@ class JdbcTarget:
     properties: Mapping[str, str] = field(repr=False)
 
 
-def dsn_parts(dsn: str) -> dict[str, str | int | None]:
+def dsn_parts(dsn: str) -> dict[str, str]:
     """Return the parameters of a DSN. Raises ConfigError for one that cannot be read."""
-    with suppress(psycopg.Error):
-        parts = conninfo_to_dict(dsn)
-        if "@" not in str(parts.get("host")):
-            return dict(parts)
-    # libpq's own message would repeat a piece of the DSN, which may be the password.
-    raise ConfigError(
-        "the DSN cannot be read",
-        field="--dsn",
-        next_step="use libpq's keyword=value or URL form; in a URL percent-encode `@ : / %` of user and password",
-    )
+    return parameters_of(dsn, field="--dsn")
 
 
 def connect(dsn: str) -> psycopg.Connection:

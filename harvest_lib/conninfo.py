@@ -1,0 +1,77 @@
+"""Connection strings of Postgres, as libpq reads them.
+
+Promises: no error of this module quotes a string, whatever is wrong with it. libpq does, password and all, and so do
+psycopg and the name resolution for a host that is a piece of a password. A module that is given a string therefore
+reads it here before psycopg sees it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from harvest_lib.errors import ConfigError
+
+_SECRETS = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+
+_HIDDEN = "********"
+_URL = re.compile(r"postgres(?:ql)?://")
+_PORTS = re.compile(r"[0-9,]*")
+
+
+def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
+    """Return the parameters of a connection string, in libpq's keyword form or as a URL.
+
+    `psycopg.connect(**parameters_of(dsn))` connects as `psycopg.connect(dsn)` does. Raises ConfigError, which names
+    `field` and quotes nothing: for a string that libpq cannot read, and for a URL with a bare `@`, `/` or `?` in its
+    password, of which libpq would take the rest for a host, a port or a database and show it.
+    """
+    parameters = None if "\0" in dsn else _read(dsn)
+    if parameters is None or _is_torn(dsn, parameters):
+        # Outside of any `except`: a traceback would show libpq's error as the context of this one.
+        raise ConfigError(
+            "the connection string of Postgres cannot be read",
+            field=field,
+            next_step="write key=value pairs, a value with spaces, quotes or backslashes in single quotes with a "
+            r"backslash before each ' and \ in it; or postgresql://user:password@host:5432/dbname with "
+            "`@ : / ? % #` and spaces of user and password percent-encoded",
+        )
+    return parameters
+
+
+def shown(dsn: str) -> str:
+    """Return a connection string without its secrets, to be printed. Raises ConfigError, which quotes nothing.
+
+    `options` counts as one there: it may set any setting of the session.
+    """
+    parameters = parameters_of(dsn)
+    hidden = dict.fromkeys((_SECRETS | {"options"}) & parameters.keys(), _HIDDEN)
+    return make_conninfo("", **{**parameters, **hidden}) if hidden else dsn
+
+
+def has_secret(dsn: str) -> bool:
+    """Return True if a connection string holds a secret, or may: one that cannot be read."""
+    try:
+        return any(parameters_of(dsn).get(name) for name in _SECRETS)
+    except ConfigError:
+        return True
+
+
+def _read(dsn: str) -> dict[str, str] | None:
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    except (psycopg.Error, ValueError):  # a lone surrogate is no UTF-8
+        return None
+
+
+def _is_torn(dsn: str, parameters: Mapping[str, str]) -> bool:
+    """Return True if a piece of a password stands where a host, a port or a database should."""
+    hosts = parameters.get("host", "").split(",")
+    if any("@" in host[1:] for host in hosts) or not _PORTS.fullmatch(parameters.get("port", "")):
+        return True  # a socket in the abstract namespace begins with @
+    if not _URL.match(dsn):
+        return False
+    authority, _, path = dsn.partition("://")[2].partition("/")
+    return "@" in path.partition("?")[0] or ("@" in path and "@" not in authority)
