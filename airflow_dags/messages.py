@@ -8,26 +8,22 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import Message
 
 from harvest_lib.errors import KafkaError
-from harvest_lib.record.header import HEADER_NAME, unpack
+from harvest_lib.record.header import origin_of
 
 
 def harvested(message: Message) -> dict[str, Any] | None:
-    """Return where a harvested message came from; None if it has no header of the harvester, or an unreadable one."""
-    headers: list[tuple[str, Any]] = list(message.headers() or ())  # type: ignore[arg-type]  # as read, always a list
-    for name, value in headers:
-        if name == HEADER_NAME and isinstance(value, bytes):
-            try:
-                leader, outbox_id = unpack(value)
-            except ValueError:
-                return None
-            return {
-                "topic": message.topic(),
-                "partition": message.partition(),
-                "offset": message.offset(),
-                "outbox_id": outbox_id,
-                "leader_id": str(leader),
-            }
-    return None
+    """Return where a harvested message came from; None if it has no header of the harvester's."""
+    found = origin_of(message.headers())  # type: ignore[arg-type]  # as read, a list of pairs
+    if found is None:
+        return None
+    leader, outbox_id = found
+    return {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "outbox_id": outbox_id,
+        "leader_id": str(leader),
+    }
 
 
 def smoke_message(mark: str) -> Iterator[tuple[str, str]]:

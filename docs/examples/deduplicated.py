@@ -6,7 +6,7 @@ To be given to a `Consumer` whose store is a `PostgresStore`, around the applica
 """
 
 from harvest_lib.consume import Application, Message, Transaction
-from harvest_lib.record.header import HEADER_NAME, unpack
+from harvest_lib.record.header import origin_of
 
 
 class Deduplicated:
@@ -17,7 +17,10 @@ class Deduplicated:
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
         """Remember the record's id, in the transaction of what is done with it. Raises where there is none."""
-        _, outbox_id = unpack(dict(message.record.headers() or ())[HEADER_NAME])
+        origin = origin_of(message.record.headers())
+        if origin is None:
+            raise LookupError("the record has no header of the harvester's")
+        _, outbox_id = origin
         taken = transaction.state.execute("INSERT INTO taken VALUES (%s) ON CONFLICT DO NOTHING", (outbox_id,))
         if taken.rowcount == 1:
             self._application.consume_message(transaction, message)

@@ -8,7 +8,8 @@ All but the id is constant within a term, so `stamp` pays for one pack per recor
 compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from struct import Struct
 from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
@@ -47,6 +48,19 @@ def split(value: bytes) -> tuple[bytes, int]:
     if version != VERSION:
         raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this one is of {version}")
     return leader, outbox_id
+
+
+def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:
+    """Return the leader id and the outbox id that a record's headers say; None if none of them is the harvester's.
+
+    A row may have headers of this name too, and the harvester appends its own: the last that can be read counts.
+    """
+    found = None
+    for name, value in headers or ():
+        if name == HEADER_NAME and isinstance(value, bytes):
+            with suppress(ValueError):  # another program's header of the same name
+                found = split(value)
+    return None if found is None else (UUID(bytes=found[0]), found[1])
 
 
 def unpack(value: bytes) -> tuple[UUID, int]:

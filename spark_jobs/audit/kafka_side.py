@@ -28,11 +28,12 @@ _OPEN_SECONDS = 30.0
 """Transactions of others that are open longer make it an error."""
 _HEADER_BYTES = 25
 
-# The last that is one, as in the audit of a single process; `h` is a header.
-_STAMP = (
-    f"try_element_at(filter(headers, h -> h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES}"
-    f" AND substring(h.value, 1, 1) = X'{VERSION:02X}'), -1).value"
+IS_STAMP = (
+    f"h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES} AND substring(h.value, 1, 1) = X'{VERSION:02X}'"
 )
+"""True for a header `h` that is the harvester's, in SQL: a row may have others of this name."""
+# The last that is one, as `harvest_lib.record.header.origin_of` has it.
+_STAMP = f"try_element_at(filter(headers, h -> {IS_STAMP}), -1).value"
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
 """Fields of the column `stamp`."""

@@ -17,12 +17,16 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from harvest_lib.record.header import HEADER_NAME
 from harvest_lib.sequencing import message_id
-from spark_jobs.audit.kafka_side import LEADER, OUTBOX_ID, Topics
+from spark_jobs.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, Topics
 from spark_jobs.data_source.sequenced import committed
 
 _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'))"
+
+_IS_MESSAGE_ID = (
+    f"h.key = '{message_id.HEADER_NAME}' AND length(h.value) = 16 AND hex(h.value) RLIKE '^.{{12}}1.{{3}}[89AB]'"
+)
+"""True for a header `h` that is an id of `harvest_lib.sequencing`: a row may have others of this name."""
 
 
 def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str, object]) -> DataFrame:
@@ -30,15 +34,15 @@ def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str,
 
     `kafka` are librdkafka's settings, `bootstrap.servers` at least. The columns are `outbox_id`, `leader` (the id of
     the term that sent the copy), `topic`, `partition`, `offset`, `timestamp`, `key` (text), `value` (bytes) and
-    `headers` (names and bytes, without the harvester's own). Records of other producers, and records without the
-    header `harvest`, are left out.
+    `headers` (names and bytes, without the two that the harvester adds). Records of other producers, and records
+    without the header `harvest`, are left out.
 
     Raises ConfigError, TopicMissing, KafkaUnavailable or KafkaAccessDenied.
     """
     source = Topics(kafka, topics)
     records = committed(source.raw(spark, source.logs())).where(F.col("stamp").isNotNull())
     first = Window.partitionBy("topic", "outbox_id").orderBy("partition", "offset")
-    own = f"filter(headers, h -> h.key NOT IN ('{HEADER_NAME}', '{message_id.HEADER_NAME}'))"
+    own = f"filter(headers, h -> coalesce(NOT ({IS_STAMP}) AND NOT ({_IS_MESSAGE_ID}), true))"
     return (
         records.withColumn("outbox_id", F.expr(OUTBOX_ID))
         .withColumn("copy", F.row_number().over(first))

@@ -79,6 +79,17 @@ def test_a_record_that_was_sent_again_comes_once_and_what_is_not_ours_never(spar
     assert sorted((row.outbox_id, row.offset) for row in rows) == [(1, 0), (2, 1), (3, 3), (4, 6)]
 
 
+def test_headers_of_the_row_that_have_our_names_come_too(spark, make_topic, bootstrap_servers):
+    topic = make_topic(partitions=1)
+    sender = Sender(bootstrap_servers, topic)
+    given = [("harvest", b"mine"), ("harvest", None), ("message-id", b"order-7"), ("harvest", b"x" * 25)]
+    sender.send(1, *given)
+    sender.flush()
+    (row,) = harvested(spark, [topic], kafka={"bootstrap.servers": bootstrap_servers}).collect()
+    assert row.outbox_id == 1
+    assert [(name, value and bytes(value)) for name, value in row.headers] == [*given, ("event", b"e")]
+
+
 def test_what_kafka_aborted_or_has_open_does_not_come(spark, make_topic, bootstrap_servers, unique):
     topic = make_topic(partitions=1)
     sender = Sender(bootstrap_servers, topic, **{"transactional.id": unique("t")})

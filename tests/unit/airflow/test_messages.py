@@ -6,8 +6,9 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from airflow_dags.messages import delivered, harvested, smoke_answer, smoke_message
+from harvest_lib.audit.kafka_log import _observe
 from harvest_lib.errors import KafkaError
-from harvest_lib.record.header import stamp
+from harvest_lib.record.header import origin_of, stamp
 
 pytestmark = pytest.mark.quick
 
@@ -29,6 +30,9 @@ class Message:
     def error(self):
         return self._error
 
+    def timestamp(self):
+        return 1, 0
+
     def topic(self):
         return "flights"
 
@@ -42,6 +46,17 @@ class Message:
 def test_a_harvested_message_says_where_it_came_from():
     found = harvested(Message([("trace", b"x"), ("harvest", stamp(LEADER)(5))]))
     assert found == {"topic": "flights", "partition": 3, "offset": 17, "outbox_id": 5, "leader_id": str(LEADER)}
+
+
+@pytest.mark.parametrize(
+    "before", [[("harvest", b"of the row")], [("harvest", None), ("harvest", b"")], [("harvest", b"\2" + bytes(24))]]
+)
+@pytest.mark.parametrize("after", [[], [("harvest", b"x" * 25)]])
+def test_a_row_with_a_header_of_the_same_name_is_harvested_too(before, after):
+    headers = [*before, ("harvest", stamp(LEADER)(5)), *after]
+    assert origin_of(headers) == (LEADER, 5)
+    assert harvested(Message(headers))["outbox_id"] == 5
+    assert _observe(Message(headers), None)[0].id == 5  # the audit
 
 
 @pytest.mark.parametrize("headers", [None, [], [("other", b"x")], [("harvest", b"short")], [("harvest", None)]])
