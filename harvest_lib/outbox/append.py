@@ -4,22 +4,20 @@ Nothing about writing needs this module: a plain INSERT will do. It adds that a 
 is refused here, while the caller can still do something about it.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import errors as pg
 from psycopg import sql
-from psycopg.rows import tuple_row
 
-from harvest_lib.database import in_statement, translated
-from harvest_lib.errors import OutboxTableError, RecordError
+from harvest_lib.database import evidence_of, in_statement
+from harvest_lib.errors import DatabaseAccessDenied, HarvestError, OutboxTableError, RecordError
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.outbox.writers import async_driver_of, driver_of, translated_from_asyncpg
+from harvest_lib.outbox.writers import AsyncWay, Way, async_way_of, postgres_error, way_of
 from harvest_lib.record import OutboxRecord, RecordLimits
 from harvest_lib.telemetry.trace_context import TRACEPARENT, TRACESTATE, current_headers
 
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     import sqlalchemy.ext.asyncio
     import sqlalchemy.orm
 
+_POLICY = "row-level security policy"
+_SHOWN_TOPICS = 3
 _TRACED = {TRACEPARENT, TRACESTATE}
 _Values = tuple[str, str, str | bytes | None, list[str], list[str | None]]
 
@@ -79,7 +79,9 @@ def append(
     in a block of `transaction.atomic`). A session is flushed first. Records get their ids in the order
     given. All records are checked before the first is sent: raises RecordError, and then nothing was written. Raises
     OutboxTableError if values are str and the column is BYTEA, or the other way round; a dict or a list becomes JSON,
-    and fits either.
+    and fits either. Raises DatabaseAccessDenied for a role that may not write them. Every other error, a serialization
+    failure, a timeout, a lost connection, is raised as the connection raises it for a statement of the caller's:
+    psycopg's, SQLAlchemy's or Django's.
 
     The columns of the table limit the length of keys and values, unless `limits` say otherwise. They are looked up once
     for each connection, and once more before a record is refused as too long.
@@ -87,18 +89,18 @@ def append(
     Where OpenTelemetry has a current span, its context is written as the headers `traceparent` and `tracestate` of each
     record that has neither.
     """
-    records, driver = list(records), driver_of(connection)
+    records, way = list(records), way_of(connection)
     if not records:
         return 0
-    columns = _known_columns(driver, table) or (_look_up(driver, table) if _asks(records, limits) else _Columns())
-    try:
-        values = _checked(records, limits, columns)
-    except RecordError:
-        if limits is not None:
-            raise
-        values = _checked(records, limits, _look_up(driver, table))  # a column may be wider by now
-    with _sent(table), driver.cursor() as cursor:
-        cursor.executemany(_statement(table, values), values)
+    with _explained(table, records):
+        columns = _known_columns(way.driver, table) or (_look_up(way, table) if _asks(records, limits) else _Columns())
+        try:
+            values = _checked(records, limits, columns)
+        except RecordError:
+            if limits is not None:
+                raise
+            values = _checked(records, limits, _look_up(way, table))  # a column may be wider by now
+        way.insert(_statement(table, values), values)
     return len(values)
 
 
@@ -112,24 +114,20 @@ async def append_async(
 ) -> int:
     """Do as `append` does, on an async connection: psycopg's, asyncpg's in a transaction, or a connection or session of
     SQLAlchemy over one of these."""
-    records, driver = list(records), await async_driver_of(connection)
+    records, way = list(records), await async_way_of(connection)
     if not records:
         return 0
-    columns = _known_columns(driver, table)
-    if columns is None:
-        columns = await _look_up_async(driver, table) if _asks(records, limits) else _Columns()
-    try:
-        values = _checked(records, limits, columns)
-    except RecordError:
-        if limits is not None:
-            raise
-        values = _checked(records, limits, await _look_up_async(driver, table))
-    with _sent(table):
-        if isinstance(driver, psycopg.AsyncConnection):
-            async with driver.cursor() as cursor:
-                await cursor.executemany(_statement(table, values), values)
-        else:
-            await driver.executemany(_numbered(_statement(table, values)), values)
+    with _explained(table, records):
+        columns = _known_columns(way.driver, table)
+        if columns is None:
+            columns = await _look_up_async(way, table) if _asks(records, limits) else _Columns()
+        try:
+            values = _checked(records, limits, columns)
+        except RecordError:
+            if limits is not None:
+                raise
+            values = _checked(records, limits, await _look_up_async(way, table))
+        await way.insert(_statement(table, values), values)
     return len(values)
 
 
@@ -145,21 +143,12 @@ def _known_columns(connection: object, table: str) -> _Columns | None:
         return None
 
 
-def _look_up(connection: "psycopg.Connection[Any]", table: str) -> _Columns:
-    with translated(), connection.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(_WIDTHS, (str(OutboxTable.parse(table)),)).fetchone()
-    return _remembered(connection, table, row)
+def _look_up(way: Way, table: str) -> _Columns:
+    return _remembered(way.driver, table, way.fetch(_WIDTHS, (str(OutboxTable.parse(table)),)))
 
 
-async def _look_up_async(connection: "psycopg.AsyncConnection[Any] | asyncpg.Connection[Any]", table: str) -> _Columns:
-    name = str(OutboxTable.parse(table))
-    if not isinstance(connection, psycopg.AsyncConnection):
-        with translated_from_asyncpg():
-            return _remembered(connection, table, await connection.fetchrow(_WIDTHS.replace("%s", "$1"), name))
-    with translated():
-        async with connection.cursor(row_factory=tuple_row) as cursor:
-            row = await (await cursor.execute(_WIDTHS, (name,))).fetchone()
-    return _remembered(connection, table, row)
+async def _look_up_async(way: AsyncWay, table: str) -> _Columns:
+    return _remembered(way.driver, table, await way.fetch(_WIDTHS, (str(OutboxTable.parse(table)),)))
 
 
 def _remembered(connection: object, table: str, row: Sequence[Any] | None) -> _Columns:
@@ -191,29 +180,53 @@ def _checked(records: Iterable[OutboxRecord], limits: RecordLimits | None, colum
     return values
 
 
-def _statement(table: str, values: Sequence[_Values]) -> sql.Composed:
+def _statement(table: str, values: Sequence[_Values]) -> str:
     name = in_statement(OutboxTable.parse(table).identifier)
     value = _BYTES if any(isinstance(each[2], bytes) for each in values) else _TEXT
-    return sql.SQL(_INSERT).format(table=name, value=sql.SQL(value).format(table=name))
-
-
-def _numbered(statement: sql.Composed) -> str:
-    """Return a statement as asyncpg takes it: values are $1, $2, and a % is itself."""
-    numbers = count(1)
-    return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", statement.as_string(None))
+    return sql.SQL(_INSERT).format(table=name, value=sql.SQL(value).format(table=name)).as_string(None)
 
 
 @contextmanager
-def _sent(table: str) -> Iterator[None]:
-    """Turn a driver's errors into ours, that of values of the other type into one that says so."""
+def _explained(table: str, records: Sequence[OutboxRecord]) -> Iterator[None]:
+    """Turn errors that say that the outbox is not as it must be into ours; leave all others, which are the caller's to
+    retry or to handle, as the driver, SQLAlchemy or Django raises them."""
     try:
-        with translated(), translated_from_asyncpg():
-            yield
-    except OutboxTableError as error:
-        if not isinstance(error.__cause__, psycopg.errors.DatatypeMismatch):
+        yield
+    except Exception as error:
+        found = postgres_error(error)
+        ours = None if found is None else _ours(found, table, records)
+        if ours is None:
             raise
-        raise OutboxTableError(
+        raise ours from error
+
+
+def _ours(error: psycopg.Error, table: str, records: Sequence[OutboxRecord]) -> HarvestError | None:
+    evidence = evidence_of(error)
+    if isinstance(error, pg.DatatypeMismatch):
+        return OutboxTableError(
             f"the values are of another type than the column kafka_value of {table}",
-            evidence=error.evidence,
+            evidence=evidence,
             next_step="give all values as bytes if the column is BYTEA (`harvest init --value-type`), else as str",
-        ) from error
+        )
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.UndefinedFunction | pg.InvalidSchemaName):
+        return OutboxTableError(
+            f"the outbox table {table} is not there, or is not an outbox table",
+            evidence=evidence,
+            next_step="create it with `harvest init`, or name another: append(…, table=…)",
+        )
+    if not isinstance(error, pg.InsufficientPrivilege):
+        return None
+    if _POLICY in evidence or error.diag.source_function == "ExecWithCheckOptions":  # in the server's language
+        topics = sorted({record.topic for record in records})
+        return DatabaseAccessDenied(
+            f"a policy of {table} does not take the records from this role",
+            evidence=f"{evidence}; topics: {', '.join(topics[:_SHOWN_TOPICS])}",
+            next_step="as the owner, run what `harvest grants postgres` prints with `--writer` for each role that "
+            "writes, and `--allow ROLE=TOPIC` for each of its topics",
+        )
+    return DatabaseAccessDenied(
+        f"this role may not write to {table}",
+        evidence=evidence,
+        next_step="as the owner, run what `harvest grants postgres` prints with `--writer` for each role that writes, "
+        "and `--allow` for its topics where they are restricted",
+    )

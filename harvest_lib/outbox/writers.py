@@ -1,16 +1,22 @@
-"""The psycopg or asyncpg connection behind a writer's object: a connection or session of SQLAlchemy, or Django's.
+"""The way of a writer's statements to Postgres: a connection of psycopg or asyncpg, or what stands before one: a
+connection or session of SQLAlchemy, or Django's.
+
+Statements go the way of the writer's own, through SQLAlchemy or Django where these are given. Errors are therefore
+those of the writer's own statements, with the same effect: Django's block has to be rolled back, SQLAlchemy gives up a
+connection that is lost.
 
 Nothing here is imported for it: a caller that hands over a session of SQLAlchemy has imported SQLAlchemy.
 """
 
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
+from psycopg.rows import tuple_row
 
-from harvest_lib.database import translate
 from harvest_lib.errors import LifecycleError
 
 if TYPE_CHECKING:
@@ -18,10 +24,40 @@ if TYPE_CHECKING:
 
 _TAKEN = "a psycopg connection, SQLAlchemy's Connection or Session over psycopg, or Django's connection to Postgres"
 _TAKEN_ASYNC = "an async connection of psycopg, one of asyncpg, or SQLAlchemy's AsyncConnection or AsyncSession"
+_NOT_STREAMED = {"stream_results": False}
+"""Execution options of SQLAlchemy: a connection that streams would declare a cursor for an INSERT."""
 
 
-def driver_of(given: object) -> "psycopg.Connection[Any]":
-    """Return the driver's connection, in the transaction that the writer will commit.
+class Way(Protocol):
+    """Sends statements whose values are `%s`, in the writer's transaction."""
+
+    @property
+    def driver(self) -> object:
+        """The driver's connection."""
+
+    def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the first row."""
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Execute a statement for each of the rows."""
+
+
+class AsyncWay(Protocol):
+    """Does as `Way` does, asynchronously."""
+
+    @property
+    def driver(self) -> object:
+        """The driver's connection."""
+
+    async def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the first row."""
+
+    async def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Execute a statement for each of the rows."""
+
+
+def way_of(given: object) -> Way:
+    """Return the way of statements, in the transaction that the writer will commit.
 
     Pending changes of a SQLAlchemy session are flushed first, so that business rows are locked before their records
     are inserted. Raises TypeError for a connection of another kind, LifecycleError for Django's outside a transaction
@@ -29,7 +65,7 @@ def driver_of(given: object) -> "psycopg.Connection[Any]":
     """
     given = _flushed(given)
     if isinstance(given, psycopg.Connection):
-        return given
+        return _Psycopg(given)
     if hasattr(given, "ensure_connection") and hasattr(given, "in_atomic_block"):
         return _of_django(given)
     driver = getattr(getattr(given, "connection", None), "driver_connection", None)
@@ -37,55 +73,153 @@ def driver_of(given: object) -> "psycopg.Connection[Any]":
         raise _refused(given, driver, "append", _TAKEN)
     connection: Any = given
     if not connection.in_transaction():
-        connection.begin()  # a statement past SQLAlchemy does not begin its transaction: its commit would do nothing
+        connection.begin()
     _refuse_autocommit(driver)
-    return driver
+    return _Sqlalchemy(connection, driver)
 
 
-async def async_driver_of(given: object) -> "psycopg.AsyncConnection[Any] | asyncpg.Connection[Any]":
-    """Do as `driver_of` does, for async connections. asyncpg's has to be in a transaction, or LifecycleError is raised:
+async def async_way_of(given: object) -> AsyncWay:
+    """Do as `way_of` does, for async connections. asyncpg's has to be in a transaction, or LifecycleError is raised:
     without one each statement would be committed at once."""
-    driver, module = given, sys.modules.get("sqlalchemy.ext.asyncio")
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is not None and isinstance(given, module.AsyncSession | module.async_scoped_session):
         await given.flush()
         given = await given.connection()
     if module is not None and isinstance(given, module.AsyncConnection):
-        if not given.in_transaction():
-            await given.begin()
-        driver = (await given.get_raw_connection()).driver_connection
-        if is_asyncpg(driver) and not driver.is_in_transaction():
-            await given.exec_driver_sql("SELECT 1")  # which begins asyncpg's transaction
-    if isinstance(driver, psycopg.AsyncConnection):
-        if driver is not given:
-            _refuse_autocommit(driver)
-        return driver
-    if not is_asyncpg(driver):
-        raise _refused(given, driver, "append_async", _TAKEN_ASYNC)
-    connection: asyncpg.Connection[Any] = driver  # or its stand-in in a pool
+        return await _of_sqlalchemy_async(given)
+    if isinstance(given, psycopg.AsyncConnection):
+        return _AsyncPsycopg(given)
+    if not is_asyncpg(given):
+        raise _refused(given, None, "append_async", _TAKEN_ASYNC)
+    connection: Any = given  # asyncpg's, or its stand-in in a pool
     if not connection.is_in_transaction():
         raise _without_transaction("async with connection.transaction():")
-    return connection
+    return _Asyncpg(connection)
+
+
+async def _of_sqlalchemy_async(given: Any) -> AsyncWay:
+    if not given.in_transaction():
+        await given.begin()
+    driver = (await given.get_raw_connection()).driver_connection
+    if is_asyncpg(driver):
+        if not driver.is_in_transaction():
+            await given.exec_driver_sql("SELECT 1")  # which begins asyncpg's transaction
+        if not driver.is_in_transaction():
+            raise _without_transaction("async with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
+    elif isinstance(driver, psycopg.AsyncConnection):
+        _refuse_autocommit(driver)
+    else:
+        raise _refused(given, driver, "append_async", _TAKEN_ASYNC)
+    return _AsyncSqlalchemy(given, driver)
+
+
+class _Psycopg:
+    def __init__(self, driver: "psycopg.Connection[Any]") -> None:
+        self.driver = driver
+
+    def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        with self.driver.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(statement.encode(), values).fetchone()
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self.driver.cursor() as cursor:
+            cursor.executemany(statement.encode(), rows)
+
+
+class _Sqlalchemy:
+    def __init__(self, connection: Any, driver: "psycopg.Connection[Any]") -> None:
+        self._connection, self.driver = connection, driver
+
+    def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        row: Sequence[Any] | None = self._connection.exec_driver_sql(statement, tuple(values), _NOT_STREAMED).first()
+        return row
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.exec_driver_sql(statement, list(rows), _NOT_STREAMED)
+
+
+class _Django:
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper, self.driver = wrapper, wrapper.connection
+
+    def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        with self._wrapper.cursor() as cursor:
+            cursor.execute(statement, values)
+            row: Sequence[Any] | None = cursor.fetchone()
+            return row
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        with self._wrapper.cursor() as cursor:
+            cursor.executemany(statement, rows)
+
+
+class _AsyncPsycopg:
+    def __init__(self, driver: "psycopg.AsyncConnection[Any]") -> None:
+        self.driver = driver
+
+    async def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        async with self.driver.cursor(row_factory=tuple_row) as cursor:
+            return await (await cursor.execute(statement.encode(), values)).fetchone()
+
+    async def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        async with self.driver.cursor() as cursor:
+            await cursor.executemany(statement.encode(), rows)
+
+
+class _Asyncpg:
+    def __init__(self, driver: "asyncpg.Connection[Any]") -> None:
+        self.driver = driver
+
+    async def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        row: Sequence[Any] | None = await self.driver.fetchrow(numbered(statement), *values)
+        return row
+
+    async def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        await self.driver.executemany(numbered(statement), rows)
+
+
+class _AsyncSqlalchemy:
+    def __init__(self, connection: Any, driver: object) -> None:
+        self._connection, self.driver = connection, driver
+
+    async def fetch(self, statement: str, values: Sequence[Any]) -> Sequence[Any] | None:
+        found = await self._connection.exec_driver_sql(self._spelled(statement), tuple(values), _NOT_STREAMED)
+        row: Sequence[Any] | None = found.first()
+        return row
+
+    async def insert(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        await self._connection.exec_driver_sql(self._spelled(statement), list(rows), _NOT_STREAMED)
+
+    def _spelled(self, statement: str) -> str:
+        return numbered(statement) if is_asyncpg(self.driver) else statement
+
+
+def numbered(statement: str) -> str:
+    """Return a statement as asyncpg takes it: values are $1, $2, and a % is itself."""
+    numbers = count(1)
+    return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", statement)
+
+
+def postgres_error(error: BaseException) -> psycopg.Error | None:
+    """Return Postgres' answer behind an error of a driver, of SQLAlchemy or of Django, as psycopg has it; None if there
+    is none."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, psycopg.Error):
+            return seen if seen.sqlstate else None
+        state, module = getattr(seen, "sqlstate", None), type(seen).__module__.partition(".")[0]
+        if isinstance(state, str) and module == "asyncpg":
+            try:
+                return psycopg.errors.lookup(state)(str(seen))
+            except KeyError:
+                return None
+        seen = getattr(seen, "orig", None) or seen.__cause__
+    return None
 
 
 def is_asyncpg(connection: object) -> bool:
     """Return True if it is a connection of asyncpg, pooled or not."""
     return type(connection).__module__.partition(".")[0] == "asyncpg" and hasattr(connection, "is_in_transaction")
-
-
-@contextmanager
-def translated_from_asyncpg() -> Iterator[None]:
-    """Turn asyncpg's errors of Postgres into ours, as `translated` does for psycopg."""
-    try:
-        yield
-    except Exception as error:
-        state = getattr(error, "sqlstate", None)
-        if state is None or not type(error).__module__.startswith("asyncpg"):
-            raise
-        try:
-            same = psycopg.errors.lookup(state)(str(error))
-        except KeyError:
-            same = psycopg.DatabaseError(str(error))
-        raise translate(same) from same
 
 
 def _flushed(given: Any) -> object:
@@ -98,7 +232,7 @@ def _flushed(given: Any) -> object:
     return connection
 
 
-def _of_django(wrapper: Any) -> "psycopg.Connection[Any]":
+def _of_django(wrapper: Any) -> Way:
     if wrapper.vendor != "postgresql":
         raise TypeError(f"append takes {_TAKEN}, not Django's connection to {wrapper.vendor}")
     if not wrapper.in_atomic_block and wrapper.get_autocommit():
@@ -107,7 +241,7 @@ def _of_django(wrapper: Any) -> "psycopg.Connection[Any]":
     driver = wrapper.connection
     if not isinstance(driver, psycopg.Connection):
         raise _refused(wrapper, driver, "append", _TAKEN)
-    return driver
+    return _Django(wrapper)
 
 
 def _refuse_autocommit(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:

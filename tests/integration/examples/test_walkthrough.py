@@ -235,7 +235,7 @@ def test_every_way_to_write(servers, newcomer):
         newcomer.type(block)
     for block in blocks("docs/writing.md"):
         newcomer.type(block)
-    keys = ["psycopg", "core", "orm", "django", "asyncpg", "sql", "traced"]
+    keys = ["psycopg", "core", "orm", "django", "asyncpg", "sql", "psycopg", "traced"]
     assert keys_of(newcomer) == keys
     with psycopg.connect(newcomer.environment["SHOP_DSN"], password=PASSWORD) as connection:
         assert {row[0] for row in connection.execute("SELECT id FROM orders")} == set(keys)

@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 
 import asyncpg
+import django.db
 import psycopg
 import psycopg2
 import pytest
 import sqlalchemy
+import sqlalchemy.exc
 from django.conf import settings as django_settings
 from django.db import connection as django_connection
 from django.db import connections, transaction
@@ -19,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from support.open_telemetry import Traces, header
 
-from harvest_lib.errors import DatabaseError, LifecycleError, OutboxTableError, RecordError
+from harvest_lib.errors import DatabaseAccessDenied, LifecycleError, OutboxTableError, RecordError
+from harvest_lib.grants.postgres import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
@@ -375,7 +378,7 @@ def test_a_column_that_is_narrower_or_wider_is_found_out(table, dsn):
 
 
 def test_limits_beyond_the_table_are_found_out_by_postgres(table, sync_writer):
-    with pytest.raises(DatabaseError):
+    with pytest.raises(psycopg.errors.StringDataRightTruncation):
         sync_writer.write(records("k" * 200), limits=RecordLimits(key_chars=200))
     assert table.rows() == []
 
@@ -580,3 +583,111 @@ def test_django_over_another_database_is_refused(dsn):
         connections.settings["default"]["NAME"] = ":memory:"
         with pytest.raises(TypeError, match="connection to sqlite"):
             append(connection, records("k"))
+
+
+FAILS = """
+CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = current_setting('test.state'); END $$;
+CREATE TRIGGER fails BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION fails();
+"""
+
+
+def as_raised(error, state):
+    """Return True if it is what a statement of the caller's raises for this state, whatever the connection is."""
+    cause = psycopg.errors.lookup(state)
+    match error:
+        case sqlalchemy.exc.DBAPIError():
+            by_asyncpg = not isinstance(error.orig, psycopg.Error)
+            return error.orig.sqlstate == state if by_asyncpg else isinstance(error.orig, cause)
+        case django.db.OperationalError():
+            return isinstance(error.__cause__, cause)
+        case asyncpg.PostgresError():
+            return error.sqlstate == state
+    return isinstance(error, cause)
+
+
+RETRIED = {"serialization": "40001", "deadlock": "40P01", "lock_timeout": "55P03", "statement_timeout": "57014"}
+
+
+@pytest.mark.parametrize("state", RETRIED.values(), ids=RETRIED)
+def test_what_the_caller_may_retry_is_raised_as_for_a_statement_of_its_own(table, dsn, writer, state):
+    table.connection.execute(FAILS)
+    name = table.connection.info.dbname
+    table.connection.execute(sql.SQL("ALTER DATABASE {} SET test.state = {}").format(sql.Identifier(name), state))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which it is, is the question
+        writer.write(records("k"), limits=RecordLimits())
+    assert as_raised(caught.value, state), repr(caught.value)
+    assert "dataSource" not in str(caught.value)
+
+
+def test_a_connection_that_is_lost_is_given_up_as_after_a_statement_of_the_callers(table, dsn):
+    pid = "SELECT pg_backend_pid()"
+    engine = make_engine(dsn)
+    with engine.connect() as connection:
+        table.connection.execute("SELECT pg_terminate_backend(%s)", (connection.exec_driver_sql(pid).scalar(),))
+        with pytest.raises(sqlalchemy.exc.OperationalError) as lost:
+            append(connection, records("k"))
+        assert lost.value.connection_invalidated
+        assert connection.invalidated
+        connection.rollback()
+        append(connection, records("sqlalchemy"))
+        connection.commit()
+    engine.dispose()
+    with django_connected(dsn) as connection:
+        with pytest.raises(django.db.OperationalError), transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute(pid)
+                table.connection.execute("SELECT pg_terminate_backend(%s)", cursor.fetchone())
+            append(connection, records("k"))
+        with transaction.atomic():
+            append(connection, records("django"))
+    with psycopg.connect(dsn) as connection:
+        table.connection.execute("SELECT pg_terminate_backend(%s)", connection.execute(pid).fetchone())
+        with pytest.raises(psycopg.OperationalError):
+            append(connection, records("k"))
+    connection.close()
+    with pytest.raises(psycopg.OperationalError, match="closed"):
+        append(connection, records("k"))
+    assert table.rows() == ["sqlalchemy", "django"]
+
+
+def test_django_knows_that_its_block_is_broken(table, dsn):
+    table.connection.execute("ALTER TABLE outbox ADD CHECK (kafka_key <> 'bad')")
+    with (
+        django_connected(dsn) as connection,
+        pytest.raises(transaction.TransactionManagementError),
+        transaction.atomic(),
+    ):
+        with pytest.raises(django.db.IntegrityError), transaction.atomic():  # a savepoint
+            append(connection, records("bad"))
+        append(connection, records("good"))
+        with pytest.raises(django.db.IntegrityError), transaction.atomic(savepoint=False):
+            append(connection, records("bad"))
+        append(connection, records("never"))
+    assert table.rows() == []
+
+
+def test_a_refusal_names_the_grant_and_no_setting_of_the_harvester(table, dsn, unique):
+    role = unique("writer")
+    table.connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
+    for allowed, said in ((False, "may not write to outbox"), (True, "a policy of outbox")):
+        if allowed:
+            outbox = OutboxTable.parse("outbox")
+            grants = Grants(outbox=outbox, mode="mark", harvester="", reader="", writers={role: ["carts"]}, parks=False)
+            table.connection.execute(grants.script())
+        with psycopg.connect(dsn) as connection:
+            connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+            with pytest.raises(DatabaseAccessDenied, match=said) as caught:
+                append(connection, records("k"))
+            assert isinstance(caught.value.__cause__, psycopg.errors.InsufficientPrivilege)
+        assert "harvest grants postgres" in caught.value.next_step
+        assert not {"dataSource", "password"} & set(str(caught.value).replace("`", " ").split())
+    table.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
+
+
+def test_a_streaming_connection_of_sqlalchemy_appends_too(table, dsn):
+    engine = make_engine(dsn).execution_options(stream_results=True)
+    with engine.begin() as connection:
+        append(connection, records("k"))
+    engine.dispose()
+    assert table.rows() == ["k"]
