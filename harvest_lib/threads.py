@@ -25,7 +25,7 @@ class NoException(Exception):
 
 
 def start(
-    name: str, work: Callable[[], None], *, on_error: OnError | None = None, is_daemon: bool = True
+    name: str, work: Callable[[], object], *, on_error: OnError | None = None, is_daemon: bool = True
 ) -> threading.Thread:
     """Start a thread that does some work; the process waits for one that is no daemon. An error that ends it is logged
     as `thread_died`, and passed to `on_error` on that thread. Raises RuntimeError if the machine has no room for a
@@ -46,7 +46,7 @@ def start(
 
 def repeat(
     name: str,
-    work: Callable[[], None],
+    work: Callable[[], object],
     *,
     stopping: threading.Event,
     pause_seconds: Callable[[], float],
@@ -78,7 +78,7 @@ def repeat(
     return start(name, rounds, is_daemon=at_end is None)
 
 
-def error_of(work: Callable[[], None]) -> BaseException | None:
+def error_of(work: Callable[[], object]) -> BaseException | None:
     """Do some work, and return the error that ended it, of any kind; None if it came to its end."""
     try:
         work()
