@@ -59,6 +59,9 @@ class HarvestError(Exception):
     exit_code: ClassVar[int] = 1
     """Exit code of the command line when this error ends a command."""
 
+    wears_off: bool = False
+    """True if what it says stays true after its evidence has gone: going on later would skip records, silently."""
+
     def __init__(self, cause: str, *, evidence: str = "", next_step: str) -> None:
         self.cause = cause
         self.evidence = evidence
@@ -111,6 +114,8 @@ class DatabaseAccessDenied(DatabaseError):
 
 class ServerRegressed(DatabaseError):
     """The server may lack what was harvested before (failover, restore): going on could skip records, silently."""
+
+    wears_off = True
 
 
 class CheckpointError(HarvestError):
@@ -176,6 +181,10 @@ class PositionLost(AdaptorError):
     """A reader cannot go on from where it was: what came after is gone at the source, so going on would skip it."""
 
     exit_code = 8
+
+    def __init__(self, cause: str, *, evidence: str = "", next_step: str, wears_off: bool = False) -> None:
+        super().__init__(cause, evidence=evidence, next_step=next_step)
+        self.wears_off = wears_off
 
 
 class LogError(HarvestError):

@@ -10,6 +10,8 @@
 
 A failure while resuming stops the pipeline. So does one while running, but for a writer whose `on_error` says that it
 stops alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
+
+What a reader found lost, by evidence that wears off, is noted in the folder: each later start refuses to read on.
 """
 
 import logging
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import HarvestError, PipelineError
+from harvest_lib.pipeline import lost_position
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.folder import OpenLogs, open_folder
@@ -136,6 +139,7 @@ class Pipeline:
 
     def _flow(self, logs: OpenLogs) -> None:
         """Let the reader read until it ends, or something ends it; where it ends by itself, until all is written."""
+        lost_position.require_none(self._declaration.folder)
         self._enter(PipelineState.RUNNING)
         reader = self._reader = ReaderThread(
             self._declaration.reader.open,
@@ -151,6 +155,8 @@ class Pipeline:
         self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed, changed=self._changed)
         self._compactor.start()
         self._await(lambda: not reader.at_work or self._must_stop())
+        if reader.failure is not None:
+            lost_position.noted(self._declaration.folder, reader.failure)  # before writers take their time to end
         if reader.failure is None and not self._must_stop():
             for writer in self.writers:
                 writer.finish(None)
@@ -181,7 +187,7 @@ class Pipeline:
         """Raise the error that stopped the pipeline, if there is one."""
         for each in (self._reader, *self.writers, self._flusher):
             if each is not None and each.failure is not None:
-                raise each.failure
+                raise lost_position.noted(self._declaration.folder, each.failure)
         if left:
             raise PipelineError(
                 f"{' and '.join(left)} did not end in time",

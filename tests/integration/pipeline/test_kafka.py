@@ -227,8 +227,9 @@ def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, adm
     source.put(1, 2, 3)
     admin.delete_records([TopicPartition(source.namespace, 0, 2)])[TopicPartition(source.namespace, 0)].result(60)
     place = Message(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
-    with pytest.raises(PositionLost, match=says):
+    with pytest.raises(PositionLost, match=says) as error:
         next(reader().read({place.namespace: place}))
+    assert error.value.wears_off is (offset > 3), "an end grows, a beginning does not go back"
 
 
 def test_behind_the_end_of_a_transaction_an_emptied_topic_has_lost_nothing(source, reader, admin, unique):

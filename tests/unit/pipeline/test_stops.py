@@ -11,8 +11,8 @@ from support.pipelines import Running, Script, Taking, anything, declared, messa
 from support.waiting import eventually
 
 from harvest_lib.clock import Deadline
-from harvest_lib.errors import LogUnwritable, PipelineError
-from harvest_lib.pipeline import operations, pipeline
+from harvest_lib.errors import LogUnwritable, PipelineError, PositionLost, ServerRegressed
+from harvest_lib.pipeline import lost_position, operations, pipeline
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.pipeline.offset_log import OffsetLog
@@ -324,3 +324,44 @@ def test_an_error_while_a_writer_connects_stops_the_pipeline_before_anything_is_
     with pytest.raises(PipelineError, match=f"(?s)writer `c0` failed.*{says}"):
         Pipeline(broken).run()
     assert not reader.last
+
+
+class Lost(Script):
+    """A reader that finds something lost at its source."""
+
+    def __init__(self, error):
+        super().__init__(messages("AB"))
+        self.error = error
+
+    def read(self, last):
+        yield from super().read(last)
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PositionLost("it ends before", evidence="at 7", next_step="look", wears_off=True),
+        ServerRegressed("it ends before", evidence="at 7", next_step="look"),
+    ],
+)
+def test_what_was_found_lost_once_is_refused_until_the_note_is_removed(tmp_path, error):
+    writer = Taking()
+    with pytest.raises(PositionLost, match="it ends before") as first:
+        run(tmp_path, Lost(error), {"w": writer})
+    for _ in range(2):  # whatever the reader would find by now
+        later = Script(messages("ABC"))
+        with pytest.raises(PositionLost, match="it ends before") as again:
+            run(tmp_path, later, {"w": writer})
+        assert later.last == []
+        assert (again.value.evidence, again.value.next_step) == (first.value.evidence, first.value.next_step)
+    assert again.value.next_step.endswith(f"rm {tmp_path / lost_position.FILE}")
+    (tmp_path / lost_position.FILE).unlink()
+    run(tmp_path, Script(messages("ABC")), {"w": writer})
+    assert writer.numbers == [0, 1, 2]
+
+
+def test_what_does_not_wear_off_is_not_noted(tmp_path):
+    with pytest.raises(PositionLost):
+        run(tmp_path, Lost(PositionLost("gone", next_step="look")), {"w": Taking()})
+    run(tmp_path, Script(messages("ABC")), {"w": Taking()})

@@ -134,17 +134,19 @@ class KafkaReader(Reader):
             self._require_same(topic)
             new = partitions - offsets.keys()
             if gone := offsets.keys() - partitions:
-                raise _lost(f"the topic {topic!r} has lost partitions", f"{sorted(gone)} were read, it was recreated")
+                evidence = f"{sorted(gone)} were read, it was recreated"
+                raise _lost(f"the topic {topic!r} has lost partitions", evidence, wears_off=True)
             if new:
                 found[topic] = dict(offsets)
             for partition in sorted(partitions if is_first else new):
                 low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
                 offset = offsets.get(partition, high if start == "end" else low)
                 if not low <= offset <= high:
-                    what = "no longer has what was not read yet" if offset < low else "was recreated"
+                    what = "no longer has what was not read yet" if offset < low else "was recreated, or lost its end"
                     raise _lost(
                         f"partition {partition} of {topic!r} {what}",
                         f"it holds {low} to {high}, {offset} is to be read next",
+                        wears_off=offset > high,
                     )
                 if new:
                     found[topic][partition] = offset
@@ -199,7 +201,8 @@ class KafkaReader(Reader):
         for record in self._records(consumer):
             if (error := record.error()) is not None:
                 if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
-                    raise _lost(f"a partition of {record.topic()!r} no longer has what was not read yet", error.str())
+                    what = f"a partition of {record.topic()!r} no longer has what was not read yet"
+                    raise _lost(what, error.str(), wears_off=True)
                 if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
                     # What lies between is no record: retention may remove it, and then nothing is lost.
                     offsets, partition = self._offsets[record.topic()], record.partition()
@@ -310,9 +313,10 @@ def _text(value: Any) -> str | bytes | None:
         return value
 
 
-def _lost(cause: str, evidence: str) -> PositionLost:
+def _lost(cause: str, evidence: str, *, wears_off: bool = False) -> PositionLost:
     return PositionLost(
         cause,
+        wears_off=wears_off,
         evidence=evidence,
         next_step="what lies between is gone from Kafka; to go on with what is there, move the pipeline's folder away "
         "and start again",

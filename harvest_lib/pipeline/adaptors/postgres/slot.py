@@ -41,6 +41,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
             return None
         raise PositionLost(
             f"the slot {slot!r} is not there any more",
+            wears_off=True,
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
             next_step=copy_again,
         )
@@ -128,6 +129,7 @@ def _require_server(connection: psycopg.Connection[Any], before: Mapping[str, An
     if lsn_number(end) < lsn_number(before["lsn"]):
         raise PositionLost(
             "the server lacks what was read from it: it was restored, or promoted before it had everything",
+            wears_off=True,
             evidence=f"its log ends at {end}, the pipeline's log has come to {before['lsn']}",
             next_step=f"compare the destinations with the source; {copy_again}",
         )

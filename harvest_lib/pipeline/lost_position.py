@@ -1,0 +1,65 @@
+"""What a reader found lost at its source, noted in the pipeline's folder until an operator decides.
+
+Some evidence wears off: a server that was restored to an earlier time has a log that ends before the pipeline's
+position, until writers have made it longer; a topic that lost its end grows again. So whatever refused once is noted,
+and each later start refuses with it. Removing the file, or moving the folder away, is the decision.
+"""
+
+import json
+import logging
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import quote
+
+from harvest_lib.errors import HarvestError, PositionLost
+from harvest_lib.pipeline.commit_log.files import sync_folder
+
+_log = logging.getLogger(__name__)
+
+FILE = "position_lost.json"
+
+
+def require_none(folder: Path) -> None:
+    """Raise PositionLost if something is noted in a pipeline's folder."""
+    path = folder / FILE
+    with suppress(FileNotFoundError):
+        raise _error(path, json.loads(path.read_text()))
+
+
+def noted(folder: Path, error: HarvestError) -> HarvestError:
+    """Note an error whose evidence wears off, and return it with the way out; return any other as it is."""
+    if not error.wears_off:
+        return error
+    path = folder / FILE
+    said = {
+        "cause": error.cause,
+        "evidence": error.evidence,
+        "next_step": error.next_step,
+        "found_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    try:
+        if not path.exists():
+            beside = path.with_suffix(".new")
+            with beside.open("w") as file:
+                json.dump(said, file, ensure_ascii=False, indent=2)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.rename(path)
+            sync_folder(folder)
+    except OSError as failure:
+        _log.warning("position_lost_not_noted", extra={"reason": f"{failure.filename}: {failure.strerror}"})
+        return error
+    found = _error(path, said)
+    found.__cause__ = error
+    return found
+
+
+def _error(path: Path, said: dict[str, str]) -> PositionLost:
+    return PositionLost(
+        said["cause"],
+        evidence=f"{said['evidence']}; found at {said['found_at']}",
+        next_step=f"{said['next_step']}. This is noted, as the evidence may wear off: once nothing is missing, or you "
+        f"accept what is, remove the note and start again: rm {quote(str(path))}",
+    )
