@@ -71,6 +71,13 @@ def archive_segments(
         noted.create(connection)
         files.claim(str(identity_of(connection, placed.identifier)), str(placed))
         for segment in unarchived_segments(connection, placed, url) if segments is None else segments:
+            if noted.is_another(connection, segment, files.url):
+                raise ArchiveError(
+                    f"the archive {files.url} has another segment {segment.name}, of records that the outbox lacks",
+                    evidence="each record that is there now is of a later transaction: ids began again (TRUNCATE … "
+                    "RESTART IDENTITY), and these files would take the place of those",
+                    next_step="archive from here on under another URL, and keep this one as it is",
+                )
             if segment.name in noted.names(connection, files.url):
                 noted.forget(connection, segment)
             manifest = _written(connection, files, segment)

@@ -16,6 +16,7 @@ from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Engine
 from harvest_lib.harvester.pools import make_leadership, read_pool, refuse_group
 from harvest_lib.harvester.purging_engine import PurgingEngine
+from harvest_lib.harvester.table_warnings import warn_of_table
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
 from harvest_lib.leadership import Leadership
@@ -86,6 +87,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
         pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
         engine = _make_engine(config, table, own, pool)
         engine.check(connection)
+        warn_of_table(connection, config, table)
     require_session(conninfo)
     topic_partitions(config.kafka_settings(for_producer=False))
     if own.leadership is None and (given.leadership, config.leadership) == ("auto", "postgres"):

@@ -32,6 +32,12 @@ SET (url, records, last_transaction, archived_at) =
     (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
 """
 
+# Of rows that were archived some have the transaction that they had then: not all were parked and put back.
+_IS_ANOTHER = """
+SELECT a.records > 0 AND (SELECT transaction_id FROM {segment} ORDER BY transaction_id LIMIT 1) > a.last_transaction
+FROM {archived} AS a WHERE a.segment = %s AND a.url = %s
+"""
+
 _FORGET = "DELETE FROM {archived} WHERE segment = %s"
 
 _NAMES = "SELECT segment FROM {archived} WHERE url = %s"
@@ -60,6 +66,11 @@ class ArchivedSegments:
     ) -> None:
         """Note that a segment is in an archive with so many records, the last of this transaction."""
         self._execute(connection, _PUT, segment, url, records, last_transaction)
+
+    def is_another(self, connection: psycopg.Connection[Any], segment: Segment, url: str) -> bool:
+        """Return True if none of the archived rows is in the segment any more, but later ones: the ids began again."""
+        names = {"segment": in_statement(segment.table.identifier)}
+        return self._execute(connection, _IS_ANOTHER, segment.name, url, **names).fetchone() == (True,)
 
     def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
         """Note that a segment is about to be archived again: until it is noted anew, it is not dropped.

@@ -5,6 +5,9 @@
    validated, while everybody writes on; it becomes the last segment before a new tail in one transaction, in which
    nothing is read. The end is so far away that nobody gets there before; afterwards the sequence jumps there.
 
+A sequence that went back below all segments that are there (TRUNCATE … RESTART IDENTITY, once the first were dropped)
+finds none: those that are missing are made first.
+
 Promises
 - There is a segment for every id at every moment, also if this is killed between any two steps; the next run goes on.
 - The outbox is locked for others while catalog rows are written, and for no longer; see `short_locks`.
@@ -12,6 +15,8 @@ Promises
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -102,16 +107,51 @@ class _SegmentCreation:
                 f"({tail.upper}) TO (MAXVALUE)",
             )
         next_id = segments.next_id(self.connection)
+        filled = self._fill([*bounded, tail], next_id, self.given_size or _size(bounded)) if bounded else 0
+        if filled:
+            *bounded, tail = segments.read(self.connection)
         if planned_end(self.connection, tail.table)[0] is None:  # else one was begun
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
-                return Ensured(made=0, jumped=jumped)
+                return Ensured(made=filled, jumped=jumped)
             if made := self._replace(tail, next_id, missing, self.given_size or _size(bounded)):
-                return Ensured(made=made, jumped=jumped)
+                return Ensured(made=filled + made, jumped=jumped)
         size = self.given_size or _size(bounded)
         self._split_tail(segments, tail, size)
         jumped = self._leave_wide_segment(segments)
-        return Ensured(made=self.ahead + 1, cut_tail=True, jumped=jumped)
+        return Ensured(made=filled + self.ahead + 1, cut_tail=True, jumped=jumped)
+
+    def _fill(self, attached: list[Segment], next_id: int, size: int) -> int:
+        """Make the segments that are missing where the sequence is, or will be; return how many.
+
+        `ahead` of them have the size, and one the rest of the hole.
+        """
+        made = 0
+        for before, after in pairwise([None, *attached]):
+            start = None if before is None else before.upper
+            assert after is not None  # noqa: S101 - only the first has none before it
+            if after.lower is None or start == after.lower or next_id >= after.lower:
+                continue
+            first = max(next_id // size * size, 0 if start is None else start)
+            ends = [first // size * size + number * size for number in range(1, self.ahead + 1)]
+            ends = [*(each for each in ends if each < after.lower), after.lower]
+            lowers = [0 if start is None else start, *ends[:-1]]
+            self._with_short_locks(partial(self._make_all, list(zip(lowers, ends, strict=True)), next_id))
+            made += len(ends)
+        return made
+
+    def _make_all(self, bounds: list[tuple[int, int]], next_id: int) -> None:
+        for lower, upper in bounds:
+            segment = segment_of(self.outbox, lower)
+            if segment.exists(self.connection):
+                raise OutboxTableError(
+                    f"{self.outbox} has no segment for the id {next_id}, so that writers are refused",
+                    evidence=f"the sequence has gone back, and {segment}, whose name is that of the one to make, is no "
+                    "segment",
+                    next_step="`harvest segments drop` finishes a drop that was begun; if that changes nothing, attach "
+                    f"or rename {segment}, and run `harvest segments ensure`",
+                )
+            self.connection.execute(segment_statement(self.outbox, lower, upper))
 
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
         """Put segments in the place of a tail without records; return how many, 0 if it has some.
@@ -186,6 +226,8 @@ class _SegmentCreation:
         next_id = segments.next_id(self.connection)
         present = next((each for each in segments.read(self.connection) if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
+            return False
+        if present.lower is not None and next_id < present.lower:  # it went back to where there is no segment
             return False
         sequence = segments.sequence(self.connection)
         statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))

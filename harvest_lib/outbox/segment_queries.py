@@ -2,7 +2,7 @@
 
 LIST = """
 SELECT c.relname::text, n.nspname::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
-       s.passed_at, s.closed_at
+       CASE WHEN s.open_then::text <> '1:1:' THEN s.passed_at END, s.closed_at
 FROM pg_inherits AS i
 JOIN pg_class AS c ON c.oid = i.inhrelid
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -18,12 +18,16 @@ BYTES = "SELECT pg_total_relation_size(%s::regclass)"
 
 SEQUENCE = "SELECT pg_get_serial_sequence(%(outbox)s, 'id')"
 
+READABLE_SEQUENCE = """
+SELECT has_sequence_privilege(name::regclass, 'SELECT') FROM pg_get_serial_sequence(%(outbox)s, 'id') AS name
+"""
+
 NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
 
 # A writer that may still write into a segment that the sequence has passed drew its ids before this. So it holds a lock
 # on the outbox (an INSERT takes it first) or, if ids are drawn in advance, is at least an open transaction.
 NOTE = """
-INSERT INTO {segments} (segment, open_then, writers)
+INSERT INTO {segments} AS s (segment, open_then, writers)
 SELECT segment, pg_current_snapshot(), ARRAY(
   SELECT DISTINCT virtualtransaction FROM pg_locks
   WHERE locktype = 'relation' AND pid IS DISTINCT FROM pg_backend_pid()
@@ -32,7 +36,16 @@ SELECT segment, pg_current_snapshot(), ARRAY(
     AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 )
 FROM unnest(%(names)s::text[]) AS segment
-ON CONFLICT DO NOTHING
+ON CONFLICT (segment) DO UPDATE
+SET (passed_at, open_then, writers) = (clock_timestamp(), excluded.open_then, excluded.writers)
+WHERE s.open_then::text = '1:1:'
+"""
+
+# The sequence went back: what was noted says nothing of the next time that it passes. A snapshot before all others
+# stands for that, as a role that may not delete writes here too.
+REOPEN = """
+UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'
+WHERE segment = ANY(%(names)s) AND open_then::text <> '1:1:' AND NOT leaving
 """
 
 # One query of the locks: a writer that is prepared meanwhile could be missed between two. After a restart of the server
@@ -114,6 +127,8 @@ DETACH = "ALTER TABLE {outbox} DETACH PARTITION {segment} CONCURRENTLY"
 FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
 
 DROP = "DROP TABLE {segment}"
+
+DELETE_FROM = "DELETE FROM {segment} WHERE id >= %s"
 
 CUT = "harvest_cut"
 """The constraint by which a tail with records gets its end without being read under a lock."""

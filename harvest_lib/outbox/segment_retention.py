@@ -6,16 +6,21 @@ A segment may go when all of this holds; each is looked up again before each one
   parked is below its end;
 - no parked record of its ids could be put back;
 - it is in the archive as it is now, if the outbox has one (see `archived_segments`);
-- every segment before it is gone.
+- every segment before it is gone;
+- the sequence is past its end.
 Without any subscription nothing goes: nobody is known to have read anything.
 
 It is detached concurrently, which nobody waits for, then dropped. From the first phase of detaching on, a record that
 belongs there would be refused: therefore *closed*. `leaving` in `<outbox>_segments` says that this was begun: killed at
 any step, or kept waiting by a long transaction, it is finished by the next run.
+
+A sequence may go back, and a record come, until the segment is detached. So the place of the sequence and what holds
+the segment are looked up again before it is dropped, under a lock under which neither the segment nor the sequence's
+beginning changes; a segment that is needed after all is attached again, with all that it has.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -31,6 +36,7 @@ from harvest_lib.outbox.table import OutboxTable
 
 DEFAULT_KEEP_SECONDS = 86_400.0
 _ALL_IDS = (-(2**63), 2**63 - 1)
+_RETURNED = "it is open: the sequence has gone back, and is not past its end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +100,8 @@ class _Retention:
                     held_segments=len(held),
                     held_bytes=sum(segments.size_bytes(self.connection, each) for each in held),
                 )
-            if not dry_run:
-                self._drop(segment)
+            if not dry_run and (because := self._drop(segments, segment)):
+                return Dropping(dropped=dropped, kept=segment.name, because=because)
             dropped.append(segment.name)
         return Dropping(dropped=dropped)
 
@@ -129,30 +135,40 @@ class _Retention:
             return f"the record {parked} is parked and may be put back"
         return ArchivedSegments(self.outbox).missing(self.connection, segment)
 
-    def _drop(self, segment: Segment) -> None:
+    def _drop(self, segments: Segments, segment: Segment) -> str:
+        """Detach and drop a segment; return why it was kept after all, empty if it was not."""
+        if not segment.is_passed(segments.next_id(self.connection)):
+            return _RETURNED
         self._value(queries.LEAVE, name=segment.name, leaving=True)
         self._detach(segment.table)
-        self._drop_detached(segment.table)
+        return self._drop_detached(segments, segment)
 
     def _finish(self, segments: Segments) -> list[str]:
         """Finish the drops that an earlier run began, and return the names of dropped segments."""
         dropped = []
-        attached = {each.name: each for each in segments.read(self.connection)}
         with translated():
             leaving = [row[0] for row in self._rows(queries.LEAVING)]
         for name in leaving:
-            segment = attached.get(name)
-            table = OutboxTable((self.outbox.parts[0], name)) if segment is None else segment.table
+            attached = segments.read(self.connection)
+            segment = next((each for each in attached if each.name == name), None)
             if segment is not None and not segment.detaching:
                 self._value(queries.LEAVE, name=name, leaving=False)  # not even begun: it is checked again
                 continue
             if segment is not None:
-                self._detach(table)
-            if table.exists(self.connection):
-                self._drop_detached(table)
-                dropped.append(name)
-            else:
+                self._detach(segment.table)
+            else:  # the lowest one was detached first, so that it ends where the list begins
+                segment = Segment(
+                    table=OutboxTable((self.outbox.parts[0], name)),
+                    lower=None,
+                    upper=attached[0].lower,
+                    detaching=True,
+                    passed_at=None,
+                    closed_at=None,
+                )
+            if not segment.table.exists(self.connection):
                 self._value(queries.FORGET, name=name)
+            elif not self._drop_detached(segments, replace(segment, detaching=True)):
+                dropped.append(name)
         return dropped
 
     def _detach(self, segment: OutboxTable) -> None:
@@ -170,14 +186,30 @@ class _Retention:
     def _is_detaching(self, segment: OutboxTable) -> bool:
         return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))
 
-    def _drop_detached(self, segment: OutboxTable) -> None:
-        with_short_locks(
-            self.connection,
-            segment,
-            lambda: self.connection.execute(sql.SQL(queries.DROP).format(segment=segment.identifier)),
-            patience_seconds=self.patience_seconds,
-        )
-        self._value(queries.FORGET, name=segment.parts[-1])
+    def _drop_detached(self, segments: Segments, segment: Segment) -> str:
+        """Drop a detached segment, or attach it again; return why, empty if it was dropped."""
+        names = {"segment": segment.table.identifier, "outbox": self.outbox.identifier}
+
+        def change() -> str:
+            self.connection.execute(sql.SQL(queries.LOCK).format(table=segment.table.identifier))
+            next_id = segments.next_id(self.connection)
+            because = self._held_by(segments, segment)
+            if not because and segment.is_passed(next_id):
+                self.connection.execute(sql.SQL(queries.DROP).format(**names))
+                return ""
+            if not because:  # records of the time before, whose ids come again: all that hold nobody
+                self.connection.execute(sql.SQL(queries.DELETE_FROM).format(**names), (next_id,))
+                because = _RETURNED
+            bounds = {
+                "lower": sql.SQL("MINVALUE") if segment.lower is None else sql.Literal(segment.lower),
+                "upper": sql.SQL("MAXVALUE") if segment.upper is None else sql.Literal(segment.upper),
+            }
+            self.connection.execute(sql.SQL(queries.ATTACH).format(**names, **bounds))
+            return because
+
+        because = with_short_locks(self.connection, segment.table, change, patience_seconds=self.patience_seconds)
+        self._value(queries.FORGET, name=segment.name)
+        return because
 
     def _first_parked(self, segment: Segment) -> int | None:
         if not self.outbox.parked.exists(self.connection):

@@ -49,7 +49,10 @@ def rotate_segment(
     require_owner(connection, placed)
     segments = Segments(placed)
     with exclusively(connection, placed, patience_seconds):
-        present = _present(segments.read(connection), segments.next_id(connection))
+        next_id = segments.next_id(connection)
+        present = _present(segments.read(connection), next_id)
+        if present.lower is not None and next_id < present.lower:
+            return None  # the sequence went back to where `ensure` has to make segments
         if not _is_due(connection, segments, present, older_than_seconds):
             return None
         ensure_segments(connection, placed, ahead=DEFAULT_AHEAD, patience_seconds=patience_seconds)

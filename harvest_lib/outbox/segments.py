@@ -5,6 +5,9 @@ id of it has ended. Those are the transactions that held a lock on the outbox wh
 INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
 notes them in `<outbox>_segments`, a later one finds them gone.
 
+A sequence can go back (TRUNCATE … RESTART IDENTITY). So what is noted counts only while the sequence is past the
+segment, which each reading of the list compares; a segment that the sequence is in again, or before, is open.
+
 Promises
 - Nothing is inserted into a closed segment any more, but for a parked record that is put back.
 - `has_unseen` is true while a record of the segment is not visible in the snapshot given.
@@ -12,7 +15,7 @@ Promises
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -75,7 +78,10 @@ class Segments:
         self.outbox = outbox
 
     def read(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
-        """Return all segments, ascending. Raises OutboxTableError if the table is not native."""
+        """Return all segments, ascending. Raises OutboxTableError if the table is not native.
+
+        Without SELECT on the sequence, what is noted counts.
+        """
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
         with translated():
@@ -87,7 +93,17 @@ class Segments:
                 evidence=f"it has the {self.outbox.kind(connection)} layout and no partition",
                 next_step="turn it into the native table with `harvest migrate`",
             )
+        if any(each.passed_at is not None for each in found) and self._may_read_sequence(connection):
+            next_id = self.next_id(connection)  # after the list: a sequence that grows is past all that was noted
+            found = [
+                each if each.is_passed(next_id) else replace(each, passed_at=None, closed_at=None) for each in found
+            ]
         return sorted(found, key=lambda segment: -(2**63) if segment.lower is None else segment.lower)
+
+    def _may_read_sequence(self, connection: psycopg.Connection[Any]) -> bool:
+        with translated():
+            row = connection.execute(queries.READABLE_SEQUENCE, {"outbox": str(self.outbox)}).fetchone()
+        return row == (True,)
 
     def size_bytes(self, connection: psycopg.Connection[Any], segment: Segment) -> int:
         """Return the size of a segment on disk, indexes included."""
@@ -124,13 +140,19 @@ class Segments:
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
 
+        Those that the sequence is in again, or before, are open: what was noted of them is void.
+
         Needs a connection in autocommit: each poll has to be a new one.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
+        placed = self.outbox.placed(connection)
+        ahead = [each.name for each in segments if not each.is_passed(next_id)]
+        reopen = sql.SQL(queries.REOPEN).format(segments=in_statement(placed.segments.identifier))
+        with translated():
+            connection.execute(reopen, {"names": ahead})
         passed = [each for each in segments if each.closed_at is None and each.is_passed(next_id)]
         if not passed:
             return segments
-        placed = self.outbox.placed(connection)
         for schema in {each.table.parts[0] for each in passed}:
             values = {
                 "names": [each.name for each in passed if each.table.parts[0] == schema],

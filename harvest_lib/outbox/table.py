@@ -10,6 +10,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.outbox.id_sequences import IdSequences
 from harvest_lib.table_names import name_parts
 
 Kind = Literal["goharvest", "native"]
@@ -36,19 +37,6 @@ FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT 
 _PRIVILEGES = """
 SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privilege(to_regclass(%(table)s), 'DELETE')
    AND has_column_privilege(to_regclass(%(table)s), 'leader_id', 'UPDATE'), current_user
-"""
-
-# The sequence that belongs to the column, and one that its default merely asks.
-_LOTS = """
-SELECT seqrelid::regclass::text, seqcache, seqincrement FROM pg_sequence
-WHERE (seqcache > 1 OR seqincrement <> 1) AND (
-  seqrelid = pg_get_serial_sequence(%(table)s, %(column)s)::regclass OR seqrelid IN (
-    SELECT d.refobjid FROM pg_attrdef AS f
-    JOIN pg_attribute AS a ON a.attrelid = f.adrelid AND a.attnum = f.adnum
-    JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
-    WHERE f.adrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND d.refclassid = 'pg_class'::regclass
-  )
-)
 """
 
 _BACKLOG = """
@@ -279,29 +267,8 @@ class OutboxTable:
             )
 
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
-        """Raise OutboxTableError if ids are handed out in lots."""
-        with translated():
-            found = connection.execute(_LOTS, {"table": str(self), "column": column}).fetchone()
-        if found is None:
-            return
-        name, cache, increment = found
-        has, remedy = [], []
-        if cache > 1:
-            has.append(f"CACHE {cache}")
-            remedy.append("CACHE 1")
-        if increment != 1:
-            has.append(f"INCREMENT {increment}")
-            remedy.append("INCREMENT 1")
-        raise OutboxTableError(
-            f"the sequence of {self} hands out ids in lots, so that they do not follow the order of commits",
-            evidence=f"{name} has {' and '.join(has)}",
-            next_step=f"ALTER SEQUENCE {name} {' '.join(remedy)}"
-            + (
-                "; before that, have applications ask it for each id (Hibernate: allocationSize = 1)"
-                if increment > 1
-                else ""
-            ),
-        )
+        """Raise OutboxTableError if ids are handed out in lots, or come again."""
+        IdSequences(str(self), column).check(connection)
 
     def backlog(self, connection: psycopg.Connection[Any]) -> Backlog:
         """Count the backlog. Reads the whole table: for operators, not for the hot path."""

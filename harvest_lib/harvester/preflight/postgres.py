@@ -20,6 +20,7 @@ from harvest_lib.harvester.engine import Check, marking_checks
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_group
 from harvest_lib.harvester.preflight.report import Report
+from harvest_lib.harvester.table_warnings import ids_end
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement
 from harvest_lib.outbox.row_security import check_all_rows
@@ -119,6 +120,7 @@ class _Table:
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
             run("postgres", "index", self._index)
+        run("postgres", "ids that last", self._ids)
         sound &= run("postgres", "tables beside it", self._beside)
         sound &= run("postgres", "grants", self._grants)
         sound &= run("postgres", "row-level security", self._all_rows)
@@ -210,6 +212,11 @@ class _Table:
             evidence="there is one, and it is not valid: not all segments have it" if fit else "no index begins so",
             next_step=statement,
         )
+
+    def _ids(self) -> None:
+        """Warn in time before every INSERT is refused."""
+        if end := ids_end(self._connection, self._config, self._table):
+            self._report.warn("postgres", end.cause, evidence=end.evidence, next_step=end.next_step)
 
     def _beside(self) -> None:
         """Raise OutboxTableError if tables are missing that a start could not create."""

@@ -121,6 +121,18 @@ def test_everything_that_is_wrong_is_said_at_once(native, role, checked, make_to
     assert len(found["problems"]) == 2, "what was said is what mended it"
 
 
+def test_a_sequence_that_will_end_or_come_again_is_said_in_time(native, inspected):
+    native.execute("ALTER SEQUENCE outbox_id_seq AS integer CYCLE")
+    report = inspected(source="snapshot")
+    assert any("begins again at its end" in each for each in causes(report))
+    (ends,) = [each for each in report.findings if "ends before its column" in each.cause]
+    assert ends.severity == "warning"
+    native.execute(ends.next_step.encode())
+    native.execute("ALTER SEQUENCE outbox_id_seq NO CYCLE")
+    report = inspected(source="snapshot")
+    assert not [each for each in report.findings if "sequence" in each.cause]
+
+
 def test_two_servers_that_are_away_are_two_problems(checked):
     code, found = checked(
         HARVEST_DSN="host=127.0.0.1 port=1 dbname=shop user=bob password=" + CANARY,

@@ -103,6 +103,7 @@ def test_the_table_is_not_an_outbox_table(refused, outbox, change, complaint):
     ("change", "remedy"),
     [
         ("CACHE 20", "CACHE 1"),
+        ("CYCLE", "NO CYCLE"),
         ("INCREMENT 50", "INCREMENT 1; before that"),
         ("CACHE 2 INCREMENT -1 MINVALUE -9 START 1", "CACHE 1 INCREMENT 1"),
     ],

@@ -304,6 +304,22 @@ def test_an_attempt_to_archive_again_that_fails_costs_nothing(native, url, monke
     assert dropped(native).dropped == ["outbox_from_0"]
 
 
+def test_ids_that_begin_again_take_nothing_from_the_archive(native, url, tmp_path):
+    native.write(SEGMENT)
+    archive(native, url)
+    expected = archived_rows(url)
+    native.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    assert archive(native, url) == [], "it is open again"
+    native.write(SEGMENT)
+    native.subscribe(native.snapshot())
+    with pytest.raises(ArchiveError, match="another segment"):
+        archive(native, url)
+    assert archived_rows(url) == expected
+    assert dropped(native).dropped == []
+    assert archive(native, str(tmp_path / "the next"))[0].records == SEGMENT - 1
+    assert dropped(native).dropped == ["outbox_from_0"]
+
+
 def test_an_archive_that_is_no_folder(native):
     native.write(SEGMENT)
     url = f"memory://{native.dsn.rsplit('=', 1)[-1]}/archive"

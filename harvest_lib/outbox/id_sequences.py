@@ -1,0 +1,151 @@
+"""The sequence that gives a table its ids, and what makes it unfit, or will.
+
+Ids in lots (CACHE, INCREMENT), or that come again (CYCLE), do not follow the order of commits: records of one key would
+be sent in another order. A sequence that ends refuses every INSERT of the application from then on; that is said while
+there is time to change it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import translated
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+
+_NEAR = 0.8
+"""Share of the ids that are given out, from which on their end is near."""
+
+_BIGGEST = 2**63 - 1
+_LARGEST = {"smallint": 2**15 - 1, "integer": 2**31 - 1, "bigint": _BIGGEST}
+
+# The sequence that belongs to the column, and one that its default merely asks.
+_FOUND = """
+SELECT q.seqrelid::regclass::text, q.seqcache, q.seqincrement, q.seqcycle, format_type(q.seqtypid, NULL), q.seqmax,
+       format_type(c.atttypid, NULL),
+       s.relname::text, n.nspname::text, has_sequence_privilege(q.seqrelid, 'SELECT')
+FROM pg_attribute AS c
+JOIN pg_sequence AS q ON q.seqrelid = pg_get_serial_sequence(%(table)s, %(column)s)::regclass OR q.seqrelid IN (
+  SELECT d.refobjid FROM pg_attrdef AS f
+  JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
+  WHERE f.adrelid = c.attrelid AND f.adnum = c.attnum AND d.refclassid = 'pg_class'::regclass
+)
+JOIN pg_class AS s ON s.oid = q.seqrelid
+JOIN pg_namespace AS n ON n.oid = s.relnamespace
+WHERE c.attrelid = to_regclass(%(table)s) AND c.attname = %(column)s AND NOT c.attisdropped
+ORDER BY q.seqrelid
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdsEnd:
+    """Ids that will end: why, the evidence, and the remedy."""
+
+    cause: str
+    evidence: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    cache: int
+    increment: int
+    cycles: bool
+    type: str
+    maximum: int
+    column_type: str
+    relation: str
+    schema: str
+    is_readable: bool
+
+    @property
+    def unfit(self) -> list[tuple[str, str]]:
+        """What makes ids not follow the order of commits, with the clause that ends it."""
+        found = []
+        if self.cache > 1:
+            found.append((f"CACHE {self.cache}", "CACHE 1"))
+        if self.increment != 1:
+            found.append((f"INCREMENT {self.increment}", "INCREMENT 1"))
+        if self.cycles:
+            found.append(("CYCLE", "NO CYCLE"))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class IdSequences:
+    """The sequences of a table's column of ids: mostly one, none if writers set them. `table` is quoted as in SQL."""
+
+    table: str
+    column: str = "id"
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise OutboxTableError if ids are handed out in lots, or come again."""
+        for each in self._find(connection):
+            if not each.unfit:
+                continue
+            has, remedy = (" and ".join(has for has, _ in each.unfit), " ".join(clause for _, clause in each.unfit))
+            lots = each.cache > 1 or each.increment != 1
+            how = "hands out ids in lots" if lots else "begins again at its end"
+            raise OutboxTableError(
+                f"the sequence of {self.table} {how}, so that they do not follow the order of commits",
+                evidence=f"{each.name} has {has}",
+                next_step=f"ALTER SEQUENCE {each.name} {remedy}"
+                + (
+                    "; before that, have applications ask it for each id (Hibernate: allocationSize = 1)"
+                    if each.increment > 1
+                    else ""
+                ),
+            )
+
+    def end(self, connection: psycopg.Connection[Any]) -> IdsEnd | None:
+        """Return why ids will end, None if they last: a sequence that is smaller than its column, or near its end."""
+        for each in self._find(connection):
+            room = min(each.maximum, _LARGEST.get(each.column_type, _BIGGEST))
+            given = self._given_out(connection, each)
+            last = f", of which {given:,} are given out" if given is not None else ""
+            column = f"{self.column} is {each.column_type}"
+            evidence = f"{each.name} is AS {each.type} and ends at {each.maximum:,}, {column}{last}"
+            if each.maximum < _LARGEST.get(each.column_type, _BIGGEST):
+                larger = [f"AS {each.column_type}"] if _LARGEST[each.type] < _LARGEST.get(each.column_type, 0) else []
+                clauses = [*larger, "NO MAXVALUE"]
+                return IdsEnd(
+                    cause=f"the sequence of {self.table} ends before its column does: every INSERT is refused then",
+                    evidence=evidence,
+                    next_step=f"ALTER SEQUENCE {each.name} {' '.join(clauses)}",
+                )
+            if given is not None and given >= room * _NEAR:
+                return IdsEnd(
+                    cause=f"the ids of {self.table} are near their end: every INSERT is refused then",
+                    evidence=evidence,
+                    next_step=self._more_room(each),
+                )
+        return None
+
+    def _given_out(self, connection: psycopg.Connection[Any], found: _Found) -> int | None:
+        """Return how far the sequence is; without the right to read it how far the table is; None without that."""
+        of_sequence = sql.SQL("SELECT last_value FROM {}").format(sql.Identifier(found.schema, found.relation))
+        of_table = sql.SQL("SELECT max({}) FROM {}").format(sql.Identifier(self.column), sql.SQL(self.table))
+        with suppress(DatabaseAccessDenied), translated():
+            row = connection.execute(of_sequence if found.is_readable else of_table).fetchone()
+            return row[0] if row is not None else None
+        return None
+
+    def _more_room(self, found: _Found) -> str:
+        if found.column_type == "bigint":
+            return (
+                f"TRUNCATE {self.table} RESTART IDENTITY, once nothing is left to deliver and the harvesters are "
+                "stopped; see docs/table.md"
+            )
+        return (
+            f"ALTER TABLE {self.table} ALTER {self.column} TYPE bigint; ALTER SEQUENCE {found.name} AS bigint (writers "
+            "wait while the table is rewritten: do it while it is small)"
+        )
+
+    def _find(self, connection: psycopg.Connection[Any]) -> Sequence[_Found]:
+        with translated():
+            rows = connection.execute(_FOUND, {"table": self.table, "column": self.column}).fetchall()
+        return [_Found(*row) for row in rows]
