@@ -35,6 +35,7 @@ from harvest_lib.leadership import Leadership
 from harvest_lib.native import implementation
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import ClaimSource
+from harvest_lib.telemetry.harmless import guard_loggers
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class Harvest:
                     next_step="make a new Harvest: one instance runs once",
                 )
             self._state = State.RUNNING
+        guard_loggers()
         try:
             parts = choose_parts(self._config, self._table, self._own)
             self._engine, self._leadership = parts.engine, parts.leadership

@@ -1,5 +1,6 @@
-"""A guarantee whose batches are observed: counted, and traced."""
+"""A guarantee whose batches are observed: counted, and traced. What an observer raises costs its own observation."""
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from uuid import UUID
@@ -10,6 +11,9 @@ from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery import BatchOutcome
 from harvest_lib.record import Row
+from harvest_lib.telemetry.harmless import Harmless
+
+_log = logging.getLogger(__name__)
 
 
 class BatchObserver(Protocol):
@@ -35,6 +39,7 @@ class ObservedGuarantee:
         self.exactly_once = guarantee.exactly_once
         self._guarantee = guarantee
         self._observers = observers
+        self._harmless = Harmless(_log, "batch_not_observed")
 
     @property
     def store(self) -> CheckpointStore:
@@ -45,14 +50,16 @@ class ObservedGuarantee:
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         for observer in self._observers:
-            observer.handing_over(rows)
+            with self._harmless:
+                observer.handing_over(rows)
         return self._guarantee.send(rows, may_send)
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         began = boot_seconds()
         outcome = self._guarantee.commit(checkpoint, may_send)
         for observer in self._observers:
-            observer.committed(outcome, began)
+            with self._harmless:
+                observer.committed(outcome, began)
         return outcome
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
@@ -61,7 +68,8 @@ class ObservedGuarantee:
     def abandon(self) -> bool:
         may_arrive = self._guarantee.abandon()
         for observer in self._observers:
-            observer.abandoned(repeats=not self.exactly_once)
+            with self._harmless:
+                observer.abandoned(repeats=not self.exactly_once)
         return may_arrive
 
     @property

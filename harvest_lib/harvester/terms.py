@@ -22,6 +22,7 @@ from harvest_lib.harvester.engine import Callbacks, Engine
 from harvest_lib.harvester.hold_off import HoldOffs
 from harvest_lib.harvester.measures import HarvestMeasures
 from harvest_lib.leadership import Leadership, Term, TermEnd
+from harvest_lib.telemetry.harmless import Harmless
 
 _log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
 
@@ -42,6 +43,7 @@ class Terms:
         self.loops: dict[int, BatchLoop] = {}  # likewise
         self.measures = HarvestMeasures()
         self.handler: EventHandler | None = None
+        self._harmless = Harmless(_log, "event_handler_failed")
         self.turned_at = boot_seconds()
         """The time at which `serve` was last seen to turn."""
 
@@ -139,10 +141,8 @@ class Terms:
                 named["shard"] = str(shard)
             _log.info(_EVENT_NAMES[type(event)], extra=named)
         if self.handler is not None:
-            try:
+            with self._harmless:
                 self.handler(event)
-            except Exception:  # noqa: BLE001 - a handler's fault is not the harvester's
-                _log.exception("event_handler_failed")
 
 
 _EVENT_NAMES = {

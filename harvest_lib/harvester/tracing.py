@@ -8,6 +8,7 @@ Promises
 - Records are not changed. A header `traceparent` that is not well-formed costs its link, and nothing else.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -16,10 +17,13 @@ from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, Batch
 from harvest_lib.record import TOPIC, Row
 from harvest_lib.record.rows import RowPage, sampled_traceparents
 from harvest_lib.telemetry.batch_span import BatchSpan
+from harvest_lib.telemetry.harmless import Harmless
 from harvest_lib.telemetry.trace_context import configured_tracer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+_log = logging.getLogger(__name__)
 
 MOST_ROWS = 10_000
 _ABANDONED = "the batch was abandoned before its end was known"
@@ -74,14 +78,16 @@ class BatchTracing:
         self._end("abandoned", _ABANDONED)
 
     def _end(self, error: str = "", reason: str = "") -> None:
-        if self._span is not None:
-            self._span.end(error, reason)
-            self._span = None
+        span, self._span = self._span, None  # an error of a span processor's is one batch's
+        if span is not None:
+            span.end(error, reason)
 
 
 def batch_tracing(config: HarvestConfig, shard: int) -> Sequence[BatchTracing]:
     """Return the observer that makes spans of a shard's batches; none where nobody traces."""
-    tracer = configured_tracer()
+    tracer = None
+    with Harmless(_log, "tracing_unavailable"):
+        tracer = configured_tracer()
     if tracer is None:
         return []
     attributes = _attributes(config, shard)

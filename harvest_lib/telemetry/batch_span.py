@@ -61,6 +61,12 @@ class BatchSpan:
 
     def end(self, error: str = "", reason: str = "") -> None:
         """End it: well, or by an error of a kind."""
+        try:
+            self._name(error, reason)
+        finally:
+            self.span.end()
+
+    def _name(self, error: str, reason: str) -> None:
         if self.is_recorded:
             self.span.set_attribute("messaging.batch.message_count", self.messages)
             if self.topic:
@@ -71,4 +77,3 @@ class BatchSpan:
 
                 self.span.set_attribute("error.type", error)
                 self.span.set_status(StatusCode.ERROR, reason or None)
-        self.span.end()

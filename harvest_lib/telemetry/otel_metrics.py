@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Metric, Reading, Readings
 from harvest_lib.telemetry.counts import Histogram, HistogramReading, Labels, Observer, safe_value
+from harvest_lib.telemetry.harmless import Harmless
 from harvest_lib.telemetry.process import ProcessReadings
 from harvest_lib.telemetry.trace_context import SCOPE, is_imported, version
 
@@ -142,7 +143,7 @@ class _Reported:
             try:
                 for instrument, counted in self._instruments(metric, histogram.bounds):
                     counted.record(value, {**instrument.attributes, **_attributes(instrument, labels)})
-            except Exception:  # noqa: BLE001 - a provider of the user's: deliveries must not end with it
+            except BaseException:  # noqa: BLE001 - a provider of the user's: deliveries must not end with it
                 histogram.observer = None
                 _log.exception("histogram_not_reported", extra={"metric": metric.name})
 
@@ -234,10 +235,14 @@ def reported(subject: Readings) -> Iterator[None]:
     if provider is None:
         yield
         return
-    with _reporting:
+    to = None
+    with _reporting, Harmless(_log, "metrics_not_reported"):
         if provider not in _reported:
             _reported[provider] = _Reported(provider.get_meter(SCOPE, version()))
         to = _reported[provider]
+    if to is None:
+        yield
+        return
     process = ProcessReadings()
     sources: tuple[Readings, ...] = (process, subject)
     with process.counting():

@@ -3,14 +3,19 @@
 OpenTelemetry is never imported for it: a process that has a current span or a tracer provider has imported it.
 """
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from harvest_lib.telemetry.harmless import Harmless
+
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext, Tracer
+
+_harmless = Harmless(logging.getLogger(__name__), "trace_context_not_written")
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 """The headers of a record that name the span it was written in."""
@@ -40,7 +45,8 @@ def current_headers() -> Sequence[tuple[str, str]]:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
     headers: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(headers)
+    with _harmless:  # a record is written without them
+        TraceContextTextMapPropagator().inject(headers)
     return tuple(headers.items())
 
 

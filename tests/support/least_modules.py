@@ -155,6 +155,7 @@ EXEMPT = {
     "integration/harvester/test_metrics": "it forges checkpoints and parked records, and closes the database to all",
     "integration/harvester/test_limits_hold": "its subject is how many records go at a time, and none of its rights",
     "integration/harvester/test_providers": "its subject is what an embedder brings, and none of its rights",
+    "integration/harvester/test_observers_that_raise": "its subject is what a user observes with, and no rights",
     "integration/harvester/test_liveness": "its subject is what supervisors learn, and none of its rights",
     "integration/harvester/test_run_image": "its subject is an image, whose harvester runs as its user does",
     "integration/harvester/test_memory": "its processes are measured from the outside, as their owner's",

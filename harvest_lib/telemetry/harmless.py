@@ -1,0 +1,68 @@
+"""Observers that cannot do harm: span processors, event handlers and log handlers are the user's code.
+
+Promises
+- An error of such an observer costs its own observation. The work that is observed goes on, before and after a commit.
+- Each kind of error is told once. Interrupts from the keyboard, which are for the process, go through.
+"""
+
+import logging
+import sys
+import traceback
+from contextlib import suppress
+from types import TracebackType
+
+_PACKAGE = "harvest_lib"
+
+
+class Harmless:
+    """Context of calls of an observer: what they raise is logged as `event`, each kind of error once, and goes no
+    further. Used by any thread, any number of times."""
+
+    def __init__(self, logger: logging.Logger, event: str) -> None:
+        self._logger, self._event = logger, event
+        self._told: set[type[BaseException]] = set()
+
+    def __enter__(self) -> None:
+        """Begin; nothing has to be done."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        if kind is None or error is None or isinstance(error, KeyboardInterrupt):
+            return False
+        if kind not in self._told:
+            self._told.add(kind)
+            self._logger.error(self._event, exc_info=error)
+        return True
+
+
+class _Guarded(logging.Logger):
+    """A logger of which an error of handlers and filters does not reach the code that logs."""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Pass a record on."""
+        try:
+            super().handle(record)
+        except Exception as error:  # noqa: BLE001 - of a handler or a filter of the user's
+            _tell_of_handler(error)
+
+
+_told_of: set[type[BaseException]] = set()
+
+
+def _tell_of_handler(error: Exception) -> None:
+    """Write an error of a handler to standard error, as `logging` does with those that it meets; each kind once."""
+    if type(error) not in _told_of:
+        _told_of.add(type(error))
+        with suppress(Exception):
+            print("--- Logging error: a log handler or filter raised; it is not told again", file=sys.stderr)  # noqa: T201
+            traceback.print_exception(error, file=sys.stderr)
+
+
+def guard_loggers() -> None:
+    """Have no handler or filter of a logger of this package end what logs. Safe to repeat; loggers stay the same
+    objects, with their levels, handlers and filters."""
+    for name, logger in list(logging.Logger.manager.loggerDict.items()):
+        is_ours = name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+        if is_ours and isinstance(logger, logging.Logger) and not isinstance(logger, _Guarded):
+            logger.__class__ = type("GuardedLogger", (_Guarded, type(logger)), {})

@@ -1,0 +1,146 @@
+"""What a user observes with may raise: it costs its own observation, is told once, and delivery goes on."""
+
+import logging
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Sampler
+from support.outbox import harvest_config, read_topic, steps_back
+
+from harvest_lib.harvester.harvest import Harvest
+
+pytestmark = pytest.mark.gate
+
+RECORDS, BATCHES = 60, 5
+
+
+class Panic(BaseException):
+    """What bindings to other languages raise."""
+
+
+class Raising(SpanProcessor, Sampler):
+    """Observers that raise at a step; `calls` counts how often."""
+
+    def __init__(self, step, error):
+        self._step, self._error, self.calls = step, error, 0
+
+    def _at(self, step):
+        if step == self._step:
+            self.calls += 1
+            raise self._error
+
+    def on_start(self, span, parent_context=None):  # noqa: ARG002 - OpenTelemetry's own
+        self._at("on_start")
+
+    def on_end(self, span):  # noqa: ARG002 - as above
+        self._at("on_end")
+
+    def should_sample(self, *_arguments, **_named):
+        self._at("sampler")
+
+    def get_description(self):
+        return "raises"
+
+    def get_tracer(self, *_arguments, **_named):
+        self._at("provider")
+
+
+@pytest.fixture
+def config(outbox, bootstrap_servers, group_id):
+    outbox.fill(RECORDS, keys=RECORDS)
+
+    def make(delivery="barrier", **settings):
+        limits = {"max_in_flight_records": RECORDS // BATCHES}
+        return harvest_config(outbox.dsn, bootstrap_servers, group_id, delivery=delivery, limits=limits, **settings)
+
+    return make
+
+
+def check(outbox, servers):
+    """All were delivered once, in order."""
+    found = read_topic(servers, outbox.topic, isolation="read_committed")
+    assert sorted(each.outbox_id for each in found) == list(range(1, RECORDS + 1))
+    assert steps_back(found) == 0
+    assert outbox.count() == 0
+
+
+def events(caplog, name):
+    return [each for each in caplog.records if each.msg == name]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), Panic("broken")], ids=repr)
+@pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
+def test_tracing_that_raises(outbox, config, bootstrap_servers, monkeypatch, caplog, step, error):
+    raising = Raising(step, error)
+    provider = TracerProvider(**({"sampler": raising} if step == "sampler" else {}))
+    provider.add_span_processor(raising)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", raising if step == "provider" else provider)
+    assert Harvest(config()).drain(60).records == RECORDS
+    check(outbox, bootstrap_servers)
+    assert raising.calls >= (1 if step == "provider" else BATCHES), "each batch is tried again"
+    told = events(caplog, "tracing_unavailable" if step == "provider" else "batch_not_observed")
+    assert len(told) == 1
+    assert told[0].exc_info[1] is error
+
+
+def test_it_raises_after_the_commit_of_a_transaction_too(outbox, config, bootstrap_servers, monkeypatch):
+    provider, raising = TracerProvider(), Raising("on_end", ValueError("broken"))
+    provider.add_span_processor(raising)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    assert Harvest(config("transactional")).drain(60).records == RECORDS
+    check(outbox, bootstrap_servers)
+    assert raising.calls >= BATCHES
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), Panic("broken")], ids=repr)
+def test_an_event_handler_that_raises(outbox, config, bootstrap_servers, caplog, error):
+    calls = []
+
+    def handle(event):
+        calls.append(event)
+        raise error
+
+    made = config()
+    harvest = Harvest(
+        made.model_copy(update={"limits": made.limits.model_copy(update={"min_metrics_interval_seconds": 0})})
+    )
+    harvest.set_event_handler(handle)
+    assert harvest.drain(60).records == RECORDS
+    check(outbox, bootstrap_servers)
+    assert len(calls) > BATCHES
+    assert len(events(caplog, "event_handler_failed")) == 1
+
+
+class BrokenHandler(logging.Handler):
+    """A handler of logs whose `emit` raises, as those do that do not catch it."""
+
+    calls = 0
+
+    def emit(self, record):  # noqa: ARG002 - it is lost
+        self.calls += 1
+        raise ValueError("the log is full")
+
+
+class BrokenFilter(BrokenHandler):
+    """A handler whose filter raises."""
+
+    def filter(self, record):
+        self.emit(record)
+
+
+@pytest.mark.parametrize("kind", [BrokenHandler, BrokenFilter])
+@pytest.mark.parametrize("place", ["", "harvest_lib", "harvest_lib.harvester.harvest"])
+def test_a_log_handler_that_raises(outbox, config, bootstrap_servers, capfd, monkeypatch, kind, place):
+    monkeypatch.setattr("harvest_lib.telemetry.harmless._told_of", set())
+    handler, logger = kind(), logging.getLogger(place)
+    logger.addHandler(handler)
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.manager._clear_cache()
+    try:
+        assert Harvest(config()).drain(60).records == RECORDS
+    finally:
+        logger.removeHandler(handler)
+    check(outbox, bootstrap_servers)
+    assert handler.calls > 1
+    assert capfd.readouterr().err.count("a log handler or filter raised") == 1
