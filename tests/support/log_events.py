@@ -23,6 +23,8 @@ def calls():
                 ):
                     module = str(path.relative_to(ROOT))
                     yield module, node.lineno, node.func.attr, *_said(node)
+                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Harmless":
+                    yield str(path.relative_to(ROOT)), node.lineno, "exception", node.args[1].value, frozenset()
 
 
 def _said(node):
