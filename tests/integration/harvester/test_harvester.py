@@ -171,6 +171,8 @@ def test_events_and_state_over_a_life(outbox, solo):
         outbox.fill(100)
         eventually(lambda: harvest.delivered_records == 100, "delivers")
         assert harvest.in_flight_records == 0
+        harvest.stop()
+        assert harvest.state in {State.STOPPING, State.STOPPED}
     assert harvest.state is State.STOPPED
     assert isinstance(events[0], LeaderAcquired)
     assert isinstance(events[-1], LeaderRevoked)
