@@ -115,7 +115,10 @@ class DatabaseAccessDenied(DatabaseError):
 class ServerRegressed(DatabaseError):
     """The server may lack what was harvested before (failover, restore): going on could skip records, silently."""
 
-    wears_off = True
+    def __init__(self, cause: str, *, evidence: str = "", next_step: str, wears_off: bool = True) -> None:
+        self.wears_off = wears_off
+        """False if a corrected setting, or a grant, may show that the server lacks nothing."""
+        super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
 class CheckpointError(HarvestError):

@@ -110,9 +110,11 @@ class TransactionalBatches(_Delivered):
     def __init__(self, delivery: Delivery, store: KafkaStore) -> None:
         super().__init__(delivery)
         self.store: CheckpointStore = store
-        self._encode = store.encode
+        self._encode, self._vouch = store.encode, store.vouch
 
     def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        if not self._vouch():
+            return BatchFailed(reason=_REFUSED)
         return self._delivery.commit(self._encode(checkpoint), may_send)
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
 from harvest_lib.clock import boot_seconds
-from harvest_lib.errors import CheckpointError
+from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.source import Position
 
 _SAVE_SECONDS = 0.2
@@ -79,10 +79,10 @@ class TermCheckpoints:
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint; None if it does not fit our row because another leader has come, or the
-        subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied and CheckpointError."""
+        subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied, CheckpointError and ServerRegressed."""
         try:
             return self._store.load()
-        except CheckpointError:
+        except (CheckpointError, ServerRegressed):
             if self.status() is LeadershipStatus.LEADS:
                 raise
             return None

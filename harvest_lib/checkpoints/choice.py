@@ -18,7 +18,7 @@ from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity, system_of
 from harvest_lib.source.mark_batches import decode_ids
 from harvest_lib.source.pg_snapshot import Snapshot
-from harvest_lib.source.server_identity import lsn_number
+from harvest_lib.source.server_identity import lsn_number, remedy_of
 
 _SETTINGS = {"group": "`leaderGroupID`", "topic": "`checkpointTopic`"}
 _GENERATION_SLACK_SECONDS = 86_400
@@ -109,14 +109,31 @@ class CheckpointChoice:
             raise CheckpointError(
                 f"{self.place} is ahead of the database",
                 evidence=f"generation {theirs.generation}, the table's {mirror.generation}: was the database restored?",
-                next_step=f"anchor the subscription again: {begin_anew(self.subscription)}",
+                next_step=f"anchor the subscription again: {begin_anew(self.subscription, mirror)}",
             )
+        if record is not None:
+            self.check_witness(record)
         if mirror.kept_in != "kafka":
             is_later = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
             return self._kept(theirs) if theirs is not None and is_later else mirror
         if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
             raise self._behind(theirs)
         return self._kept(theirs)
+
+    def check_witness(self, record: Mapping[str, Any]) -> None:
+        """Raise ServerRegressed if the row was written less often than a checkpoint in Kafka knows that it was.
+
+        Whatever the writers have added since: the row itself went back to an earlier time, together with its server.
+        """
+        number, theirs, ours = record["number"], Checkpoint.of_json(record).witness, self.mirror.witness
+        if self.mirror.position is None or record["generation"] != self.mirror.generation or theirs <= ours:
+            return  # a row that is new is told by its leaders
+        raise ServerRegressed(
+            f"the server was put back to an earlier time than {self.place}: it may lack records that were harvested",
+            evidence=f"the subscription's row was written {theirs} times before checkpoint number {number} went to "
+            f"Kafka; here it was written {ours} times, the last one with number {self.mirror.number}",
+            next_step=remedy_of(self.subscription, marks=self.source == "mark"),
+        )
 
     def _kept(self, theirs: Checkpoint) -> Checkpoint:
         """Return Kafka's checkpoint; one that does not say whose it is as one that is to be written there again."""
@@ -145,6 +162,9 @@ class CheckpointChoice:
         if all(ids):
             evidence = f"{numbers}; the topic's id was {ids[0]} and is {ids[1]}"
             cause = "the topic lost records" if ids[0] == ids[1] else "the topic was deleted and recreated"
+        elif ids[0] and theirs is None:
+            evidence = f"{numbers}; the topic's id was {ids[0]}"
+            cause = "the topic was deleted"
         return CheckpointError(
             f"{self.place} is behind its mirror in Postgres: {cause}", evidence=evidence, next_step=remedy
         )

@@ -18,9 +18,17 @@ from harvest_lib.checkpoints.topic import (
     read_checkpoints,
     topic_id,
 )
+from harvest_lib.clock import boot_seconds
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.delivery import CheckpointPlace
-from harvest_lib.errors import CheckpointError, KafkaAccessDenied, KafkaUnavailable, TopicMissing, TransactionOpen
+from harvest_lib.errors import (
+    CheckpointError,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+    ServerRegressed,
+    TopicMissing,
+    TransactionOpen,
+)
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal, topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.outbox.identity import difference, has_unique_name
@@ -32,6 +40,10 @@ _MARKERS_SECONDS = 5.0
 """Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
 _ANSWER_SECONDS = 2.0
 """A stop waits for this attempt; a longer one is abandoned and retried."""
+
+_VOUCH_SECONDS = 0.2
+"""No transaction commits when the row was written longer ago than this: of a server that is put back to before that
+time, its row tells."""
 
 
 class KafkaStore(PostgresStore):
@@ -58,6 +70,7 @@ class KafkaStore(PostgresStore):
         self._place = place
         self._outbox = outbox
         self._consumer_provider = consumer_provider
+        self._vouch_at = 0.0
 
     def load(self) -> Checkpoint:
         self._acknowledge_again()
@@ -71,7 +84,9 @@ class KafkaStore(PostgresStore):
             record = self._read(choice)
         except TopicMissing:  # it was there when we started
             record = self._read_anew(choice)
-        return choice.newest(record)
+        newest = choice.newest(record)
+        self._checkpoints.require(newest)
+        return newest
 
     def _refuse_hidden(self) -> None:
         """Wait until readers of committed records see all of our partition. Raises CheckpointError if they do not.
@@ -116,9 +131,10 @@ class KafkaStore(PostgresStore):
     def _where(self) -> str:
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
-    def refuse_another(self, *, lost: bool = False) -> None:
+    def refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
         """Raise CheckpointError if the record in Kafka names another outbox, or, where `lost` is asked for, if Kafka
-        has no record and the mirror in Postgres one that was there. Nobody is fenced by asking."""
+        has no record and the mirror in Postgres one that was there. Raise ServerRegressed if the server lacks what the
+        record has passed. Nobody is fenced by asking."""
         mirror, place = self._checkpoints.look(), self._place
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
         found: Sequence[Found] = ()
@@ -130,8 +146,31 @@ class KafkaStore(PostgresStore):
         for each in found:
             if "identity" in each.record:
                 choice.check_outbox(each.record)
+            if each.record:
+                self._refuse_regressed(each.record, tell=tell)
         if lost and not found:
             choice.newest(None)
+
+    def _refuse_regressed(self, record: Mapping[str, Any], *, tell: bool) -> None:
+        """Raise if the row, or the server, lacks what a checkpoint in Kafka has passed. Its leader may live: the row is
+        read after the record."""
+        choice, theirs = self._choice(self._checkpoints.look()), Checkpoint.of_json(record)
+        if theirs.generation != choice.mirror.generation:
+            return
+        self._check_witness(choice, record, tell=tell)
+        counts = choice.mirror.kept_in == "kafka" or theirs.number > choice.mirror.number
+        if counts and choice.owns(record) and not choice.judge(record):
+            self._checkpoints.require(theirs, tell=tell)
+
+    def _check_witness(self, choice: CheckpointChoice, record: Mapping[str, Any], *, tell: bool = True) -> None:
+        if not choice.owns(record):
+            return
+        try:
+            choice.check_witness(record)
+        except ServerRegressed as error:
+            if tell:
+                self._checkpoints.remember(Checkpoint.of_json(record), error)
+            raise
 
     def _read_anew(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
         """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,
@@ -149,6 +188,8 @@ class KafkaStore(PostgresStore):
         found = self._find(choice, to_sound=self._is_placed)
         if not found:
             return None
+        if last := found[-1 if self._is_placed else 0].record:
+            self._check_witness(choice, last)
         if self._is_placed or not found[0].trouble:
             self._checkpoints.forget_leaders(found[-1].record)
             if choice.is_of_another_timeline(found[-1].record):
@@ -223,6 +264,22 @@ class KafkaStore(PostgresStore):
     def _topic_id(self) -> str | None:
         return topic_id(self._kafka, self._place.topic) if self._checkpoints.authors.identity is not None else None
 
+    def vouch(self) -> bool:
+        """Have the row written, if it was not lately, before a transaction commits that names its witness; False if we
+        were fenced, or the subscription was moved."""
+        if boot_seconds() < self._vouch_at:
+            return True
+        vouched = self._checkpoints.vouch()
+        self._vouch_at = boot_seconds() + _VOUCH_SECONDS
+        return vouched
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        saved = super().save(checkpoint)
+        self._vouch_at = boot_seconds() + _VOUCH_SECONDS
+        return saved
+
     def encode(self, checkpoint: Checkpoint) -> bytes:
         """Return the record of a checkpoint that goes along in its batch's transaction."""
-        return compact({**checkpoint.as_json(), **self._checkpoints.authors.origin, "outbox": self._outbox}).encode()
+        checkpoints = self._checkpoints
+        signed = {**checkpoint.as_json(), **checkpoints.authors.origin, "witness": checkpoints.witness}
+        return compact({**signed, "outbox": self._outbox}).encode()

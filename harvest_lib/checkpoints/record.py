@@ -28,6 +28,12 @@ class Checkpoint:
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Its author and outbox: the known fields of `ORIGIN`."""
 
+    @property
+    def witness(self) -> int:
+        """Return how often the row was written in this generation, as far as the checkpoint knows."""
+        found = self.origin.get("witness")
+        return found if isinstance(found, int) else 0
+
     def as_json(self) -> dict[str, Any]:
         return {
             "generation": self.generation,
@@ -72,10 +78,14 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-ORIGIN = ("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed")
+ORIGIN = (
+    *("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed"),
+    "witness",
+)
 """The fields of a checkpoint's origin: `identity` of the outbox, and earlier ones that an operator confirmed (`was`);
 `leaders` by epoch, those since the last that saved; `timeline` of the server; `kafka`, the group and the topic it was
-written under; `placed`, if an operator put it there and no leader has saved since."""
+written under; `placed`, if an operator put it there and no leader has saved since; `witness`, how often the row of the
+subscription was written in this generation, so that a row that went back with its server is told by Kafka's."""
 
 
 def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> Checkpoint:

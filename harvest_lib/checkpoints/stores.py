@@ -50,6 +50,7 @@ class PostgresStore:
         return status
 
     def load(self) -> Checkpoint:
+        self._checkpoints.require(self._mirror)
         self._acknowledge_again()
         if self._mirror.kept_in == "postgres":
             return self._mirror

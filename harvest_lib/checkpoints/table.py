@@ -8,6 +8,8 @@ Promises
   and `leadership_status` has it go on from the new place.
 - Nobody leads a subscription that is divided or read otherwise than configured, or of which the checkpoint is another
   outbox's: CheckpointError, before any epoch is raised.
+- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka names the one that was on disk before:
+  a row that has a lower one was put back to an earlier time, together with its server.
 - A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row lists the
   leaders that there were since the last one that saved.
 - A save is on disk when it returns.
@@ -25,62 +27,19 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from harvest_lib.checkpoints import row_statements as rows
 from harvest_lib.checkpoints.authors import Authors
 from harvest_lib.checkpoints.record import Checkpoint as Checkpoint  # noqa: PLC0414 - who takes it from here
 from harvest_lib.checkpoints.record import compact, read_checkpoint
+from harvest_lib.checkpoints.refusals import FIELD as REFUSED
+from harvest_lib.checkpoints.refusals import check_server, remember
 from harvest_lib.checkpoints.subscription_rows import check_subscription, lock_subscription
 from harvest_lib.database import connect, in_statement, translated
+from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
 from harvest_lib.source.filters import Subscription
-
-_FIRST = """
-INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)
-ON CONFLICT (subscription, shard) DO NOTHING
-"""
-
-_LEAD = """
-INSERT INTO {table} AS s (subscription, shard, shards, source, epoch, leader_id)
-VALUES (%(subscription)s, %(shard)s, %(shards)s, %(source)s, 1, %(leader_id)s)
-ON CONFLICT (subscription, shard) DO UPDATE SET epoch = s.epoch + 1, leader_id = excluded.leader_id, updated_at = now()
-WHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])
-RETURNING generation, epoch, until::text, checkpoint
-"""
-
-_RENEW = """
-UPDATE {table} SET epoch = epoch + 1, updated_at = now()
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
-RETURNING generation, epoch, until::text, checkpoint
-"""
-
-_ANNOUNCE = "SELECT set_config('application_name', %s, false)"
-
-_SAVE = """
-UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
-WHERE subscription = %(subscription)s AND shard = %(shard)s
-  AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
-  AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
-"""
-
-_LAST = """
-SELECT epoch, leader_id, checkpoint, generation FROM {table}
-WHERE subscription = %(subscription)s AND shard = %(shard)s
-"""
-
-_LIST_LEADERS = """
-UPDATE {table} SET checkpoint = checkpoint || %(leaders)s::jsonb
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
-  AND checkpoint IS NOT NULL
-"""
-
-_STATUS = """
-SELECT generation, until::text, checkpoint FROM {table} AS s
-WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
-"""
-_RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
-# The leader id as well: a row that was removed and made again begins with the epochs that it had before.
-
 
 _NO_EPOCH = -1
 """That of a leader that did not come to lead. Lower than any."""
@@ -119,10 +78,10 @@ class CheckpointTable:
         self._table = table
         self.subscription = subscription
         self._rivals = rivals
-        status = _STATUS if rivals is None else _STATUS.replace(" FROM", f"{_RIVAL} FROM", 1)
+        status = rows.STATUS if rivals is None else rows.STATUS.replace(" FROM", f"{rows.RIVAL} FROM", 1)
         names = {"table": in_statement(table)}
-        self._first, self._lead, self._renew, self._save, self._status = (
-            sql.SQL(each).format(**names) for each in (_FIRST, _LEAD, _RENEW, _SAVE, status)
+        self._first, self._lead, self._renew, self._save, self._status, self._vouch = (
+            sql.SQL(each).format(**names) for each in (rows.FIRST, rows.LEAD, rows.RENEW, rows.SAVE, status, rows.VOUCH)
         )
         self._row = {"subscription": subscription.name, "shard": subscription.shard}
         self._connection: psycopg.Connection[Any] | None = None
@@ -131,6 +90,9 @@ class CheckpointTable:
         """The leader ids under which we may have raised the epoch, heard of or not, since an answer was heard last."""
         self._generation = self._epoch = 0
         self._until: str | None = None
+        self._saved: Mapping[str, Any] = {}  # what the row had when it was read last
+        self.witness = 0
+        """The row's, as we have read or written it last."""
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> Checkpoint:
         """Raise the epoch, fencing the previous leader, and return the subscription's checkpoint.
@@ -174,7 +136,7 @@ class CheckpointTable:
 
     def _read_authors(self, connection: psycopg.Connection[Any], outbox: sql.Identifier) -> None:
         """Read who the last leaders are, once their checkpoint is known to be of this outbox."""
-        statement = sql.SQL(_LAST + "FOR UPDATE").format(table=in_statement(self._table))
+        statement = sql.SQL(rows.LAST + "FOR UPDATE").format(table=in_statement(self._table))
         identity = self.authors.identity = identity_of(connection, outbox)
         row = connection.execute(statement, self._row).fetchone()
         epoch, leader_id, saved, generation = row or (0, None, None, 0)
@@ -184,13 +146,14 @@ class CheckpointTable:
 
     def look(self) -> Checkpoint:
         """Return the subscription's checkpoint, without leading. Raises CheckpointError if it is another outbox's."""
-        statement = sql.SQL(_LAST).format(table=in_statement(self._table))
+        statement = sql.SQL(rows.LAST).format(table=in_statement(self._table))
         connection = self.connected()
         identity = self.authors.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
         with translated():
             row = connection.execute(statement, self._row).fetchone()
-        saved, generation = row[2:] if row is not None else (None, 0)
+        epoch, leader_id, saved, generation = row or (0, None, None, 0)
         checkpoint = self._checkpoint(generation, saved)
+        self.authors.read(saved or {}, epoch, leader_id)
         if saved and identity is not None:
             check_identity(connection, saved, identity, self.subscription.name)
         return checkpoint
@@ -202,7 +165,7 @@ class CheckpointTable:
                 self._list_leaders(self.connected())
 
     def _list_leaders(self, connection: psycopg.Connection[Any]) -> None:
-        statement = sql.SQL(_LIST_LEADERS).format(table=in_statement(self._table))
+        statement = sql.SQL(rows.LIST_LEADERS).format(table=in_statement(self._table))
         connection.execute(statement, {**self.holder, "leaders": Jsonb(self.authors.listed())})
 
     @contextmanager
@@ -260,10 +223,37 @@ class CheckpointTable:
             "seen": checkpoint.seen,
             "holds": checkpoint.holds,
             "number": checkpoint.number,
-            "checkpoint": Jsonb({**checkpoint.as_json(), **self.authors.saved(checkpoint)}, dumps=compact),
+            "checkpoint": Jsonb(
+                {**checkpoint.as_json(), **self.authors.saved(checkpoint), "witness": self.witness + 1}, dumps=compact
+            ),
         }
+        return self._write(self._save, values)
+
+    def vouch(self) -> bool:
+        """Raise the row's witness, durably; False if this leader was fenced, or the subscription was rewound since."""
+        witness = Jsonb({"witness": self.witness + 1})
+        return self._write(self._vouch, {**self.holder, "generation": self._generation, "witness": witness})
+
+    def _write(self, statement: sql.Composed, values: Mapping[str, Any]) -> bool:
         with translated():
-            return self.connected().execute(self._save, values, prepare=True).rowcount == 1
+            written = self.connected().execute(statement, values, prepare=True).rowcount == 1
+        self.witness += written
+        return written
+
+    def require(self, checkpoint: Checkpoint, *, tell: bool = True) -> None:
+        """Raise ServerRegressed or CheckpointError if the server lacks what a checkpoint has passed, or was found to
+        lack it before. The row remembers it, unless `tell` is false."""
+        try:
+            check_server(self.connected(), self._saved, checkpoint, self.subscription.name)
+        except (ServerRegressed, CheckpointError) as error:
+            if tell:
+                self.remember(checkpoint, error)
+            raise
+
+    def remember(self, checkpoint: Checkpoint, error: ServerRegressed | CheckpointError) -> None:
+        """Have the row remember why a checkpoint was refused, if that is settled."""
+        if (error.wears_off or isinstance(error, CheckpointError)) and not self._saved.get(REFUSED):
+            remember(self.connected(), self._table, self._row, checkpoint, error)
 
     @property
     def holder(self) -> Mapping[str, Any]:
@@ -284,6 +274,7 @@ class CheckpointTable:
     def _checkpoint(self, generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
         name, shard = self.subscription.name, self.subscription.shard
         checkpoint = read_checkpoint(saved, name, shard) if saved else Checkpoint(generation=generation)
+        self._saved, self.witness = saved or {}, checkpoint.witness
         return replace(checkpoint, generation=generation)
 
     def connected(self) -> psycopg.Connection[Any]:
@@ -293,5 +284,5 @@ class CheckpointTable:
             with translated():
                 self._connection.execute("SET statement_timeout = '30s'")
                 if self._leader_id is not None:
-                    self._connection.execute(_ANNOUNCE, (announced(self._leader_id),))
+                    self._connection.execute(rows.ANNOUNCE, (announced(self._leader_id),))
         return self._connection

@@ -112,7 +112,7 @@ class StatusReadings:
     def next(self) -> Status:
         from harvest_lib.cli.shards import shard_json
         from harvest_lib.outbox.table import Backlog
-        from harvest_lib.subscriptions.admin import unreadable_note
+        from harvest_lib.subscriptions.admin import trouble_notes
 
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
         shards = self._reader.shards()
@@ -125,7 +125,6 @@ class StatusReadings:
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
         if time.monotonic() - self._slow_at >= _SLOW_EVERY_SECONDS:
             self._ask_slowly()
-        unreadable = [unreadable_note(each) for each in shards if each.checkpoint_trouble]
         return Status(
             table=str(self._table),
             backlog_records=waiting.records,
@@ -141,7 +140,7 @@ class StatusReadings:
             database_bytes=self._sizes.database,
             database_limit_bytes=self._config.database_limit_bytes,
             kafka_trouble=leaders.trouble,
-            notes=[*leaders.notes, *self._reader.detached(), *self._slow_notes, *unreadable],
+            notes=[*leaders.notes, *self._reader.detached(), *self._slow_notes, *trouble_notes(shards)],
             subscriptions=[shard_json(*each) for each in read],
         )
 

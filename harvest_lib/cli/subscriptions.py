@@ -36,7 +36,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     """
     from harvest_lib.cli.shards import HEADER, cells, shard_json
     from harvest_lib.cli.tables import print_table, table_of
-    from harvest_lib.subscriptions.admin import unreadable_note
+    from harvest_lib.subscriptions.admin import trouble_notes
 
     with _open_subscriptions(config) as (subscriptions, _):
         shards = subscriptions.shards()
@@ -45,7 +45,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
         typer.echo(json_text(rows))
     elif rows:
         print_table(table_of(map(cells, rows), HEADER))
-        for note in (unreadable_note(each) for each in shards if each.checkpoint_trouble):
+        for note in trouble_notes(shards):
             typer.echo(f"warning: {printable(note)}", err=True)
     else:
         typer.echo("no subscriptions; a harvester adds its own when it first becomes leader")

@@ -145,7 +145,10 @@ class CheckpointEngine(Engine):
 
         checks: list[Check] = [("no other pool leads", refuse_rivals)]
         if self._config.delivery == "transactional":
-            checks.append(("the checkpoints in Kafka are of this outbox", partial(self._refuse_another, lost=True)))
+            refuse = partial(self._refuse_another, lost=True, tell=False)
+            checks.append(("the checkpoints in Kafka are of this outbox", refuse))
+        else:  # a leader finds out by itself
+            checks.append(("the server has what the checkpoints have passed", self._refuse_regressed))
         return checks
 
     def _refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
@@ -178,14 +181,23 @@ class CheckpointEngine(Engine):
             with translated():
                 connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
-    def _refuse_another(self, *, lost: bool = False) -> None:
+    def _refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
         """Raise CheckpointError if the names that we use in Kafka are another outbox's, or, where `lost` is asked for,
-        if the checkpoint is not under them: before anybody is fenced."""
+        if the checkpoint is not under them; ServerRegressed if the server lacks what Kafka's checkpoint has passed:
+        before anybody is fenced."""
         config = self._config
         checkpoints = make_checkpoints(config, self._table, config.source, 0)
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         with closing(checkpoints):
-            make_kafka_store(config, self._table, checkpoints, 0, **providers).refuse_another(lost=lost)
+            store = make_kafka_store(config, self._table, checkpoints, 0, **providers)
+            store.refuse_another(lost=lost, tell=tell)
+
+    def _refuse_regressed(self) -> None:
+        """Raise ServerRegressed if the server lacks what a checkpoint in Postgres has passed."""
+        for shard in range(self._config.shards):
+            checkpoints = make_checkpoints(self._config, self._table, self._config.source, shard)
+            with closing(checkpoints):
+                checkpoints.require(checkpoints.look(), tell=False)
 
     def stand_by(self) -> None:
         if boot_seconds() < self._ask_at:

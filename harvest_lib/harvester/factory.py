@@ -80,7 +80,7 @@ def make_batch_source(
     `parks`."""
     if kind == "mark":
         parked = table.parked.identifier if parks else None
-        source = MarkSource(_marking(config), table.identifier, parked)
+        source = MarkSource(_marking(config), table.identifier, parked, names_places=True)
         return MarkPages(source, config.limits.mark_backoff_seconds)
     selection = make_selection(config, table, shard)
     make = TransactionIdSource if kind == "transaction_id" else SnapshotSource

@@ -10,7 +10,7 @@ import psycopg
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.database import connect, translated
-from harvest_lib.errors import CheckpointError, OutboxTableError
+from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.record import PAGE_BYTES, Row
 from harvest_lib.source import server_identity
@@ -208,7 +208,7 @@ class ConnectedSource(ABC):
         which it is there already, if the server has said so."""
         assert self._place is not None  # noqa: S101 - set with the connection
         lsn = flushed_up_to or server_identity.barrier(connection)
-        self._place = server_identity.Place(system=self._place.system, timeline=self._place.timeline, lsn=lsn)
+        self._place = replace(self._place, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:
         """Return True if a poll that found nothing should be remembered, at the price of a barrier and a checkpoint.
@@ -228,15 +228,6 @@ class ConnectedSource(ABC):
 
     def _place_json(self) -> Mapping[str, str]:
         return self._place.as_json() if self._place is not None else {}
-
-    def _refuse_later(self, transaction_id: int, now: Snapshot) -> None:
-        if transaction_id > now.xmax:
-            raise CheckpointError(
-                f"the checkpoint of subscription {self._subscription!r} is ahead of the database",
-                evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {now.xmax}",
-                next_step="correct `dataSource`, or, after a restore, anchor it again: `harvest subscriptions rewind "
-                f"{self._subscription} --to beginning|now|SNAPSHOT`, or `--to mirror` under `delivery: transactional`",
-            )
 
     def _refuse_foreign(self, connection: psycopg.Connection[Any]) -> None:
         with translated():

@@ -15,6 +15,8 @@ class ClaimedRows(NamedTuple):
     parked: Mapping[tuple[str, str], int]
     more: bool = False
     """True if there may be more at once: the limit was reached, or as many bytes as are read at a time."""
+    server: Mapping[str, str] = {}
+    """The place in the server's log before which all of the rows were committed, if the source knows it."""
 
 
 class ClaimSource(Protocol):

@@ -16,6 +16,7 @@ Promises
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -27,11 +28,11 @@ from harvest_lib.native import by_id, rows_of
 from harvest_lib.outbox.row_security import guarded, require_all_rows
 from harvest_lib.record import KEY, PAGE_BYTES, Row
 from harvest_lib.record.rows import ids_of
+from harvest_lib.source import server_identity
 from harvest_lib.source.by_bytes import RECORD_BYTES
 from harvest_lib.source.claim_protocol import ClaimedRows
 from harvest_lib.source.parking_moves import ParkingMoves, array_of
 from harvest_lib.source.readable import readable
-from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,11 @@ WHERE id = ANY((
   ) END FROM head
 )::bigint[])
 RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {{any_parked}},
-  (SELECT count(*) FROM head)
+  (SELECT count(*) FROM head){{lsn}}
 """  # noqa: S608 - it is above
+
+# After the statement's snapshot was taken: what that sees was committed before.
+_LSN = ", (SELECT pg_current_wal_insert_lsn()::text)"
 
 _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
 
@@ -59,9 +63,9 @@ _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
-_ANY_IS_PARKED, _FOUND = 6, 7
-"""Columns behind those of a `Row`: whether anything was parked when the mark began, and how many rows the limit
-allowed."""
+_ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
+"""Columns behind those of a `Row`: whether anything was parked when the mark began, how many rows the limit allowed,
+and, if places are named, the LSN before which all of them were committed."""
 
 _LEAST_LIMIT = 10
 """So many rows are checked, and locked for a moment, however large the last ones were."""
@@ -76,13 +80,24 @@ class MarkSource:
     """`ClaimSource` over one table that a leader marks and purges; both names are quoted ones. Without `parked` nothing
     is ever parked."""
 
-    def __init__(self, conninfo: str, table: sql.Identifier, parked: sql.Identifier | None = None) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        table: sql.Identifier,
+        parked: sql.Identifier | None = None,
+        *,
+        names_places: bool = False,
+    ) -> None:
+        """`names_places`: rows come with their place in the server's log."""
+        self._names_places = names_places
+        self._place: server_identity.Place | None = None
         self._conninfo = conninfo
         self._parking = ParkingMoves(table, parked) if parked is not None else None
         any_parked = self._parking.any_parked if self._parking is not None else sql.SQL("false")
         self._tables = [table] if parked is None else [table, parked]
         names = {"table": in_statement(table)}
-        self._unguarded_mark = sql.SQL(_MARK).format(any_parked=any_parked, **names)
+        lsn = sql.SQL(_LSN if names_places else "")
+        self._unguarded_mark = sql.SQL(_MARK).format(any_parked=any_parked, lsn=lsn, **names)
         self._mark = rendered(self._unguarded_mark)
         self._purge, self._purge_marked, self._reset = (
             rendered(sql.SQL(each).format(**names)) for each in (_PURGE, _PURGE_MARKED, _RESET)
@@ -110,12 +125,15 @@ class MarkSource:
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = rendered(guarded(self._unguarded_mark, guard))
             self._warn_of_failover(self._connection)
+            if self._names_places:
+                server_identity.require_primary(self._connection)
+                self._place = server_identity.place(self._connection)
             self._reconnected = True
         self._own_ids.append(leader_id)
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
         """Say that another server took over: purges that it never heard of are undone, and their records come again."""
-        before, self._timeline = self._timeline, timeline(connection)
+        before, self._timeline = self._timeline, server_identity.timeline(connection)
         if None not in {before, self._timeline} and before != self._timeline:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
 
@@ -174,7 +192,8 @@ class MarkSource:
     ) -> ClaimedRows:
         """Return rows in order; `first` of them, whole, says whether the limit, or the bytes, kept others out."""
         is_more = not len(rows) == first[_FOUND] < limit
-        return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more)
+        server = replace(self._place, lsn=first[_UP_TO]).as_json() if self._place is not None else {}
+        return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more, server)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a

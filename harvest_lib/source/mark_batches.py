@@ -71,6 +71,7 @@ class MarkPages:
         self._batch: list[int] = []  # of those, the ones sent in this batch
         self._delivered: list[int] = []  # of batches before, not purged yet
         self._purging: list[int] = []  # of those, the ones being purged
+        self._server: Mapping[str, str] = {}  # the place in its log behind which nothing of what was read lies
         self._gone: set[int] = set()  # from the table, since the mark that was asked for: it may have them
         self.parked: Mapping[tuple[str, str], int] = {}
         """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
@@ -81,6 +82,7 @@ class MarkPages:
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         self._source.open(uuid4())
         self._batch, self._purging, self._gone = [], [], set()
+        self._server = (position or {}).get("server", {})
         if ids := [*self._delivered, *(_delivered(position) if position is not None else [])]:
             self._fetch(self._source, 0, ids)
             self._delivered = []
@@ -106,6 +108,7 @@ class MarkPages:
         if not rows:
             return None
         self._held.update(dict.fromkeys(ids))
+        self._server = claimed.server or self._server
         if self._left:
             self._left.difference_update(ids)
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
@@ -243,7 +246,10 @@ class MarkPages:
 
     def position(self) -> Position:
         """Return the position after the rows read so far."""
-        return {"source": NAME, "ids": encode_ids([*self._delivered, *self._held]) if self._names_ids else ""}
+        if not self._names_ids:
+            return {"source": NAME, "ids": ""}
+        ids = encode_ids([*self._delivered, *self._held])
+        return {"source": NAME, "ids": ids, **({"server": self._server} if self._server else {})}
 
 
 def _delivered(position: Position) -> list[int]:

@@ -6,15 +6,15 @@ timeline and a place in its log (LSN) that was on disk; and each connection is c
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 
 from harvest_lib.database import translate, translated
-from harvest_lib.errors import DatabaseUnavailable, ServerRegressed
+from harvest_lib.errors import CheckpointError, DatabaseUnavailable, ServerRegressed
 
 _WHERE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
@@ -42,24 +42,36 @@ confirm.
 
 _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
 
+_NEXT_TRANSACTION = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text, pg_is_in_recovery()"
+
+_FIRST_TIMELINE = "00000001"
+
 _LACKS_GRANT = "SELECT quote_ident(current_user) WHERE NOT has_function_privilege('pg_read_file(text)', 'EXECUTE')"
 
 _REMEDY = (
     "compare Kafka with the outbox (`harvest audit`), then anchor the subscription again: "
-    "`harvest subscriptions rewind {name} --to mirror|beginning|now|SNAPSHOT`"
+    "`harvest subscriptions rewind {name} --to {places}`"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place in the log of one server: its system identifier, timeline (8 hex digits) and LSN."""
+    """A place in the log of one server: its system identifier, timeline (8 hex digits) and LSN. `forked` is the LSN at
+    which the timeline left the one before, "" where that is not known: the number alone comes again where a restore did
+    not find the histories of other timelines in the archive."""
 
     system: str
     timeline: str
     lsn: str
+    forked: str = ""
 
     def as_json(self) -> dict[str, str]:
-        return {"system": self.system, "timeline": self.timeline, "lsn": self.lsn}
+        return {
+            "system": self.system,
+            "timeline": self.timeline,
+            "lsn": self.lsn,
+            **({"forked": self.forked} if self.forked else {}),
+        }
 
 
 def require_primary(connection: psycopg.Connection[Any]) -> None:
@@ -81,10 +93,17 @@ def standby() -> DatabaseUnavailable:
 
 def place(connection: psycopg.Connection[Any]) -> Place:
     """Return where the server's log is on disk now."""
+    return _place(connection)[0]
+
+
+def _place(connection: psycopg.Connection[Any]) -> tuple[Place, Sequence[tuple[int, str]] | None]:
+    """Return the place, and the forks on the way to its timeline, see `_forks`."""
     with translated():
         row = connection.execute(_WHERE).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    return Place(system=row[0], timeline=row[1], lsn=row[2])
+    now = Place(system=row[0], timeline=row[1], lsn=row[2])
+    forks = _forks(connection, now.timeline)
+    return (replace(now, forked=forks[-1][1]) if forks else now), forks
 
 
 def timeline(connection: psycopg.Connection[Any]) -> str | None:
@@ -102,14 +121,21 @@ def barrier(connection: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str) -> Place:
-    """Compare the server with the place of a position and return where it is now.
+def remedy_of(subscription: str, *, marks: bool = False) -> str:
+    """Return what to do once the server was found to lack records. One that `marks` has its mirror alone."""
+    return _REMEDY.format(name=subscription, places="mirror" if marks else "mirror|beginning|now|SNAPSHOT")
+
+
+def check(
+    connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, marks: bool = False
+) -> Place:
+    """Compare the server with the place of a position and return where it is now. `marks` if it is one of source mark.
 
     Raises ServerRegressed when it may lack records behind the position: another cluster, a log that ends before the
     place, or a timeline that forked before it (or nobody may read where it forked).
     """
-    now = place(connection)
-    remedy = _REMEDY.format(name=subscription)
+    now, forks = _place(connection)
+    remedy = remedy_of(subscription, marks=marks)
     if now.system != before["system"]:
         raise ServerRegressed(
             "this is not the server that the checkpoint came from",
@@ -117,12 +143,21 @@ def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscr
             next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or replication: "
             f"`harvest subscriptions move`; to give the position up: `harvest subscriptions rewind {subscription} "
             "--to beginning|now`",
+            wears_off=False,
+        )
+    began, fork = _branch(forks, before["timeline"], now)
+    if before.get("forked") and began and began != before["forked"]:
+        raise ServerRegressed(
+            "the server was restored to an earlier time, and its timeline has the number of another one",
+            evidence=f"its timeline {before['timeline']} forked at {began}, the checkpoint's at {before['forked']}; "
+            f"the checkpoint is at {before['lsn']}",
+            next_step=remedy,
         )
     if now.timeline != before["timeline"]:
-        fork = _fork(connection, now.timeline, before["timeline"])
         if fork is None or lsn_number(fork) < lsn_number(before["lsn"]):
-            where = f"forked at {fork}" if fork else "where it forked cannot be read"
-            reader = None if fork else _lacks_grant(connection)
+            unknown = "where it forked cannot be read" if forks is None else "which is not one that it came from"
+            where = f"forked at {fork}" if fork else unknown
+            reader = _lacks_grant(connection) if forks is None else None
             grant = (
                 f"`GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {reader}`, and start again; or " if reader else ""
             )
@@ -131,6 +166,7 @@ def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscr
                 evidence=f"timeline {now.timeline} instead of {before['timeline']}, {where}; "
                 f"the checkpoint is at {before['lsn']}",
                 next_step=grant + remedy,
+                wears_off=forks is not None,
             )
     elif lsn_number(now.lsn) < lsn_number(before["lsn"]):
         raise ServerRegressed(
@@ -141,28 +177,61 @@ def check(connection: psycopg.Connection[Any], before: Mapping[str, str], subscr
     return now
 
 
+def check_transactions(connection: psycopg.Connection[Any], transaction_id: int, subscription: str) -> None:
+    """Raise CheckpointError if the server has not come to a transaction that a position has seen, and
+    DatabaseUnavailable on a standby."""
+    with translated():
+        row = connection.execute(_NEXT_TRANSACTION).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    if row[1]:
+        raise standby()
+    if transaction_id > int(row[0]):
+        raise CheckpointError(
+            f"the checkpoint of subscription {subscription!r} is ahead of the database",
+            evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {row[0]}",
+            next_step="correct `dataSource`, or, after a restore, anchor it again: `harvest subscriptions rewind "
+            f"{subscription} --to mirror|beginning|now|SNAPSHOT`",
+        )
+
+
 def lsn_number(lsn: str) -> int:
     """Return an LSN (`16/B374D848`) as a number of bytes."""
     high, low = lsn.split("/")
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def _fork(connection: psycopg.Connection[Any], timeline: str, old: str) -> str | None:
-    """Return the LSN at which the way to `timeline` left the timeline `old`; None if it cannot be known."""
+def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: Place) -> tuple[str, str | None]:
+    """Return where a timeline on the way to the present one began, "" if that is not known, and where it was left;
+    None if it was not, or is not on the way."""
+    known = forks or ()
+    if timeline == now.timeline:
+        return now.forked, None
+    for number, (left, lsn) in enumerate(known):
+        if left == int(timeline, 16):
+            return (known[number - 1][1] if number else ""), lsn
+    return "", None
+
+
+def _forks(connection: psycopg.Connection[Any], timeline: str) -> Sequence[tuple[int, str]] | None:
+    """Return the timelines before this one, the first one first, and the LSN at which each was left; None if that
+    cannot be known."""
+    if timeline == _FIRST_TIMELINE:
+        return ()
+    if _lacks_grant(connection):
+        return None  # or the server would log each time that we were refused
     try:
         row = connection.execute(_HISTORY, (timeline,)).fetchone()
     except (pg.InsufficientPrivilege, pg.UndefinedFile, pg.UndefinedFunction):
         return None
     except psycopg.Error as error:
         raise translate(error) from error  # nothing is known: it is asked again
-    for line in str(row[0]).splitlines() if row else ():
-        if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == int(old, 16):
-            return found[2]
-    return None
+    lines = str(row[0]).splitlines() if row else []
+    found = [re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", each) for each in lines]
+    return [(int(each[1]), each[2]) for each in found if each]
 
 
 def _lacks_grant(connection: psycopg.Connection[Any]) -> str | None:
-    """Return our role, quoted, if `_fork` knows nothing for the lack of a grant."""
+    """Return our role, quoted, if it may not read where timelines forked."""
     with translated():
         row = connection.execute(_LACKS_GRANT).fetchone()
     return str(row[0]) if row is not None else None

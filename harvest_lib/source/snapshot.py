@@ -165,7 +165,7 @@ class SnapshotSource(ConnectedSource):
     def _resume(self, connection: psycopg.Connection[Any], position: Position) -> None:
         self._prev = Snapshot.parse(position["prev"])
         cur = Snapshot.parse(position["cur"]) if "cur" in position else None
-        self._refuse_later((cur or self._prev).xmax, self._now(connection))
+        server_identity.check_transactions(connection, (cur or self._prev).xmax, self._subscription)
         if cur is not None:
             with translated():
                 self._begin_window(cur, position["after"])

@@ -59,7 +59,7 @@ class TransactionIdSource(ConnectedSource):
             self._barrier(connection)
         else:
             self._transaction, self._id = int(position["transaction_id"]), int(position["id"])
-            self._refuse_later(self._transaction, self._now(connection))
+            server_identity.check_transactions(connection, self._transaction, self._subscription)
         return self._position() if position is None else position
 
     def read(self, limit: int) -> Page | None:

@@ -23,6 +23,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from harvest_lib.checkpoints.record import Checkpoint, read_checkpoint, unreadable
+from harvest_lib.checkpoints.refusals import refusal_of
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
@@ -105,6 +106,8 @@ class SubscriptionShard:
     checkpoint: Checkpoint | None
     checkpoint_trouble: str = ""
     """Reason that the checkpoint in Postgres cannot be read, which is None then; else empty."""
+    refusal: str = ""
+    """Evidence that the server lacks what was harvested, and the command, if a start has found it; else empty."""
     updated_at: datetime
     updated_seconds_ago: float
 
@@ -361,10 +364,11 @@ class Subscriptions:
         return ["segments were dropped before the oldest record that is there: what was in them does not come again"]
 
 
-def unreadable_note(shard: SubscriptionShard) -> str:
-    """Return in one line the fault of a shard's checkpoint, and its fix."""
-    error = unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
-    return f"{error.cause}: {error.evidence}; {error.next_step}"
+def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
+    """Return in one line each the faults of the shards' checkpoints, and their fixes."""
+    errors = [unreadable(each.name, each.shard, each.checkpoint_trouble) for each in shards if each.checkpoint_trouble]
+    refusals = [f"the subscription {each.name!r} does not go on: {each.refusal}" for each in shards if each.refusal]
+    return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
 
 
 def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpoint:
@@ -418,6 +422,7 @@ def _shard(row: Mapping[str, Any], leaders: set[str]) -> SubscriptionShard:
         "is_led": leader_id is not None and announced(leader_id) in leaders,
         "checkpoint": checkpoint,
         "checkpoint_trouble": trouble,
+        "refusal": refusal_of(row["checkpoint"]) if checkpoint is not None else "",
         "updated_seconds_ago": max(0.0, row["updated_seconds_ago"]),
     }
     return SubscriptionShard(**{**row, **made})

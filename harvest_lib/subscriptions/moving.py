@@ -108,8 +108,7 @@ class Moving:
                 positions, waiting = self._ranked(rows, origin, shards, lasts)
             for each, last, position in zip(shards, lasts, positions, strict=True):
                 if last is not None:
-                    server_now = {} if each.source == "mark" else {"server": place.as_json()}
-                    self._place(each, last, {**position, **server_now}, generation)
+                    self._place(each, last, {**position, "server": place.as_json()}, generation)
             if is_native:
                 names_of = {"segments": in_statement(self._outbox.segments.identifier)}
                 connection.execute(sql.SQL(_FORGET_CLOSED).format(**names_of))

@@ -15,6 +15,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError, ServerRegressed
 from harvest_lib.record import PAGE_BYTES
+from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 
 pytestmark = pytest.mark.gate
@@ -626,7 +627,8 @@ def test_a_server_that_may_lack_what_was_read_is_refused(table, ordinary, case, 
 
 
 @only_real
-def test_who_may_not_read_where_a_timeline_forked_is_told_the_grant(table, ordinary):
+def test_who_may_not_read_where_a_timeline_forked_is_told_the_grant(table, ordinary, monkeypatch):
+    monkeypatch.setattr(server_identity, "_FIRST_TIMELINE", "")  # the server's has one before it, as it were
     table.write("k")
     source = table.source(dsn=ordinary)
     position = source.open(None)

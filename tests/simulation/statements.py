@@ -10,8 +10,9 @@ from psycopg import sql
 
 from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.checkpoints.row_statements import ANNOUNCE
 from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
-from harvest_lib.checkpoints.table import _ANNOUNCE, CheckpointTable
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement
 from harvest_lib.leadership import last_leaders, rivals
 from harvest_lib.leadership.pool import Pool
@@ -104,6 +105,9 @@ class Statements:
 
     def now(self, _values, _transaction):
         return [(str(self._database.snapshot()), False)]
+
+    def next_transaction(self, _values, _transaction):
+        return [(str(self._database.snapshot().xmax), False)]
 
     def where(self, _values, _transaction):
         return [(_SYSTEM, _TIMELINE, self._database.lsn)]
@@ -273,6 +277,14 @@ class Statements:
             self._put(transaction, values["shard"], {**row, "checkpoint": json.dumps(checkpoint)})
         return [()] if stored else []
 
+    def vouch(self, values, transaction):
+        row = self._row(values)
+        if not _is_led(row, values, ("generation", "epoch", "leader_id")) or row["checkpoint"] is None:
+            return []
+        saved = _loaded(row["checkpoint"]) | values["witness"].obj
+        self._put(transaction, values["shard"], {**row, "checkpoint": json.dumps(saved)})
+        return [()]
+
     def kinds(self, _values, _transaction):
         return sorted({(row["shards"], row["source"]) for row in self._database.subscriptions.values()})
 
@@ -403,7 +415,7 @@ def _known():
         MarkSource("", OUTBOX): "mark",
         MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset",
         (marked := ParkingMoves(OUTBOX, PARKED)): "any_parked parked_keys park hold",
-        checkpoints: "first lead renew save status",
+        checkpoints: "first lead renew save vouch status",
         ParkedIds(
             checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
         ): "matching load add moved due release",
@@ -424,12 +436,13 @@ def _known():
         batch_source._NOW: "now",
         server_identity._WHERE: "where",
         server_identity._IN_RECOVERY: "in_recovery",
+        server_identity._NEXT_TRANSACTION: "next_transaction",
         server_identity._BARRIER: "barrier",
         server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
         parked_ids._MAY_MATCH: "yes",
         ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
-        _ANNOUNCE: "",
+        ANNOUNCE: "",
         rivals._MAY_ANNOUNCE: "yes",
         last_leaders._MARKS: "marks",
     }

@@ -17,6 +17,9 @@ class Mirror:
     def lead(self, _leader_id, _after_epoch=None):
         return Checkpoint(generation=0, number=7, position={"at": 7}, kept_in="kafka")
 
+    def require(self, _checkpoint):
+        pass
+
 
 def test_kafka_s_last_checkpoint_is_passed_by_the_first_batch_without_transactions():
     store = PostgresStore(Mirror(), None)

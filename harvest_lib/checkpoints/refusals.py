@@ -1,0 +1,95 @@
+"""Evidence that the server lacks what a checkpoint has passed, and the memory of it in the subscription's row.
+
+After a restore, ids of transactions and records come again with other content, and going on would skip them. That the
+log or the transactions end before the checkpoint is evidence that wears off: the writers go on, and both grow past it.
+So the first process that finds it writes it into the row. Each later one is refused by the same evidence, until an
+operator places the subscription anew, which replaces what the row has.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from harvest_lib.checkpoints.record import Checkpoint
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegressed
+from harvest_lib.source import server_identity
+from harvest_lib.source.pg_snapshot import Snapshot
+
+# No epoch is asked for: whoever finds it says it, also before it leads.
+_REMEMBER = """
+UPDATE {table} SET checkpoint = checkpoint || %(refused)s
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND generation = %(generation)s AND checkpoint IS NOT NULL
+"""
+
+FIELD = "refused"
+"""The field of the row's checkpoint that remembers a refusal."""
+
+
+def check_server(
+    connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: Checkpoint, subscription: str
+) -> None:
+    """Raise ServerRegressed or CheckpointError if the server lacks what `checkpoint` has passed, or was found to lack
+    it before. `saved` is what the row has."""
+    if (refusal := saved.get(FIELD)) and _names(refusal, checkpoint):
+        raise ServerRegressed(
+            refusal["cause"],
+            evidence=f"{refusal['evidence']}; found at {refusal['at']}, and nobody has placed the subscription since",
+            next_step=refusal["next_step"],
+        )
+    position = checkpoint.position or {}
+    if not (before := position.get("server")):
+        return
+    server_identity.check(connection, before, subscription, marks=position.get("source") == "mark")
+    server_identity.check_transactions(connection, _transactions(position), subscription)
+
+
+def remember(
+    connection: psycopg.Connection[Any],
+    table: sql.Identifier,
+    row: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    error: ServerRegressed | CheckpointError,
+) -> None:
+    """Write into the row of a shard why `checkpoint` was refused, if our role may."""
+    refusal = {
+        **_identity(checkpoint),
+        "cause": error.cause,
+        "evidence": error.evidence,
+        "next_step": error.next_step,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    values = {**row, "generation": checkpoint.generation, FIELD: Jsonb({FIELD: refusal})}
+    with suppress(DatabaseAccessDenied), translated():
+        connection.execute(sql.SQL(_REMEMBER).format(table=in_statement(table)), values)
+
+
+def refusal_of(saved: Mapping[str, Any]) -> str:
+    """Return in one line the refusal that a row remembers; empty if there is none."""
+    refusal = saved.get(FIELD)
+    return f"{refusal['cause']}: {refusal['evidence']}; {refusal['next_step']}" if refusal else ""
+
+
+def _identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    return {
+        "generation": checkpoint.generation,
+        "number": checkpoint.number,
+        "leader_id": checkpoint.origin.get("leader_id"),
+    }
+
+
+def _names(refusal: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    return all(refusal.get(name) == value for name, value in _identity(checkpoint).items())
+
+
+def _transactions(position: Mapping[str, Any]) -> int:
+    """Return a number of a transaction that the server had come to when a position was made."""
+    if "transaction_id" in position:
+        return int(position["transaction_id"])
+    snapshot = position.get("cur") or position.get("prev")
+    return Snapshot.parse(snapshot).xmax if snapshot else 0

@@ -1,0 +1,53 @@
+"""The statements on a subscription's row, for one shard and its leader. {table} is that of the subscriptions."""
+
+FIRST = """
+INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)
+ON CONFLICT (subscription, shard) DO NOTHING
+"""
+
+LEAD = """
+INSERT INTO {table} AS s (subscription, shard, shards, source, epoch, leader_id)
+VALUES (%(subscription)s, %(shard)s, %(shards)s, %(source)s, 1, %(leader_id)s)
+ON CONFLICT (subscription, shard) DO UPDATE SET epoch = s.epoch + 1, leader_id = excluded.leader_id, updated_at = now()
+WHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])
+RETURNING generation, epoch, until::text, checkpoint
+"""
+
+RENEW = """
+UPDATE {table} SET epoch = epoch + 1, updated_at = now()
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+RETURNING generation, epoch, until::text, checkpoint
+"""
+
+ANNOUNCE = "SELECT set_config('application_name', %s, false)"
+
+SAVE = """
+UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
+WHERE subscription = %(subscription)s AND shard = %(shard)s
+  AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+  AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
+"""
+
+LAST = """
+SELECT epoch, leader_id, checkpoint, generation FROM {table}
+WHERE subscription = %(subscription)s AND shard = %(shard)s
+"""
+
+VOUCH = """
+UPDATE {table} SET checkpoint = checkpoint || %(witness)s, updated_at = now()
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL
+  AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+"""
+
+LIST_LEADERS = """
+UPDATE {table} SET checkpoint = checkpoint || %(leaders)s::jsonb
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+  AND checkpoint IS NOT NULL
+"""
+
+STATUS = """
+SELECT generation, until::text, checkpoint FROM {table} AS s
+WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
+"""
+RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
+# The leader id as well: a row that was removed and made again begins with the epochs that it had before.
