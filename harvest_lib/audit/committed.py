@@ -6,7 +6,7 @@ that names the query, or the file and the line.
 
 import csv
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ _PAGE_ROWS = 5_000
 
 
 def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
-    """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic. In one that
-    is composed each % is doubled.
+    """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic, column 4
+    (optional) the content, as `CONTENT` makes it. In one that is composed each % is doubled.
 
     Rows of a topic that is not in `topics` are left out. A key that is null is not known and will not be compared.
     The connection lasts from the first row to the last. Raises DatabaseUnavailable, DatabaseAccessDenied, or
@@ -44,7 +44,8 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
                 for row in cursor:
                     if len(row) > 2 and row[2] not in topics:  # noqa: PLR2004  (the third column)
                         continue
-                    yield CommittedRecord(_row_id(row[0], text), _key(row[1]) if len(row) > 1 else None)
+                    key, content = _key(_column(row, 1)), _column(row, 3)
+                    yield CommittedRecord(_row_id(row[0], text), key, content)
         except pg.InsufficientPrivilege as error:
             raise DatabaseAccessDenied(
                 "Postgres refused the query",
@@ -117,6 +118,10 @@ def _malformed(reason: str, path: Path, line: int) -> ConfigError:
         line=line,
         next_step='write CSV with the columns id,key or one {"id": 1, "key": "…"} a line',
     )
+
+
+def _column(row: Sequence[Any], number: int) -> Any:
+    return row[number] if len(row) > number else None
 
 
 def _row_id(value: object, query: str) -> int:

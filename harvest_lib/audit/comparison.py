@@ -4,8 +4,9 @@ Both streams go into a temporary SQLite database on disk, which vanishes when it
 that is killed; window functions find the anomalies. Memory holds SQLite's page cache and a few examples, never
 something per record. Knows neither Kafka nor Postgres.
 
-A record is one id. Within a key, in one partition of one topic, ids must ascend: writers lock the key before they
-insert, and the sequence has CACHE 1.
+A record is one id, with the content that was committed under it, where that is known: after a restore ids come again,
+and what was delivered under one before is another record. Within a key, in one partition of one topic, ids must ascend:
+writers lock the key before they insert, and the sequence has CACHE 1.
 """
 
 import sqlite3
@@ -24,6 +25,7 @@ ANOMALIES = {
     "pending": queries.PENDING,
     "lost": queries.LOST,
     "unknown": queries.UNKNOWN,
+    "other_contents": queries.OTHER_CONTENTS,
     "wrong_keys": queries.WRONG_KEY,
     "adjacent_duplicates": queries.ADJACENT_DUPLICATES,
     "separated_duplicates": queries.SEPARATED_DUPLICATES,
@@ -63,6 +65,8 @@ def audit(
         if committed_again is not None and database.execute(queries.UNKNOWN).fetchone():
             database.executemany(queries.ADD_ARRIVALS, committed_again())
             database.execute(queries.KEEP_ARRIVALS_SEEN)
+        database.execute(queries.SET_OTHERS_ASIDE)
+        database.execute(queries.FORGET_OTHERS)
         for statement in (queries.CREATE_STEPS, queries.INDEX_STEPS, queries.CREATE_COPIES, queries.INDEX_COPIES):
             database.execute(statement)
         return _report(database, examples=examples, show_keys=show_keys, purged_when_delivered=purged_when_delivered)

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from confluent_kafka import KafkaError as ClientError
 
 from harvest_lib.audit.acknowledged import Acknowledged
-from harvest_lib.audit.records import ObservedRecord
+from harvest_lib.audit.records import ObservedRecord, content_of
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
@@ -180,7 +180,8 @@ def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes
         elif name == MESSAGE_ID and message_id is None:  # the first one counts
             message_id = value or b""
     place = message.topic(), message.partition(), message.offset()
-    return ObservedRecord(*place, message.timestamp()[1], message.key(), record_id, leader), message_id
+    content = content_of(message.value()) if record_id is not None else None
+    return ObservedRecord(*place, message.timestamp()[1], message.key(), record_id, leader, content), message_id
 
 
 def _integer(text: bytes | None) -> int | None:

@@ -4,19 +4,19 @@ Each query of an anomaly returns rows of (topic, partition, offset, id, key), on
 """
 
 CREATE_TABLES = """
-CREATE TABLE committed (id INTEGER PRIMARY KEY, key BLOB);
+CREATE TABLE committed (id INTEGER PRIMARY KEY, key BLOB, content BLOB);
 CREATE TABLE pending (id INTEGER PRIMARY KEY);
-CREATE TABLE arrivals (id INTEGER PRIMARY KEY, key BLOB);
+CREATE TABLE arrivals (id INTEGER PRIMARY KEY, key BLOB, content BLOB);
 CREATE TABLE observed (
     topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, timestamp_ms INTEGER NOT NULL,
-    key BLOB, id INTEGER, leader BLOB
+    key BLOB, id INTEGER, leader BLOB, content BLOB
 );
 """
 
-ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?)"
+ADD_COMMITTED = "INSERT OR IGNORE INTO committed VALUES (?, ?, ?)"
 ADD_PENDING = "INSERT OR IGNORE INTO pending VALUES (?)"
-ADD_ARRIVALS = "INSERT OR IGNORE INTO arrivals VALUES (?, ?)"
-ADD_OBSERVED = "INSERT INTO observed VALUES (?, ?, ?, ?, ?, ?, ?)"
+ADD_ARRIVALS = "INSERT OR IGNORE INTO arrivals VALUES (?, ?, ?)"
+ADD_OBSERVED = "INSERT INTO observed VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 # Two sorts, done once: by id, and every key's sequence. The windows below read the second in its order.
 INDEX_IDS = "CREATE INDEX ids ON observed (id) WHERE id IS NOT NULL"
@@ -27,8 +27,17 @@ CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id 
 # Records committed while the audit read are known from a second look; only those that Kafka already has count.
 KEEP_ARRIVALS_SEEN = """
 INSERT OR IGNORE INTO committed
-SELECT id, key FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
+SELECT id, key, content FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
 """
+
+# Records of another content than the one that was committed under their id: the id came again, and they are others.
+SET_OTHERS_ASIDE = """
+CREATE TABLE others AS
+SELECT observed.rowid AS record, topic, partition, offset, observed.id, observed.key
+FROM observed NOT INDEXED JOIN committed ON committed.id = observed.id
+WHERE observed.content <> committed.content
+"""
+FORGET_OTHERS = "DELETE FROM observed WHERE rowid IN (SELECT record FROM others)"
 
 # Every record whose id is not above that of the record before it in its key's sequence: a step back, or a repeat.
 CREATE_STEPS = """
@@ -80,6 +89,7 @@ SELECT topic, partition, offset, id, key FROM observed
 WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM committed WHERE committed.id = observed.id)
 GROUP BY id
 """
+OTHER_CONTENTS = "SELECT topic, partition, offset, id, key FROM others"
 WRONG_KEY = """
 SELECT topic, partition, offset, observed.id, observed.key
 FROM observed NOT INDEXED JOIN committed ON committed.id = observed.id
@@ -125,7 +135,7 @@ COUNT_DELIVERED = (
     "SELECT count(*) FROM committed WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = committed.id)"
 )
 COUNT_FOREIGN = "SELECT count(*) FROM observed WHERE id IS NULL"
-COUNT_RECORDS = "SELECT count(*) FROM observed"
+COUNT_RECORDS = "SELECT (SELECT count(*) FROM observed) + (SELECT count(*) FROM others)"
 
 EXPLANATIONS = """
 SELECT leader_before, leader, count(*) FROM copies

@@ -70,8 +70,8 @@ class LeaderStatistics:
 class AuditReport:
     """Result of comparing committed records with the records in Kafka.
 
-    `records == delivered + purged + unknown + duplicates + foreign`, and `committed == delivered + lost` plus those
-    committed that are `pending`.
+    `records == delivered + purged + unknown + other_contents + duplicates + foreign`, and `committed == delivered +
+    lost` plus those committed that are `pending`.
     """
 
     records: int
@@ -89,6 +89,9 @@ class AuditReport:
     """Ids in Kafka that the outbox no longer has, where the outbox is the only source of committed records."""
     foreign: int
     """Records in Kafka without an id: another program's."""
+    other_contents: int
+    """Records in Kafka under an id whose committed record has another value: the database was put back to an earlier
+    time and ids came again, or a row was changed after it was delivered. They are no copies of that record."""
     wrong_keys: int
     """Records in Kafka under another key than was committed."""
     duplicates: int
@@ -138,6 +141,7 @@ _DOCUMENT = TypeAdapter(AuditReport)
 MUST_BE_ZERO = (
     "lost",
     "unknown",
+    "other_contents",
     "wrong_keys",
     "unexplained_duplicates",
     "reordered",

@@ -29,6 +29,7 @@ _ROWS = {
     "purged": "delivered and purged from the outbox",
     "lost": "lost: committed, neither in Kafka nor pending",
     "unknown": "unknown: in Kafka, never committed",
+    "other_contents": "with another value than committed",
     "wrong_keys": "with another key than committed",
     "reordered": "reordered: first occurrences out of order",
     "order_violations": "order violations: all steps back within a key",
@@ -42,6 +43,11 @@ _ROWS = {
 _ALWAYS_SHOWN = ("committed", "delivered", "pending", "duplicates")
 
 _RECORDS = "SELECT id, kafka_key FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record"
+# Bytes that are no text of any encoding come to Kafka in several ways.
+_CONTENTS = """
+SELECT id, kafka_key, kafka_topic, CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN CONTENT END
+FROM (SELECT {columns} FROM {table} WHERE true {filter}) AS record
+"""
 _PARKED = "SELECT id, kafka_key FROM {parked} WHERE kafka_topic = ANY (ARRAY[{topics}]::text[])"
 _IS_LISTED = "{id} IN (SELECT id FROM {parked_ids} WHERE subscription = {subscription})"
 
@@ -211,6 +217,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     """
     from psycopg import sql
 
+    from harvest_lib.audit.records import CONTENT
     from harvest_lib.database import connect, in_statement
     from harvest_lib.harvester.factory import make_selection
     from harvest_lib.outbox import OutboxTable, ParkedIdTable
@@ -223,6 +230,10 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
         shards = shards_of(connection, table, harvest.subscription)
         parked = parked_table(connection, table, harvest)
         is_parked = parked.exists(connection)
+        is_mapped = harvest.columns is not None  # whose values may be those of rows that change
+        is_bytes = not is_mapped and table.value_type(connection) == "bytea"
+    value = "kafka_value" if is_bytes else "convert_to(kafka_value, 'UTF8')"
+    records = _RECORDS if is_mapped else _CONTENTS.replace("CONTENT", CONTENT.format(value=value))
     own = make_selection(harvest, table)
     listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)
     conditions: list[sql.Composable] = [
@@ -244,7 +255,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     if is_parked and not isinstance(parked, ParkedIdTable):
         also = sql.SQL(_PARKED).format(parked=in_statement(parked.table.identifier), topics=listed)
         waiting = sql.SQL("({}) UNION ALL ({})").format(waiting, also)
-    return every.fill(_RECORDS), waiting
+    return every.fill(records), waiting
 
 
 def _show(report: "audits.AuditReport", topics: list[str], *, ok: bool, as_json: bool) -> None:

@@ -33,6 +33,21 @@ def log(text):
         )
 
 
+def test_a_record_of_another_content_is_another_record():
+    """Of an id that came again: it stands for no delivery, no copy and no step back."""
+    committed = [CommittedRecord(1, b"k", b"old"), CommittedRecord(2, b"k", b"new"), CommittedRecord(3, b"k", b"new")]
+    seen = [(1, b"old"), (2, b"old"), (3, b"old"), (2, b"new"), (4, b"old")]
+    observed = [
+        ObservedRecord("t", 0, at, at, b"k", number, None, content) for at, (number, content) in enumerate(seen)
+    ]
+    report = audit(committed, observed)
+    counts = (report.records, report.delivered, report.lost, report.other_contents, report.unknown)
+    assert counts == (5, 2, 1, 2, 1)
+    assert (report.duplicates, report.reordered, report.order_violations) == (0, 0, 0)
+    assert [each.id for each in report.examples["lost"]] == [3]
+    assert not report.ok
+
+
 def test_where_split_keys_went_and_since_when_is_told():
     observed = "0:a1 0:b2 1:c3 5:a4 5:b5 5:a6 1:c7 3:b8 other/0:a9 5:a?"
     report = audit(rows("a1 b2 c3 a4 b5 a6 c7 b8 a9"), log(observed))

@@ -16,23 +16,30 @@ def write(tmp_path, name, content):
     return path
 
 
+def known(records):
+    """Return ids and keys: a file says nothing of contents."""
+    found = list(records)
+    assert all(each.content is None for each in found)
+    return [(each.id, each.key) for each in found]
+
+
 def test_csv(tmp_path):
     path = write(tmp_path, "c.csv", 'key,id,topic\nN1,1,t\n"a, ""b""",2,t\n,3,t\nN4,4,other\n')
-    assert list(read_file(path, topics=["t"])) == [(1, b"N1"), (2, b'a, "b"'), (3, None)]
+    assert known(read_file(path, topics=["t"])) == [(1, b"N1"), (2, b'a, "b"'), (3, None)]
 
 
 def test_csv_with_ids_only_a_byte_order_mark_and_carriage_returns(tmp_path):
-    assert list(read_file(write(tmp_path, "c.CSV", b"\xef\xbb\xbfid\r\n1\r\n-2\r\n"))) == [(1, None), (-2, None)]
+    assert known(read_file(write(tmp_path, "c.CSV", b"\xef\xbb\xbfid\r\n1\r\n-2\r\n"))) == [(1, None), (-2, None)]
 
 
 def test_json_lines(tmp_path):
     lines = [{"id": 1, "key": "é"}, {"id": "2"}, {"id": 3, "key": None, "topic": "t"}, {"id": 4, "topic": "u"}]
     path = write(tmp_path, "c.jsonl", "\n\n".join(map(json.dumps, lines)) + "\n")
-    assert list(read_file(path, topics=["t"])) == [(1, "é".encode()), (2, None), (3, None)]
+    assert known(read_file(path, topics=["t"])) == [(1, "é".encode()), (2, None), (3, None)]
 
 
 def test_a_key_that_is_not_utf8_stays_what_it_is(tmp_path):
-    assert list(read_file(write(tmp_path, "c.csv", b"id,key\n1,\xff\xfe\n"))) == [(1, b"\xff\xfe")]
+    assert known(read_file(write(tmp_path, "c.csv", b"id,key\n1,\xff\xfe\n"))) == [(1, b"\xff\xfe")]
 
 
 @pytest.mark.parametrize("name", ["c.csv", "c.jsonl"])
@@ -42,7 +49,7 @@ def test_an_empty_file(tmp_path, name):
         with pytest.raises(ConfigError, match="column `id`"):
             list(read_file(path))
     else:
-        assert list(read_file(path)) == []
+        assert known(read_file(path)) == []
 
 
 @pytest.mark.parametrize(
