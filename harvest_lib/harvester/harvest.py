@@ -94,7 +94,7 @@ class Harvest:
         self._engine: Engine | None = None
         self._leadership = leadership
         self._state = State.CREATED
-        self._state_lock = threading.Lock()
+        self._state_lock = threading.RLock()  # a signal handler may stop what its thread is starting
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
@@ -127,7 +127,7 @@ class Harvest:
             self._engine, self._leadership = parts.engine, parts.leadership
             parts.leadership.start()
         except BaseException:
-            self._state = State.STOPPED
+            self._go_to(State.STOPPED)
             self._stopped.set()
             raise
         self._config = parts.config
@@ -146,8 +146,9 @@ class Harvest:
 
     def stop(self) -> None:
         """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
-        if self._state is State.RUNNING:
-            self._state = State.STOPPING
+        with self._state_lock:
+            if self._state is State.RUNNING:
+                self._state = State.STOPPING
         self._stop_deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
         self._stopping.set()
 
@@ -279,6 +280,10 @@ class Harvest:
         """Have `handler` called with each event, on the harvester's thread: it should return soon."""
         self._terms.handler = handler
 
+    def _go_to(self, state: State) -> None:
+        with self._state_lock:
+            self._state = state
+
     # -- the harvest thread
 
     def _run(self, parts: Parts) -> None:
@@ -288,12 +293,12 @@ class Harvest:
         finally:
             deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
             self._terms.join(deadline, 2 * _SLACK_SECONDS)
-            self._state = State.STOPPING
+            self._go_to(State.STOPPING)
             try:
                 parts.leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS))
             except BaseException as error:  # noqa: BLE001 - as below; the first failure is the one that counts
                 self._failure = self._failure or error
-            self._state = State.STOPPED
+            self._go_to(State.STOPPED)
             # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
             _log.info("harvester_stopped", extra={"delivered": self.delivered_records})
             self._stopped.set()

@@ -91,6 +91,22 @@ class MarkPages:
     def read(self, limit: int) -> Page | None:
         if self._asked is None and boot_seconds() < self._mark_at:
             return None
+        while True:
+            claimed, rows, ids = self._claim(limit)
+            if rows or not claimed.more:
+                break
+        if not rows:
+            return None
+        self._held.update(dict.fromkeys(ids))
+        self._server = claimed.server or self._server
+        if self._left:
+            self._left.difference_update(ids)
+        if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
+            self._ask(limit)
+        return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
+
+    def _claim(self, limit: int) -> tuple[ClaimedRows, Sequence[Row], Sequence[int]]:
+        """Return what was marked, and of that the rows that are not held here already, with their ids."""
         claimed = self._next(limit)
         self.parked = claimed.parked
         if not claimed.rows:
@@ -103,17 +119,7 @@ class MarkPages:
             rows = [row for row in rows if row[0] not in known]
             ids = ids_of(rows)
         self._gone.clear()
-        if not rows and claimed.more:
-            return self.read(limit)
-        if not rows:
-            return None
-        self._held.update(dict.fromkeys(ids))
-        self._server = claimed.server or self._server
-        if self._left:
-            self._left.difference_update(ids)
-        if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
-            self._ask(limit)
-        return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
+        return claimed, rows, ids
 
     def load(self, ids: Sequence[int]) -> list[Row]:  # noqa: ARG002 - nothing is parked by its id alone
         return []

@@ -10,7 +10,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.harvester.factory import make_purging_pages
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.source import MarkPages, mark_batches
+from harvest_lib.source import ClaimedRows, MarkPages, mark_batches
 
 pytestmark = pytest.mark.quick
 
@@ -265,6 +265,30 @@ def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end(
         table.rows[each][1] = uuid4()  # a zombie has marked them
     assert [each[0] for each in leader.read(4).rows] == [5, 6, 7, 8]
     assert leader.read(4) is None
+    leader.close()
+
+
+def test_however_many_pages_of_held_records_come_the_next_others_are_found():
+    """A zombie marks them again and again, in small pages: that costs no depth."""
+    table, pages = filled(4), 3_000
+    source = FakeSource(table)
+    fetch, left = source.fetch, [pages]
+    leader = MarkPages(source)
+    leader.open(None)
+    held = list(leader.read(2).rows)
+
+    def fetch_held(limit, delivered=()):
+        if not limit or not left[0]:
+            return fetch(limit, delivered)
+        left[0] -= 1
+        return ClaimedRows(held, {}, more=True)
+
+    leader._asked.result()
+    leader._asked = None
+    table.rows[3][1] = table.rows[4][1] = None
+    source.fetch = fetch_held
+    assert [each[0] for each in leader.read(2).rows] == [3, 4]
+    assert left == [0]
     leader.close()
 
 
