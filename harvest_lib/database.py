@@ -90,6 +90,18 @@ _WOULD_FILTER = "query would be affected by row-level security policy"
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
 """Text that a guarded statement of ours puts into Postgres' own error, instead of missing rows."""
 
+_READ_ONLY_BY = """
+SELECT source, CASE source
+  WHEN 'user' THEN format('ALTER ROLE %I RESET default_transaction_read_only', current_user)
+  WHEN 'database' THEN format('ALTER DATABASE %I RESET default_transaction_read_only', current_database())
+  WHEN 'database user' THEN
+    format('ALTER ROLE %I IN DATABASE %I RESET default_transaction_read_only', current_user, current_database())
+  WHEN 'configuration file' THEN
+    'ALTER SYSTEM RESET default_transaction_read_only, or take it out of postgresql.conf, and SELECT pg_reload_conf()'
+  ELSE 'name the server that takes changes in `dataSource`'
+END
+FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_setting('transaction_read_only') = 'on'
+"""
 
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
@@ -115,9 +127,44 @@ def open_session(
 
     `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
     it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
-    are psycopg's options. Raises psycopg.Error, ConfigError for a connection string that cannot be read, or
-    DatabaseError for a setting that the server does not take.
+    are psycopg's options. Where `target_session_attrs` is `read-write`, the session can write once its settings are
+    made: libpq asks before, of a role that is read-only unless a session says otherwise. Raises psycopg.Error,
+    ConfigError for a connection string that cannot be read, or DatabaseError for a setting that the server does not
+    take, and for a session that stays read-only.
     """
+    try:
+        return _configured(conninfo, settings, more)
+    except psycopg.OperationalError as error:
+        if error.sqlstate or not _TAKES_NO_CHANGES.search(evidence_of(error)):
+            raise
+        wants = parameters_of(conninfo).get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+        if wants != "read-write":
+            raise
+    connection = _configured(make_conninfo(conninfo, target_session_attrs="primary"), settings, more)
+    try:
+        _require_changes(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
+    """Raise DatabaseUnavailable for a session of a primary that is read-only: it may be switched off there."""
+    found = connection.execute(_READ_ONLY_BY).fetchone()
+    if found is not None:
+        source, reset = found
+        raise DatabaseUnavailable(
+            "the session is read-only, though the server is no standby: `default_transaction_read_only` is on",
+            evidence=f"the setting comes from the {source}",
+            next_step=f"{reset}; or set `default_transaction_read_only=off` in `dataSource`, for our sessions alone",
+        )
+
+
+def _configured(
+    conninfo: str, settings: Mapping[str, str] | None, more: Mapping[str, Any]
+) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a session, and make the settings of its connection string's `options`, and ours."""
     parameters = parameters_of(conninfo)
     options = parameters.get("options")
     if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # which may have some

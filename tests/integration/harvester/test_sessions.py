@@ -1,15 +1,19 @@
 """Sessions in Postgres: the settings of `dataSource` hold, and those of a role or database change no answer."""
 
 import json
+import uuid
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
 from psycopg import errors as pg
-from psycopg.conninfo import make_conninfo
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.outbox import harvest_config
 
 from dagster_harvest.resources import HarvesterResource
 from harvest_lib import OutboxRecord, append
+from harvest_lib.config import DataSource
 from harvest_lib.database import connect, lift_timeouts, translate, translated
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.harvester.harvest import Harvest
@@ -198,3 +202,63 @@ def test_a_timeout_of_the_role_is_named(error, setting):
     assert isinstance(found, DatabaseUnavailable)
     assert "a timeout of the role" in str(found)
     assert f"SET {setting} = 0" in found.next_step
+
+
+@pytest.fixture
+def read_only(dsn):
+    """A role that is read-only unless a session says otherwise: its connection string, for writing."""
+    role = sql.Identifier(f"""we"ird {uuid.uuid4().hex[:8]}""")
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(role))
+        admin.execute(sql.SQL("ALTER ROLE {} SET default_transaction_read_only = on").format(role))
+        try:
+            name = role.as_string(None)[1:-1].replace('""', '"')
+            yield make_conninfo(dsn, user=name, password="x", target_session_attrs="read-write"), admin
+        finally:
+            admin.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.mark.parametrize("way", ["options", "parameter", "environment", "url"])
+def test_a_role_that_is_read_only_writes_where_the_data_source_says_so(read_only, monkeypatch, way):
+    """As in psql: libpq asks about it before the options hold."""
+    conninfo, _ = read_only
+    lifted = "-c default_transaction_read_only=off"
+    match way:
+        case "options":
+            conninfo = make_conninfo(conninfo, options=lifted)
+        case "environment":
+            monkeypatch.setenv("PGOPTIONS", lifted)
+        case "parameter":
+            conninfo = DataSource.parse(f"{conninfo} default_transaction_read_only=off").conninfo()
+        case "url":
+            query = urlencode({"options": lifted, **conninfo_to_dict(conninfo)}, quote_via=quote)
+            conninfo = DataSource.parse(f"postgresql://?{query}").conninfo()
+    with connect(conninfo) as connection:
+        assert connection.execute("SHOW transaction_read_only").fetchone() == ("off",)
+        assert connection.execute("SELECT pg_current_xact_id() IS NOT NULL").fetchone() == (True,)
+
+
+def test_a_role_that_is_read_only_is_told_from_a_standby(read_only):
+    conninfo, admin = read_only
+    with pytest.raises(DatabaseUnavailable, match="read-only, though the server is no standby") as caught:
+        connect(conninfo)
+    assert "comes from the user" in caught.value.evidence
+    admin.execute(caught.value.next_step.partition(";")[0].encode())
+    with connect(conninfo) as connection:
+        assert connection.execute("SHOW transaction_read_only").fetchone() == ("off",)
+
+
+def test_a_database_that_is_read_only_is_named(dsn):
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(database_of(admin)))
+    conninfo = make_conninfo(dsn, target_session_attrs="read-write")
+    with pytest.raises(DatabaseUnavailable, match="no standby") as caught:
+        connect(conninfo)
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(caught.value.next_step.partition(";")[0].encode())
+    connect(conninfo).close()
+
+
+def database_of(connection):
+    return sql.Identifier(connection.info.dbname)
