@@ -81,6 +81,8 @@ _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel bi
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
 """libpq's message if it was to find a server that can be written to, and this one cannot."""
 
+_NO_VALUE = re.compile(r"invalid \S+ value: ")
+
 _STARTUP = "unsupported startup parameter"
 """PgBouncer's message about a setting of the session."""
 
@@ -102,6 +104,7 @@ SELECT source, CASE source
 END
 FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_setting('transaction_read_only') = 'on'
 """
+
 
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
@@ -295,6 +298,12 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             "a timeout of the role ended the session",
             evidence=evidence,
             next_step=f"ALTER ROLE … SET {setting} = 0, for the role that is named in `dataSource`",
+        )
+    if not state and _NO_VALUE.search(evidence):  # by a variable of libpq's: `dataSource` is read before
+        return DatabaseError(
+            "a parameter of the connection has a value that libpq does not know",
+            evidence=evidence,
+            next_step="correct it in `dataSource`, or in the variable PG… that libpq has for it",
         )
     if _STARTUP in evidence:
         return DatabaseError(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from harvest_lib.config import ColumnMapping
-    from harvest_lib.outbox import NativeTable, OutboxTable
+    from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
 
     Connection = psycopg.Connection[Any]
 
@@ -113,8 +113,8 @@ def _create_beside_mapped(connection: "Connection", outbox: "OutboxTable", colum
             next_step="create it, then run this again; or leave `columns` out for a native table",
         )
     check_column_mapping(connection, outbox, columns)
-    new = create_beside(connection, outbox)
-    _say_created([outbox, outbox.subscriptions, outbox.parked_ids], [False, new, new])
+    with _said_created(connection, [outbox, outbox.subscriptions, outbox.parked_ids]):
+        create_beside(connection, outbox)
 
 
 @contextmanager
@@ -137,12 +137,25 @@ def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]
 
 def _create_tables(connection: "Connection", definition: "NativeTable", *, native: bool | None) -> None:
     """Create missing tables, and say of each table whether it was created."""
-    from harvest_lib.outbox import ParkedRecords, create_beside
+    from harvest_lib.outbox import ParkedRecords
 
     outbox, parked = definition.outbox, ParkedRecords(definition.outbox)
     tables = [outbox, outbox.parked]  # named before anything is created: a name that is too long fails
-    tables += [] if native is False else [outbox.subscriptions, outbox.segments]
-    new = outbox.create(connection) if native is False else definition.create(connection)
+    tables += [] if native is False else [outbox.subscriptions, outbox.parked_ids, outbox.segments]
+    with _said_created(connection, tables):
+        _create(connection, definition, parked, native=native)
+
+
+def _create(
+    connection: "Connection", definition: "NativeTable", parked: "ParkedRecords", *, native: bool | None
+) -> None:
+    from harvest_lib.outbox import create_beside
+
+    outbox = definition.outbox
+    if native is False:
+        outbox.create(connection)
+    else:
+        definition.create(connection)
     kind = outbox.kind(connection)
     if native is not None and native is not (kind == "native"):
         raise OutboxTableError(
@@ -152,17 +165,21 @@ def _create_tables(connection: "Connection", definition: "NativeTable", *, nativ
             if native
             else "name another table with --table, or leave out --goharvest: the native layout works with every source",
         )
-    created = [new, parked.create(connection)]
+    parked.create(connection)
     if kind == "native":
-        created += [create_beside(connection, outbox) or new] * 2
+        create_beside(connection, outbox)
     outbox.check(connection)
     parked.check(connection)
-    _say_created(tables, created)
 
 
-def _say_created(tables: "Sequence[OutboxTable]", created: Sequence[bool]) -> None:
-    for table, is_new in zip(tables, created, strict=False):  # a table of goharvest has fewer beside it
-        typer.echo(f"{'created' if is_new else 'already exists and is valid'}: {table}")
+@contextmanager
+def _said_created(connection: "Connection", tables: "Sequence[OutboxTable]") -> Iterator[None]:
+    """Say of each table that is there in the end whether it was created: one of goharvest's has fewer beside it."""
+    before = [table.exists(connection) for table in tables]
+    yield
+    for table, was_there in zip(tables, before, strict=True):
+        if table.exists(connection):
+            typer.echo(f"{'already exists and is valid' if was_there else 'created'}: {table}")
 
 
 def _add_missing_checks(connection: "Connection", outbox: "OutboxTable") -> None:

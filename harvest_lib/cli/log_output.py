@@ -17,6 +17,14 @@ _SHARED: list[structlog.typing.Processor] = [
 ]
 
 
+def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Join the lines of texts, of which the console would show the breaks as `\\n`."""
+    return {
+        name: "; ".join(filter(None, map(str.strip, value.splitlines()))) if isinstance(value, str) else value
+        for name, value in event.items()
+    }
+
+
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
     """Send every record of the standard library's logging to standard error, by the handler returned.
 
@@ -29,12 +37,13 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format == "json"
         else [
+            _on_one_line,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 pad_event_to=24,
                 # The default shows the variables of each frame: payloads, and the connection string.
                 exception_formatter=structlog.dev.plain_traceback,
-            )
+            ),
         ]
     )
     handler = logging.StreamHandler(sys.stderr)

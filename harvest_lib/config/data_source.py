@@ -43,6 +43,17 @@ _REFUSED = {
 }
 _KEYWORDS = _SHOWN | _HIDDEN | _DROPPED | _REFUSED.keys()
 
+_CHOICES = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "sslcertmode": ("disable", "allow", "require"),
+    "sslnegotiation": ("postgres", "direct"),
+    "channel_binding": ("disable", "prefer", "require"),
+    "gssencmode": ("disable", "prefer", "require"),
+    "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    "load_balance_hosts": ("disable", "random"),
+}
+"""Values that libpq takes, as it spells them. It knows them as it connects, and calls another one no connection."""
+
 _NAME = re.compile(r"(?P<name>[^\s=]+)\s*=(?P<spaces>\s*)")
 _QUOTED = re.compile(r"'(?P<value>(?:[^'\\]|\\.)*)'\s*", re.DOTALL)
 _UNQUOTED = re.compile(r"(?P<value>(?:[^\s\\]|\\.)*)\s*", re.DOTALL)
@@ -134,6 +145,11 @@ class DataSource:
             raise _error("has a port that is not a number", _QUOTE_IT + ", or percent-encode it in a URL")
         if any("@" in host[1:] for host in self._parameters.get("host", "").split(",")):
             raise _error("has an `@` in its host", _QUOTE_IT + ", or percent-encode the password in a URL")
+        for name, choices in _CHOICES.items():
+            if (value := self._parameters.get(name, "")) and value not in choices:
+                near = difflib.get_close_matches(value.lower(), choices, n=1)
+                meant = f"did you mean `{near[0]}`? " if near else ""
+                raise _error(f"has a `{name}` that libpq does not know", f"{meant}choose one of {', '.join(choices)}")
         refused = False
         try:
             self.conninfo()

@@ -1,12 +1,16 @@
 """The log of a consumer of one's own: what the page on consumers says of it."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harvest_lib.cli.log_output import configure_logging
+from harvest_lib.errors import ConfigError
 
 pytestmark = pytest.mark.gate
 
@@ -37,3 +41,18 @@ def test_the_call_that_the_page_names_writes_every_event_with_its_fields():
     begins, failed = map(json.loads, said(f"from {found[2]} import configure_logging; {found[1]}"))
     assert (begins["event"], begins["level"], begins["shard"]) == ("shard_begins", "info", "orders/0")
     assert (failed["event"], failed["level"], failed["reason"]) == ("shard_failed", "error", "the table is gone")
+
+
+def test_on_a_console_an_error_of_several_lines_is_one_line(capsys, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    before = root.level
+    error = ConfigError("no such table", next_step="make it")
+    try:
+        configure_logging("console", "info")
+        logging.getLogger("harvest_lib").error("harvester_died", extra={"reason": str(error)})
+    finally:
+        root.setLevel(before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no such table; next step: make it" in line
+    assert "\\n" not in line

@@ -2,11 +2,14 @@
 
 import pickle
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.config import DataSource, HarvestConfig
-from harvest_lib.errors import ConfigError
+from harvest_lib.config.data_source import _CHOICES
+from harvest_lib.database import connect
+from harvest_lib.errors import ConfigError, DatabaseError, DatabaseUnavailable
 
 pytestmark = pytest.mark.quick
 
@@ -181,3 +184,40 @@ def test_the_default_is_goharvests() -> None:
     assert source == DataSource.parse(
         "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sslmode=requird", "did you mean `require`?"),
+        ("sslmode=Require", "did you mean `require`?"),
+        ("postgres://h/d?sslmode=verify_full", "did you mean `verify-full`?"),
+        ("sslmode=yes", "disable, allow, prefer"),
+        ("target_session_attrs=readwrite", "did you mean `read-write`?"),
+        ("channel_binding=on", "disable, prefer, require"),
+        ("gssencmode=no", "disable, prefer, require"),
+        ("sslcertmode=never", "disable, allow, require"),
+        ("sslnegotiation=tls", "postgres, direct"),
+        ("load_balance_hosts=yes", "disable, random"),
+    ],
+)
+def test_a_value_that_libpq_would_refuse_as_it_connects_is_refused_at_load(text, words):
+    with pytest.raises(ConfigError, match="that libpq does not know") as caught:
+        DataSource.parse(text)
+    assert words in caught.value.next_step
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, each) for name, known in _CHOICES.items() for each in known])
+def test_libpq_knows_each_value_that_is_let_through(name, value):
+    """It complains of what else is missing: nothing listens there."""
+    own = {"sslmode": "require"} if (name, value) == ("sslnegotiation", "direct") else {}
+    with pytest.raises(psycopg.OperationalError) as caught:
+        psycopg.connect(host="127.0.0.1", port=1, connect_timeout=2, **{**own, name: value})
+    assert "invalid" not in str(caught.value)
+
+
+def test_a_variable_of_libpq_with_another_value_is_no_server_that_is_away(monkeypatch):
+    monkeypatch.setenv("PGSSLMODE", "requird")
+    with pytest.raises(DatabaseError, match="a value that libpq does not know") as caught:
+        connect("host=127.0.0.1 port=1")
+    assert not isinstance(caught.value, DatabaseUnavailable)
