@@ -9,14 +9,15 @@ Promises
 
 import os
 import socket
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, LiteralString, Self
 
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.errors import LifecycleError
+from harvest_lib.grants.needed import creating, using
 from harvest_lib.outbox import OutboxTable
 
 TABLE = "harvest_daemons"
@@ -109,7 +110,7 @@ class HeartbeatTable:
         """Make the table unless it is there."""
         if self._exists():
             return
-        with translated(), self._connection.transaction():
+        with self._made(), self._connection.transaction():
             self._connection.execute(_LOCK_DDL)
             self._connection.execute(self._fill(_CREATE))
 
@@ -126,7 +127,7 @@ class HeartbeatTable:
             "pid": os.getpid(),
             "stale": stale_after_seconds,
         }
-        with translated():
+        with self._used():
             row = self._connection.execute(self._fill(_CLAIM), values).fetchone()
         if row is not None:
             return int(row[0])
@@ -142,19 +143,19 @@ class HeartbeatTable:
 
     def renew(self, place: Place, run_id: str) -> bool:
         """Record a heartbeat; return True if the row still belongs to the run."""
-        with translated():
+        with self._used():
             return self._connection.execute(self._fill(_RENEW), {**place.values(), "run_id": run_id}).rowcount == 1
 
     def stop(self, place: Place, run_id: str) -> None:
         """Record that a run has stopped in order."""
-        with translated():
+        with self._used():
             self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
 
     def read(self, place: Place) -> Heartbeat | None:
         """Return the last heartbeat in the row, None if nobody ever claimed it."""
         if not self._exists():
             return None
-        with translated():
+        with self._used():
             row = self._connection.execute(self._fill(_READ), place.values()).fetchone()
         if row is None:
             return None
@@ -168,8 +169,14 @@ class HeartbeatTable:
             is_stopped=is_stopped,
         )
 
+    def _used(self) -> AbstractContextManager[None]:
+        return using(self._connection, self._table, "SELECT, INSERT, UPDATE")
+
+    def _made(self) -> AbstractContextManager[None]:
+        return creating(self._connection, f"the table {TABLE}", self._table)
+
     def _exists(self) -> bool:
-        with translated():
+        with self._made():  # without a right to the schema it is not to be seen
             name = self._table.as_string(self._connection)
             row = self._connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
         return row is not None and bool(row[0])

@@ -140,10 +140,10 @@ def open_session(
     except psycopg.OperationalError as error:
         if error.sqlstate or not _TAKES_NO_CHANGES.search(evidence_of(error)):
             raise
-        wants = parameters_of(conninfo).get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
-        if wants != "read-write":
+        wants = more.get("target_session_attrs") or parameters_of(conninfo).get("target_session_attrs")
+        if (wants or os.environ.get("PGTARGETSESSIONATTRS")) != "read-write":
             raise
-    connection = _configured(make_conninfo(conninfo, target_session_attrs="primary"), settings, more)
+    connection = _configured(conninfo, settings, {**more, "target_session_attrs": "primary"})
     try:
         _require_changes(connection)
     except BaseException:

@@ -324,6 +324,8 @@ class Harvest:
     def _end(self, error: HarvestError) -> None:
         """Stop permanently because of an error: records in flight land, and leadership is released."""
         self._failure = self._failure or error
-        said = {"reason": error.cause, "evidence": error.evidence, "next_step": error.next_step}
-        _log.error("harvester_died", extra=said)
+        _log.error(
+            "harvester_died",
+            extra={"reason": error.cause, "evidence": error.evidence, "next_step": error.next_step},
+        )
         self._stopping.set()

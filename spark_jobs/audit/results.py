@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.database import translated
+from harvest_lib.grants.needed import creating
 from harvest_lib.outbox import OutboxTable
 from spark_jobs.audit import queries
 from spark_jobs.audit_summary import AuditSummary
@@ -22,7 +23,8 @@ from spark_jobs.sink.database import JdbcTarget
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Create the schema and its tables where missing, and remove the rest of runs that died days ago."""
-    with translated(), connection.transaction():
+    summary = sql.Identifier("harvest_audit", "summary")
+    with creating(connection, "the tables of audits", summary, makes_schema=True), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         connection.execute(queries.CREATE_TABLES)
         connection.execute(queries.ADD_COLUMNS)

@@ -12,6 +12,7 @@ from psycopg import sql
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError, OutboxTableError
+from harvest_lib.grants.needed import creating
 from spark_jobs.sink import queries
 from spark_jobs.sink.database import TableColumn, Tables, columns_of, place_of, postgres_errors
 from spark_jobs.sink.queries import as_sql
@@ -84,7 +85,8 @@ def checked_plan(
 def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: bool = True) -> None:
     """Make ledger and staging table where they are missing. Raises OutboxTableError for one of another make."""
     tables = plan.tables
-    with postgres_errors("making the sink's tables"), connection.transaction():
+    named = creating(connection, "the sink's tables", tables.staging)
+    with named, postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))

@@ -8,11 +8,13 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
+from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, create_beside
+from spark_jobs.audit.results import prepare
 
 pytestmark = pytest.mark.gate
 
@@ -202,3 +204,44 @@ def test_a_grant_that_an_error_names_works_for_any_role(admin, role, dsn):
                 look()
     finally:
         admin.execute('DROP SCHEMA "My App" CASCADE')
+
+
+@pytest.fixture
+def owned(admin):
+    """Tables that a role makes are gone before the role is."""
+    yield
+    admin.execute('DROP SCHEMA IF EXISTS harvest_audit CASCADE; DROP SCHEMA IF EXISTS "My App" CASCADE')
+
+
+@pytest.mark.usefixtures("owned")
+@pytest.mark.parametrize("schema", [None, "My App"])
+def test_the_rights_of_dagsters_heartbeat_are_named_one_after_the_other(admin, role, dsn, schema):
+    name = role("LOGIN PASSWORD 'granted'", name=f"{ODD} {secrets.token_hex(4)}")
+    admin.execute('REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "My App"')
+    outbox = OutboxTable(("outbox",) if schema is None else (schema, "outbox"))
+    with psycopg.connect(make_conninfo(dsn, user=name, password="granted"), autocommit=True) as connection:
+        table = HeartbeatTable.beside(connection, outbox)
+        granted(admin, table.create, "GRANT USAGE, CREATE ON SCHEMA ")
+        admin.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(table._table))
+        place = Place(name="shop", location="here")
+        granted(admin, lambda: table.claim(place, run_id="1", generation=None, stale_after_seconds=9), "GRANT SELECT, ")
+        assert table.renew(place, "1")
+        assert table.read(place).run_id == "1"
+
+
+@pytest.mark.usefixtures("owned")
+def test_the_rights_to_make_the_tables_of_audits_are_named(admin, role, dsn):
+    name = role("LOGIN PASSWORD 'granted'", name=f"{ODD} {secrets.token_hex(4)}")
+    with psycopg.connect(make_conninfo(dsn, user=name, password="granted"), autocommit=True) as connection:
+        granted(admin, lambda: prepare(connection), "GRANT CREATE ON DATABASE ")
+        prepare(connection)
+
+
+def granted(admin, work, grant):
+    """Work fails, and names a grant; it succeeds once that was run."""
+    with pytest.raises(DatabaseAccessDenied) as caught:
+        work()
+    statements = caught.value.next_step.removeprefix("as the owner: ")
+    assert statements.startswith(grant)
+    admin.execute(statements.encode())
+    work()
