@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from harvest_lib.certificates import Certificates
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.group_errors import lasting
 from harvest_lib.consume.group_settings import group_settings
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.ownership import OwnedShard, Ownership, ShardCounts
@@ -86,11 +87,15 @@ class Consumer:
         """Its distance from losing records that it has not read."""
         self.certificates = Certificates(self._settings)
         """Certificates that its clients are configured with."""
+        self._has_joined = False
+        self.trouble = ""
+        """Why it has not joined the group; empty once it has, or if nothing is known."""
         self.turned_at: float | None = None
         """Time of the last poll of the group, in boot seconds; None if it does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, or ConfigError for a setting."""
+        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting, and
+        KafkaError where the group does not take this member, such as beside members of another kind."""
         own = group_settings(self._group_settings, self._name)
         with refused_settings("settings"):
             group: Any = KafkaClient(own)
@@ -109,13 +114,14 @@ class Consumer:
                     self._tell_offsets(group)
         finally:
             over.set()
-            self.turned_at = None
+            self.turned_at, self._has_joined, self.trouble = None, False, ""
             self._end(list(self._owned))
             group.close()
 
     # -- the group
 
     def _assigned(self, group: Any, partitions: list[TopicPartition]) -> None:
+        self._has_joined, self.trouble = True, ""
         places = [TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions]
         group.incremental_assign(places)
         group.pause(places)
@@ -131,6 +137,7 @@ class Consumer:
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
         """Somebody else may have them by now: the fence decides, there is nothing to wait for."""
+        self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)
 
@@ -154,8 +161,11 @@ class Consumer:
             raise TopicMissing(
                 f"a topic of {', '.join(self._topics)} does not exist", evidence=error.str(), next_step="create it"
             )
+        if (refused := lasting(error, self._name)) is not None:
+            raise refused
         if is_refusal(error) or error.fatal():
             raise translate(error, settings=self._settings)
+        self.trouble = error.str() if not self._has_joined else ""
         _log.info("kafka_says", extra={"reason": error.str()})
 
     def _tell_offsets(self, group: Any) -> None:

@@ -65,10 +65,12 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason="it turns")
 
     def ready(self) -> Verdict:
-        """Return a healthy verdict if it runs: with partitions, or as a standby."""
+        """Return a healthy verdict if it runs: with partitions, or as a standby. Not if it cannot join its group."""
         verdict = self.live()
         if not verdict.is_healthy:
             return verdict
+        if trouble := self._consumer.trouble:
+            return Verdict(is_healthy=False, reason=f"it has not joined its group: {trouble}")
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:

@@ -11,7 +11,7 @@ from support.consuming import Counting, Running
 from support.waiting import eventually
 
 from harvest_lib.consume import Consumer, PostgresStore, ShardLimits, create_tables
-from harvest_lib.errors import TopicMissing
+from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 
 pytestmark = pytest.mark.gate
 
@@ -117,6 +117,26 @@ def test_a_topic_that_is_missing_is_said(dsn, settings, name):
     consumer = Consumer(Counting(), name=name, topics=["nowhere"], settings=settings, store=partial(PostgresStore, dsn))
     with pytest.raises(TopicMissing, match="nowhere"):
         consumer.run(threading.Event())
+
+
+def test_a_group_with_members_of_another_kind_is_said(settings, topic, name, consumer):
+    """Kafka refuses whoever comes second, and nothing changes until one of them goes."""
+    plain = KafkaClient({**settings, "group.id": name})
+    plain.subscribe([topic])
+    eventually(lambda: plain.poll(0.1) or plain.assignment(), "it is a member")
+    try:
+        with pytest.raises(KafkaError, match="INCONSISTENT_GROUP_PROTOCOL") as raised:
+            consumer().run(threading.Event())
+    finally:
+        plain.close()
+    assert name in raised.value.next_step
+
+
+def test_a_session_that_the_brokers_do_not_allow_is_said(dsn, settings, topic, name, consumer):
+    settings["session.timeout.ms"] = 1_900_000  # Kafka's limit is half an hour
+    settings["max.poll.interval.ms"] = 2_000_000
+    with pytest.raises(ConfigError, match=r"session\.timeout\.ms"):
+        consumer().run(threading.Event())
 
 
 def test_an_owner_whose_function_does_not_return_is_left_and_fenced(dsn, settings, topic, consumer, monkeypatch):
