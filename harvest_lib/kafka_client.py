@@ -22,6 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.errors import ConfigError, KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing, TopicTooSmall
 from harvest_lib.telemetry.counts import KAFKA_ERRORS
+from harvest_lib.telemetry.harmless import Harmless
 
 REACH_TIMEOUT_SECONDS = 5.0
 
@@ -145,6 +146,8 @@ class _Calm(logging.Filter):
         return True
 
 
+_OBSERVERS = ("error_cb", "stats_cb", "throttle_cb")
+_CALLBACKS = Harmless(logging.getLogger(__name__), "client_callback_failed")
 _LOGGER = logging.getLogger("harvest_lib.librdkafka")
 _LOGGER.addFilter(_Calm())
 
@@ -197,7 +200,18 @@ def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, 
 
     A broker that comes back is tried within a second; librdkafka would wait up to ten.
     """
-    return {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
+    made = {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
+    return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
+
+
+def _harmless(observer: Any) -> Callable[..., None]:
+    """Return a callback whose errors end no call of a client: poll and consume would raise them."""
+
+    def call(*arguments: object) -> None:
+        with _CALLBACKS:
+            observer(*arguments)
+
+    return call
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:

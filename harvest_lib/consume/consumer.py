@@ -37,6 +37,7 @@ from harvest_lib.kafka_client import answer_of, client_settings, count_error, is
 from harvest_lib.kafka_offsets import Place
 from harvest_lib.sequencing.message_id import Clock, new_producer_id
 from harvest_lib.sequencing.publisher import Publisher
+from harvest_lib.telemetry.harmless import guard_loggers
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Consumer:
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting, and
         KafkaError where the group does not take this member, such as beside members of another kind."""
+        guard_loggers()
         own = group_settings(self._group_settings, self._name)
         with refused_settings("settings"):
             group: Any = KafkaClient(own)

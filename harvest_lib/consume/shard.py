@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.attempts import Attempts, FunctionFailed
@@ -33,7 +33,11 @@ from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.message_id import CLOCKS_PER_SECOND, clock_at
 from harvest_lib.sequencing.publisher import Publisher, PublishRefused
 from harvest_lib.sequencing.sequencer import Sequencer
+from harvest_lib.telemetry.harmless import Harmless
 from harvest_lib.telemetry.trace_context import configured_tracer
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +87,10 @@ class Shard:
         self._attempts = Attempts(limits.max_attempts)
         self._dispatch = Dispatch(application, store, self._attempts)
         self._open: OpenTransaction | None = None
-        self._tracer = configured_tracer()
+        self._harmless = Harmless(_log, "transaction_not_observed")
+        self._tracer: Tracer | None = None
+        with self._harmless:
+            self._tracer = configured_tracer()
         self._touched_at = self._checked_at = 0.0
         self._stride = 1
 
@@ -177,7 +184,10 @@ class Shard:
         transaction = Transaction(shard=self._shard, state=self._store.begin(), publish=self._publish)
         self._touched_at = boot_seconds()
         self.stuck_since = self.stuck_since or self._touched_at
-        span = TransactionSpan(self._tracer, self._shard) if self._tracer is not None else None
+        span = None
+        if self._tracer is not None:
+            with self._harmless:
+                span = TransactionSpan(self._tracer, self._shard, self._harmless)
         return OpenTransaction(transaction, self._touched_at, span)
 
     def _finish(self, opened: OpenTransaction, sequencer: Sequencer) -> None:

@@ -1,7 +1,8 @@
 """The span of a consumer's transaction, where the process has a tracer provider.
 
 It goes from the first message to the commit, has links to the spans in which messages were written, as far as these are
-recorded, and is the current span while the user's functions run.
+recorded, and is the current span while the user's functions run. What a tracer, a sampler or a span processor raises
+costs the span, and nothing else: neither before the commit nor after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.telemetry.batch_span import BatchSpan
+from harvest_lib.telemetry.harmless import Harmless
 from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ _MOST_MESSAGES = 1_000
 class TransactionSpan:
     """From when it is made to its end, on one thread."""
 
-    def __init__(self, tracer: "Tracer", shard: ShardId) -> None:
+    def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
+        """Begin it; raises what the tracer raises. Afterwards `harmless` has the errors."""
         from opentelemetry import context, trace  # noqa: PLC0415 - who has a tracer has it
 
         attributes = {
@@ -31,6 +34,7 @@ class TransactionSpan:
         }
         self._span = BatchSpan(tracer, "process", attributes)
         self._span.topic = shard.topic
+        self._harmless = harmless
         self._left = _MOST_MESSAGES
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 
@@ -48,8 +52,10 @@ class TransactionSpan:
             yield message
 
     def _link(self, message: Message) -> None:
-        if self._left and self._span.room:
-            self._left -= 1
+        if not (self._left and self._span.room):
+            return
+        self._left -= 1
+        with self._harmless:
             for name, value in message.record.headers() or ():
                 if name == TRACEPARENT:
                     text = value.decode("latin-1") if value is not None else ""
@@ -60,6 +66,8 @@ class TransactionSpan:
         """End it, after so many messages: well, or by an error of a kind."""
         from opentelemetry import context  # noqa: PLC0415 - as above
 
-        context.detach(self._token)
-        self._span.messages = messages
-        self._span.end(error)
+        with self._harmless:
+            context.detach(self._token)
+        with self._harmless:
+            self._span.messages = messages
+            self._span.end(error)

@@ -1,0 +1,88 @@
+"""Observers of a consumer may raise: it costs their observation, and each message is processed once all the same."""
+
+import logging
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Sampler
+from support.consuming import Counting, Running
+from support.waiting import eventually
+
+pytestmark = pytest.mark.gate
+
+
+class Panic(BaseException):
+    """What bindings to other languages raise."""
+
+
+class Raising(SpanProcessor, Sampler):
+    """Observers that raise at a step; `calls` counts how often."""
+
+    def __init__(self, step, error):
+        self._step, self._error, self.calls = step, error, 0
+
+    def _at(self, step):
+        if step == self._step:
+            self.calls += 1
+            raise self._error
+
+    def on_start(self, span, parent_context=None):  # noqa: ARG002 - OpenTelemetry's own
+        self._at("on_start")
+
+    def on_end(self, span):  # noqa: ARG002 - as above
+        self._at("on_end")
+
+    def should_sample(self, *_arguments, **_named):
+        self._at("sampler")
+
+    def get_description(self):
+        return "raises"
+
+    def get_tracer(self, *_arguments, **_named):
+        self._at("provider")
+
+
+class Grouping(Counting):
+    def consume_messages(self, transaction, messages):
+        for message in messages:
+            self.consume_message(transaction, message)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), Panic("broken")], ids=repr)
+@pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
+def test_tracing_that_raises(counted, monkeypatch, caplog, step, error):
+    raising = Raising(step, error)
+    provider = TracerProvider(**({"sampler": raising} if step == "sampler" else {}))
+    provider.add_span_processor(raising)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", raising if step == "provider" else provider)
+    counted.write(["a", "b"])
+    publisher = counted.publisher()
+    for key in ("c", "d"):
+        publisher.publish_uncommitted(counted.topic, b"v", key=key)
+    publisher.acknowledge(publisher.intents())
+    publisher.flush()
+    application = Grouping()
+    running = Running(counted.shard(application).run)
+    eventually(lambda: counted.counts() == dict.fromkeys("abcd", 1), "all are counted")
+    assert running.end() is None
+    assert set(application.calls.values()) == {1}, "no transaction was repeated"
+    assert raising.calls
+    assert [record.levelno for record in caplog.records if record.msg == "transaction_not_observed"] == [logging.ERROR]
+
+
+def test_callbacks_of_clients_that_raise(counted, caplog):
+    called = []
+
+    def failing(*_arguments):
+        called.append(None)
+        raise Panic
+
+    counted.write(["a"])
+    counted.settings |= {"stats_cb": failing, "statistics.interval.ms": 10, "throttle_cb": failing}
+    application = Counting()
+    running = Running(counted.shard(application).run)
+    eventually(lambda: counted.counts() == {"a": 1} and len(called) > 3, "it is counted")
+    assert running.end() is None
+    assert application.calls == {"a": 1}
+    assert [record.msg for record in caplog.records if record.msg == "client_callback_failed"]
