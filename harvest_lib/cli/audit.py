@@ -117,11 +117,11 @@ def audit(
 
     Examples:
 
-      harvest audit -f reaper.yaml --topic flights
+      harvest audit -f harvest.yaml --topic flights
 
-      harvest audit -f reaper.yaml --topic flights --committed "SELECT outbox_id, tail_number FROM flights" --json
+      harvest audit -f harvest.yaml --topic flights --committed "SELECT outbox_id, tail_number FROM flights" --json
 
-      harvest audit -f reaper.yaml --topic orders --id-header event-id --committed "SELECT id, customer FROM orders"
+      harvest audit -f harvest.yaml --topic orders --id-header event-id --committed "SELECT id, customer FROM orders"
 
       harvest audit --topic flights --committed-file flights.csv --isolation read_uncommitted
     """

@@ -56,7 +56,7 @@ def init(
 
     Examples:
 
-      harvest init -f reaper.yaml
+      harvest init -f harvest.yaml
 
       HARVEST_DSN="host=db user=app dbname=shop" harvest init --table billing.outbox --value-type bytea
 

@@ -30,11 +30,11 @@ def migrate(
 
     Examples:
 
-      harvest migrate -f reaper.yaml
+      harvest migrate -f harvest.yaml
 
-      harvest migrate --print -f reaper.yaml > migration.sql
+      harvest migrate --print -f harvest.yaml > migration.sql
 
-      harvest migrate --restamp -f reaper.yaml
+      harvest migrate --restamp -f harvest.yaml
     """
     from harvest_lib.outbox import Migration, Restamping
 

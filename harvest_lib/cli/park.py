@@ -55,9 +55,9 @@ def list_(
 
     Examples:
 
-      harvest park list -f reaper.yaml
+      harvest park list -f harvest.yaml
 
-      harvest park list -f reaper.yaml --topic orders --json | jq '.[].id'
+      harvest park list -f harvest.yaml --topic orders --json | jq '.[].id'
     """
     from harvest_lib.cli.tables import print_table, table_of
     from harvest_lib.outbox import ParkedSelection
@@ -90,9 +90,9 @@ def show(
 
     Examples:
 
-      harvest park show 4711 -f reaper.yaml
+      harvest park show 4711 -f harvest.yaml
 
-      harvest park show 4711 -f reaper.yaml --value --json | jq -r .row.kafka_value
+      harvest park show 4711 -f harvest.yaml --value --json | jq -r .row.kafka_value
     """
     from harvest_lib.cli.tables import print_table, table_of
 
@@ -127,11 +127,11 @@ def retry(
 
     Examples:
 
-      harvest park retry 4711 4712 -f reaper.yaml
+      harvest park retry 4711 4712 -f harvest.yaml
 
-      harvest park retry --topic orders -f reaper.yaml
+      harvest park retry --topic orders -f harvest.yaml
 
-      harvest park retry --all -f reaper.yaml --json
+      harvest park retry --all -f harvest.yaml --json
     """
     from harvest_lib.outbox import ParkedRecords
 
@@ -168,9 +168,9 @@ def drop(
 
     Examples:
 
-      harvest park drop 4711 -f reaper.yaml
+      harvest park drop 4711 -f harvest.yaml
 
-      harvest park drop --key o-1 -f reaper.yaml --yes
+      harvest park drop --key o-1 -f harvest.yaml --yes
     """
     from harvest_lib.outbox import ParkedRecords
 

@@ -42,11 +42,11 @@ def pump(
 
     Examples:
 
-      harvest pump -f reaper.yaml --keys 10 --records 1000
+      harvest pump -f harvest.yaml --keys 10 --records 1000
 
-      harvest pump -f reaper.yaml --keys 1000 --records 1000000 --transaction 1000 --value-size 200 --topic orders
+      harvest pump -f harvest.yaml --keys 1000 --records 1000000 --transaction 1000 --value-size 200 --topic orders
 
-      harvest pump -f reaper.yaml --keys 10 --records 600 --transaction 1 --interval 100ms --blank
+      harvest pump -f harvest.yaml --keys 10 --records 600 --transaction 1 --interval 100ms --blank
     """
     from harvest_lib.outbox import Load
     from harvest_lib.outbox import pump as pump_into

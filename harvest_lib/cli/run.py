@@ -46,7 +46,7 @@ def run(
         Path | None,
         typer.Option(
             envvar="HARVEST_ALIVE_FILE",
-            help="A file that is touched each second while `/livez` would say yes, for probes. Not with --drain.",
+            help="A file that is touched each second while `/livez` would say yes, for probes. --drain makes none.",
         ),
     ] = None,
     listen: Listen = None,
@@ -60,9 +60,9 @@ def run(
 
     Examples:
 
-      harvest run -f reaper.yaml
+      harvest run -f harvest.yaml
 
-      harvest run -f reaper.yaml --log-format json --log-level debug
+      harvest run -f harvest.yaml --log-format json --log-level debug
 
       HARVEST_LEADER_GROUP_ID=billing HARVEST_DSN="host=db dbname=shop" harvest run
     """

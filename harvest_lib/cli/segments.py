@@ -26,7 +26,7 @@ app = group("segments", "The segments of a native outbox: list, create in advanc
 def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     """List the segments: ids, size and state. Also records which segments the sequence has passed.
 
-    Example:  harvest segments list -f reaper.yaml
+    Example:  harvest segments list -f harvest.yaml
     """
     from harvest_lib.outbox import Segments, detached_segments
 
@@ -57,7 +57,7 @@ def ensure(
 ) -> None:
     """Create segments in advance. Run it about every hour as the owner of the table. Writers wait milliseconds.
 
-    Example:  harvest segments ensure -f reaper.yaml
+    Example:  harvest segments ensure -f harvest.yaml
     """
     from harvest_lib.outbox import ensure_segments
 
@@ -88,9 +88,9 @@ def rotate(
 
     Examples:
 
-      harvest segments rotate -f reaper.yaml
+      harvest segments rotate -f harvest.yaml
 
-      harvest segments rotate -f reaper.yaml --due
+      harvest segments rotate -f harvest.yaml --due
     """
     from harvest_lib.outbox import rotate_segment
 
@@ -129,9 +129,9 @@ def drop(
 
     Examples:
 
-      harvest segments drop -f reaper.yaml --dry-run
+      harvest segments drop -f harvest.yaml --dry-run
 
-      harvest segments drop -f reaper.yaml --keep 72h
+      harvest segments drop -f harvest.yaml --keep 72h
     """
     from harvest_lib.outbox import drop_passed
 
@@ -158,7 +158,7 @@ def archive(
     From the first run on, no segment is dropped before it is in the archive
     as it is then. It needs the extra `archive`.
 
-    Example:  harvest segments archive -f reaper.yaml /srv/archive/orders
+    Example:  harvest segments archive -f harvest.yaml /srv/archive/orders
     """
     from harvest_lib.archive import archive_segments, closed_segments
 

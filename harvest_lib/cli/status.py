@@ -31,11 +31,11 @@ def status(
 
     Examples:
 
-      harvest status -f reaper.yaml
+      harvest status -f harvest.yaml
 
-      harvest status -f reaper.yaml --watch
+      harvest status -f harvest.yaml --watch
 
-      harvest status -f reaper.yaml --json | jq .backlog_records
+      harvest status -f harvest.yaml --json | jq .backlog_records
     """
     with open_outbox(config) as (harvest, table, connection):
         readings = StatusReadings(connection, table, harvest)

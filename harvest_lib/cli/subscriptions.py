@@ -30,9 +30,9 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
     Examples:
 
-      harvest subscriptions list -f reaper.yaml
+      harvest subscriptions list -f harvest.yaml
 
-      harvest subscriptions list -f reaper.yaml --json | jq '.[] | {name, shard, lag_records}'
+      harvest subscriptions list -f harvest.yaml --json | jq '.[] | {name, shard, lag_records}'
     """
     from harvest_lib.cli.shards import HEADER, cells, shard_json
     from harvest_lib.cli.tables import print_table, table_of
@@ -80,9 +80,9 @@ def add(
 
     Examples:
 
-      harvest subscriptions add audit -f reaper.yaml --from now
+      harvest subscriptions add audit -f harvest.yaml --from now
 
-      harvest subscriptions add eu -f reaper.yaml --topic orders --topic refunds --keys '^eu-'
+      harvest subscriptions add eu -f harvest.yaml --topic orders --topic refunds --keys '^eu-'
     """
     with _open_subscriptions(config) as (subscriptions, harvest):
         kind = source or ("snapshot" if harvest.source in {"auto", "mark"} else harvest.source)
@@ -107,7 +107,7 @@ def remove(
 
     Examples:
 
-      harvest subscriptions remove audit -f reaper.yaml
+      harvest subscriptions remove audit -f harvest.yaml
     """
     from harvest_lib.cli.shards import lag_text
 
@@ -142,11 +142,11 @@ def rewind(
 
     Examples:
 
-      harvest subscriptions rewind audit -f reaper.yaml --to beginning
+      harvest subscriptions rewind audit -f harvest.yaml --to beginning
 
-      harvest subscriptions rewind audit -f reaper.yaml --to 7071:7075:7071
+      harvest subscriptions rewind audit -f harvest.yaml --to 7071:7075:7071
 
-      harvest subscriptions rewind audit -f reaper.yaml --to mirror --source transaction_id
+      harvest subscriptions rewind audit -f harvest.yaml --to mirror --source transaction_id
     """
     with _open_subscriptions(config) as (subscriptions, _):
         moved = subscriptions.rewind(name, to=to, source=source)
@@ -179,9 +179,9 @@ def move(
 
     Examples:
 
-      harvest subscriptions move -f reaper.yaml
+      harvest subscriptions move -f harvest.yaml
 
-      harvest subscriptions move -f reaper.yaml --last-id 48211
+      harvest subscriptions move -f harvest.yaml --last-id 48211
     """
     from harvest_lib.database import connect
     from harvest_lib.harvester.factory import make_selection
@@ -233,7 +233,7 @@ def reshard(
 
     Examples:
 
-      harvest subscriptions reshard default -f reaper.yaml --shards 4
+      harvest subscriptions reshard default -f harvest.yaml --shards 4
     """
     from harvest_lib.subscriptions.resharding import Resharding
 
@@ -256,7 +256,7 @@ def sql_(config: ConfigFile = None) -> None:
 
     Examples:
 
-      harvest subscriptions sql -f reaper.yaml > subscribers.sql
+      harvest subscriptions sql -f harvest.yaml > subscribers.sql
     """
     from harvest_lib.outbox import OutboxTable, subscribers_sql
 

@@ -30,7 +30,7 @@ def _arguments() -> Parser:
     parser = Parser(
         module="spark_jobs.audit",
         description=__doc__,
-        example="-f reaper.yaml --topic flights --json",
+        example="-f harvest.yaml --topic flights --json",
     )
     parser.add_argument("-f", "--config", type=Path, help=f"the harvester's YAML (default: ${_CONFIG})")
     parser.add_argument("--dsn", help=f"libpq conninfo or URL, instead of the YAML's (default: ${_DSN})")

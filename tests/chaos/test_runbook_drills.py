@@ -56,7 +56,7 @@ PAUSED_SECONDS, PAUSED_EVERY_SECONDS = 2.0, 3.0
 TEN_HOURS, AN_HOUR = timedelta(hours=10), timedelta(hours=1)
 """Within a tenth of 14 days, and of two."""
 PUBLISHED = Path(__file__).parents[2] / "docs" / "alerts.md"
-NOT_DRILLED = re.compile(r"^## Not drilled yet\n(?P<list>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+NOT_DRILLED = re.compile(r"^## Drills\n(?P<list>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager

@@ -62,6 +62,33 @@ def test_relative_links_lead_somewhere(page):
             assert anchor in headings(target), link
 
 
+ITEM = re.compile(r"( *)(?:[-*+]|\d+\.) +\S")
+
+
+def broken_lists(text: str) -> list[str]:
+    """Return lines that begin a list for GitHub, and go on with a paragraph for the site: Markdown wants an empty line
+    before a list. Return those of a list within a list too that is indented by less than four, which is none there."""
+    broken, before = [], ""
+    for line in CODE.sub("", text).splitlines():
+        found = ITEM.match(line)
+        goes_on = before.strip() and not before.startswith((" ", "#", "<")) and not ITEM.match(before)
+        if found and (goes_on or 0 < len(found[1]) < 4):
+            broken.append(line)
+        before = line
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lists_are_lists_on_the_site_too(page):
+    assert broken_lists(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_list_that_is_none_on_the_site_is_found():
+    assert broken_lists("Three are:\n- one\n- two\n") == ["- one"]
+    assert broken_lists("1. one\n  - two\n") == ["  - two"]
+    assert broken_lists("# Three\n\n- one\n  goes on\n- two\n\n```\na\n- b\n```\n") == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_that_a_page_names_are_there(page):
     named = re.findall(r"`(tests/[\w/]+(?:/|\.py))`", page.read_text(encoding="utf-8"))
