@@ -5,7 +5,7 @@ same rows more than once, each time under another attempt. Promotion takes one a
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ BOOKKEEPING = {
     "row": "bigint",
     "row_hash": "bigint",
 }
+_SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
+"""Names that a column of a table in Postgres cannot have."""
 _TYPES: Mapping[type[spark.DataType], str] = {
     spark.BooleanType: "boolean",
     spark.ByteType: "smallint",
@@ -66,6 +68,7 @@ class StagedColumn:
 def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
     """Return the columns of a frame as the staging table has them. Raises ConfigError."""
     seen: set[str] = set()
+    given = {each.name.lower() for each in schema.fields}
     columns = []
     for each in schema.fields:
         if each.name.lower() in seen:
@@ -75,8 +78,7 @@ def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
                 next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
             )
         seen.add(each.name.lower())
-        # The staging table's own names are kept out of the way.
-        staged = f"{each.name} (frame)" if each.name.lower() in BOOKKEEPING else each.name
+        staged = _staged(each.name, given)
         if not each.name or len(staged.encode()) > _LONGEST_NAME_BYTES or "\0" in staged or '"' in staged:
             raise ConfigError(
                 f"{each.name!r} cannot name a column in Postgres",
@@ -85,6 +87,16 @@ def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
             )
         columns.append(StagedColumn(name=each.name, staged=staged, type=_type_of(each)))
     return tuple(columns)
+
+
+def _staged(name: str, given: Collection[str]) -> str:
+    """Return a name that is neither one of the staging table's own, nor Postgres', nor another column's."""
+    if name.lower() not in BOOKKEEPING and name not in _SYSTEM_COLUMNS:
+        return name
+    staged = f"{name} (frame)"
+    while staged.lower() in given:
+        staged += "_"
+    return staged
 
 
 def _type_of(each: spark.StructField) -> str:

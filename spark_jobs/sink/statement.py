@@ -143,7 +143,7 @@ def _value(plan: "WritePlan") -> sql.Composable:
             return sql.Identifier("r", plan.records.value)
         value = _text_of(plan.records.value)
     else:
-        value = sql.SQL("row_to_json(v)::text")
+        value = sql.SQL("row_to_json(v.*)::text")
     return sql.SQL("convert_to({}, 'UTF8')").format(value) if as_bytes else value
 
 

@@ -179,8 +179,8 @@ def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:
 
 def _numbered(frame: DataFrame) -> tuple[DataFrame, str]:
     """Return the frame with a column that says how its rows stand, and that column's name."""
-    name = "_row"
-    while name in frame.columns:
+    name, given = "_row", {each.lower() for each in frame.columns}  # Spark does not tell the cases apart
+    while name in given:
         name += "_"
     return frame.withColumn(name, F.monotonically_increasing_id()), name
 
