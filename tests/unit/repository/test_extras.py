@@ -1,0 +1,139 @@
+"""Extras: what the modules of a documented part import, the part's extra installs.
+
+Nothing is installed here. Imports are read from the sources, and requirements from the
+metadata of the packages that are installed beside it.
+"""
+
+import re
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.gate
+
+ROOT = Path(__file__).parents[3]
+OURS = ("harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest")
+NAME = "outbox-harvester"
+
+PARTS = {
+    "": [
+        *(
+            "harvest_lib",
+            "harvest_lib.outbox",
+            "harvest_lib.cli.run",
+            "harvest_lib.cli.check",
+            "harvest_lib.cli.status",
+        ),
+        *("harvest_lib.harvester.harvest", "harvest_lib.consume", "harvest_lib.consume.telemetry", "harvest_lib.audit"),
+        *("harvest_lib.conninfo", "harvest_lib.examples.bank_transfer", "harvest_lib.pipeline.declaration"),
+        *(f"harvest_lib.pipeline.adaptors.{name}" for name in ("kafka", "outbox", "postgres", "stdout")),
+        "harvest_lib.pipeline.adaptors.file.json_lines",
+    ],
+    "local": ["harvest_lib.local_stack", "harvest_lib.local_stack.secure"],
+    "spark": [
+        *("spark_jobs.outbox_sink", "spark_jobs.data_source", "spark_jobs.data_source.harvested"),
+        *("spark_jobs.audit.__main__", "spark_jobs.replay.__main__", "spark_jobs.jars", "spark_jobs.flights_by_day"),
+    ],
+    "quality,spark": ["spark_jobs.quality"],
+    "dagster": ["dagster_harvest", "dagster_harvest.components", "dagster_harvest.resources"],
+    "airflow": ["airflow_dags.dagster.operator", "airflow_dags.provider", "airflow_dags.audit_on_message"],
+    "archive": ["harvest_lib.archive"],
+    "parquet": ["harvest_lib.pipeline.adaptors.file.parquet"],
+    "certificates": ["harvest_lib.certificates"],
+}
+"""Modules by the extras that their page says to install."""
+
+IMPORT = re.compile(r"^(?:import (.+)|from ([\w.]+) import (\([^)]*\)|.+))$", re.MULTILINE)
+"""An import as the module is loaded. An indented one is for types, or used with a hint where it is missing."""
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Return the modules that a module of ours imports as it is loaded."""
+    path = ROOT / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return frozenset()  # a name in a module
+    found = {module.rpartition(".")[0]} if "." in module else set()
+    for direct, source, names in IMPORT.findall(file.read_text(encoding="utf-8")):
+        listed = [each.split()[0] for each in re.sub(r"[()]|#.*", "", direct or names).split(",") if each.strip()]
+        found |= set(listed) if direct else {source, *(f"{source}.{name}" for name in listed)}
+    return frozenset(found)
+
+
+def foreign(modules: list[str]) -> set[str]:
+    """Return the packages of others that loading these modules loads."""
+    seen: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            if module.split(".")[0] in OURS:
+                waiting += imports_of(module)
+    return {each.split(".")[0] for each in seen} - set(OURS) - set(sys.stdlib_module_names)
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def requirements() -> dict[str, list[Requirement]]:
+    """Return what each installed distribution requires, by its name; ours as it is written, not as it was installed."""
+    found = {canonical(each.name): [Requirement(text) for text in each.requires or ()] for each in distributions()}
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found[NAME] = [Requirement(text) for text in written["dependencies"]]
+    for extra, texts in written["optional-dependencies"].items():
+        found[NAME] += [Requirement(f"{text} ; extra == '{extra}'") for text in texts]
+    return found
+
+
+@cache
+def installed_by(name: str, extras: frozenset[str]) -> frozenset[str]:
+    """Return the distributions that a requirement brings, itself included."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(canonical(name), extras)]
+    while waiting:
+        name, extras = each = waiting.pop()
+        if each in found:
+            continue
+        found.add(each)
+        for one in requirements().get(name, ()):  # of another platform's packages there are none
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+                waiting.append((canonical(one.name), frozenset(one.extras)))
+    return frozenset(name for name, _ in found)
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """Return the distributions that have a package, by its name."""
+    found: dict[str, set[str]] = {}
+    for each in distributions():
+        for file in each.files or ():
+            top = file.parts[0].split(".")[0] if len(file.parts) > 1 or file.suffix in {".py", ".so"} else ""
+            if top and not file.parts[0].endswith((".dist-info", ".data")) and file.suffix in {".py", ".so"}:
+                found.setdefault(top, set()).add(canonical(each.name))
+    return found
+
+
+@pytest.mark.parametrize("extras", PARTS)
+def test_an_extra_installs_what_its_modules_import(extras):
+    missing = {}
+    brought = installed_by(NAME, frozenset(filter(None, extras.split(","))))
+    for module in foreign(PARTS[extras]):
+        names = owners().get(module, set())
+        if names and not names & brought:
+            missing[module] = names
+    assert missing == {}
+
+
+def test_imports_are_found():
+    assert {"psycopg", "pydantic", "confluent_kafka"} <= foreign(PARTS[""])
+    assert {"numpy", "pyspark", "pyarrow", "psutil"} <= foreign(PARTS["spark"])
+    assert "psutil" not in foreign(PARTS[""])
