@@ -77,7 +77,7 @@ class WriterThread(PipelineThread):
         _log.error("writer_failed", extra={"writer": writing.name, "at": writing.position, "reason": one_line(error)})
 
     def _write(self) -> None:
-        pause, position, refusals = _FIRST_PAUSE_SECONDS, -1, 0
+        pause, position, refusals, name = _FIRST_PAUSE_SECONDS, -1, 0, self.progress.name
         while True:
             try:
                 with closing(self._open()) as writer:
@@ -90,13 +90,13 @@ class WriterThread(PipelineThread):
                     raise
                 if self.progress.position > position:  # it was there since
                     pause, position, refusals = _FIRST_PAUSE_SECONDS, self.progress.position, 0
-                    self._say("writer_waits", away)
+                    _log.warning("writer_waits", extra={"writer": name, "at": position, "reason": one_line(away)})
                 refusals += answered or isinstance(away, LostWhileWriting)
                 if refusals > _LOSSES_OF_A_MESSAGE and self._goes_singly and isinstance(away, LostWhileWriting):
                     raise
                 if refusals == _REFUSALS_OF_A_BULK and self.resumed and not self._goes_singly:
                     self._singly_until = position + self.progress.bulk_messages
-                    self._say("writer_goes_singly", away)
+                    _log.warning("writer_goes_singly", extra={"writer": name, "at": position, "reason": one_line(away)})
             else:
                 return
             if not self._wait(pause):
@@ -106,10 +106,6 @@ class WriterThread(PipelineThread):
     @property
     def _goes_singly(self) -> bool:
         return self.progress.position < self._singly_until
-
-    def _say(self, event: str, reason: BaseException) -> None:
-        progress = self.progress
-        _log.warning(event, extra={"writer": progress.name, "at": progress.position, "reason": one_line(reason)})
 
     def _wait(self, seconds: float) -> bool:
         """Wait before the next attempt; False if the time to write is over meanwhile."""

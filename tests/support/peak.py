@@ -58,3 +58,34 @@ def _resident(pid: int, figure: str) -> int:
         found = re.search(rf"{figure}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
     return 0
+
+
+def peak_of_pipeline(
+    folder: str | Path,
+    declaration: Mapping[str, object],
+    *,
+    is_done: Callable[[], bool],
+    seconds: float = 1_200,
+) -> int:
+    """Run `harvest pipeline run` with a declaration until all is there, or it ends by itself; return its highest
+    resident bytes. Fails with its log if it does not end well."""
+    file, log = Path(folder) / "pipeline.yaml", Path(folder) / "pipeline.log"
+    file.write_text(yaml.safe_dump(dict(declaration)))
+    command = [sys.executable, "-m", "harvest_lib.cli", "pipeline", "run", "-f", str(file), "--log-format", "json"]
+    highest, deadline, asked_at = 0, time.monotonic() + seconds, 0.0
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            while process.poll() is None:
+                highest = max(highest, _resident(process.pid, "VmHWM"))
+                if time.monotonic() >= asked_at:
+                    if is_done():
+                        process.terminate()
+                    asked_at = time.monotonic() + 1
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"it did not end in time: {log.read_text()[-2000:]}")
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log.read_text()[-2000:]
+    assert highest, "nothing was measured"
+    return highest

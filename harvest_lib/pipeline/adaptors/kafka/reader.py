@@ -39,7 +39,7 @@ from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
-from harvest_lib.pipeline.bounds import BATCH_BYTES, Room
+from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
 from harvest_lib.pipeline.message import Message, Op
 
@@ -56,8 +56,8 @@ _UNREADABLE = {
 """Errors of the client for records that it cannot decode. It would fetch them for ever, or go on without them."""
 
 _WAIT_SECONDS = 0.2
-_FIRST_RECORDS = 64
-_MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.max.bytes": 16 << 20}
+_GROWTH = 4
+_MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.max.bytes": 16 << 20, "fetch.queue.backoff.ms": 50}
 """What the client fetches ahead, unless `kafka` says otherwise."""
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 30.0
@@ -222,19 +222,19 @@ class KafkaReader(Reader):
         return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
 
     def _records(self, consumer: Any) -> Iterator[Any]:
-        """Yield the records of a batch. The client hands over as many as are asked for, whatever their size: so few
-        are asked for that they have room if they are as large as the largest of the batch so far."""
-        room, largest, wait = Room(self._options.batch_rows), BATCH_BYTES // _FIRST_RECORDS, _WAIT_SECONDS
+        """Yield the records of a batch. The client hands over as many as are asked for, whatever their size: one at
+        first, then so few that they have room if they are as large as the largest of the batch so far."""
+        room, count, largest, wait = Room(self._options.batch_rows), 1, 1, _WAIT_SECONDS
         while not room.is_full:
             most, most_bytes = room.left
-            records = consumer.consume(max(1, min(most, most_bytes // largest)), wait)
+            records = consumer.consume(min(count, most, max(1, most_bytes // largest)), wait)
             sizes = [len(record.value() or b"") + len(record.key() or b"") + 1 for record in records]
             for record, size in zip(records, sizes, strict=True):
                 room.take(size)
                 yield record
             if not records or any(record.error() is not None for record in records):
                 return
-            largest, wait = max(sizes), 0.0  # what is there already
+            count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # what is there already
 
     def _message(self, record: Record) -> Message | None:
         topic, value, timestamp = str(record.topic()), record.value(), _when(record)
