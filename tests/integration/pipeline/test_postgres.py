@@ -299,6 +299,8 @@ def test_a_large_transaction_comes_in_pieces_and_again_as_a_whole(source, reader
     batches = following(first)
     source.put(*range(1, 51))
     piece = next(batch for batch in batches if batch)
+    if piece[-1].op is Op.NOOP:  # the server had said that it lives, at a place before the transaction
+        piece.pop()
     assert [each.op for each in piece] == [Op.INSERT] * 10
     for _ in range(4):
         assert [each.op for each in next(batches)] == [Op.INSERT] * 10

@@ -60,15 +60,18 @@ class Changes:
         self._layouts: dict[int, _Layout | None] = {}
         self._timestamp = 0
         self.end = 0
+        self.commit: Sequence[int] | None = None
+        """End, number and time (milliseconds since 1970) of that transaction."""
+        self._xid = 0
         self.is_open = False
         """True if a transaction has begun and not ended."""
 
     def take(self, change: Decoded) -> Sequence[Message]:
         match change:
             case Begin():
-                self.is_open, self._timestamp = True, change.timestamp
+                self.is_open, self._timestamp, self._xid = True, change.timestamp, change.xid
             case Commit():
-                self.is_open, self.end = False, change.end
+                self.is_open, self.end, self.commit = False, change.end, [change.end, self._xid, change.timestamp]
             case Relation():
                 self._layouts[change.oid] = self._layout(change)
             case Insert():

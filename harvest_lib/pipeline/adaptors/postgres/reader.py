@@ -3,7 +3,9 @@
     slot made, snapshot exported ─► NOOP where it begins ─► tables under that snapshot ─► changes after the slot's begin
                                      Sync NOOP {"lsn"}       Copy … Complete               Sync, and NOOPs {"lsn"}
 
-    NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…"}       where to go on
+    NOOP  postgres/SLOT         {"lsn": "0/16B3748", "system": "7411…", "timeline": 1,
+                                 "commit": [23803720, 741, 1795896690259]}
+                                                     where to go on; end, number and time of the last transaction
     NOOP  postgres/SLOT/tables  {"public.flights": [16402, 741, 16411], "public.old": null}
                                                      tables that are followed, by their numbers; null: it was once
 Promises
@@ -39,16 +41,19 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.changes import Changes
 from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, waiting
 from harvest_lib.pipeline.adaptors.postgres.fetch import row_of
+from harvest_lib.pipeline.adaptors.postgres.history import Resent
 from harvest_lib.pipeline.adaptors.postgres.money import MONEY_OIDS, require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
 from harvest_lib.pipeline.adaptors.postgres.slot import (
     Known,
+    gone_for_good,
     known_of,
     place_of,
     require_followed,
     require_members,
+    require_timeline,
     system_of,
 )
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
@@ -81,7 +86,7 @@ class PostgresReader:
         self._position_seconds = position_seconds
         self._connection: psycopg.Connection[Any] | None = None
         self._stream: Replication | None = None
-        self._system = ""
+        self._system, self._timeline = "", 0
         self._said_at = 0.0
         self._following = False
         self._kept = self._confirmed = ""
@@ -102,18 +107,18 @@ class PostgresReader:
             if MONEY_OIDS & set(table.columns.values()):
                 with catalog.refusals("to read its settings", "see the server's words"):
                     require_two_digits(connection, table.namespace)
-        place = place_of(connection, options.slot, before.data if before is not None else None)
+        confirmed = place_of(connection, options.slot, before.data if before is not None else None)
         self._system = system_of(connection)
         replication = Replication(self._conninfo, READING)
         self._stream = replication
+        self._timeline = require_timeline(replication, before.data if before is not None else {}, options.slot)
         snapshot = None
-        if place is None:
-            lsn, snapshot = yield from self._make_slot(replication)
-        else:
-            lsn = place
+        if confirmed is None:
+            confirmed, snapshot = yield from self._make_slot(replication)
+        place = dict(before.data) if before is not None else self._place(confirmed, None)
         following = known_of(tables, known)
         if before is None or known != following:
-            yield [self._position(lsn), self._tables_message(following)]
+            yield [self._position(place["lsn"], place.get("commit")), self._tables_message(following)]
         todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
         if todo and options.initial_copy:
             copy = Copy(
@@ -121,7 +126,7 @@ class PostgresReader:
             )
             done = yield from copy.run(todo, snapshot, sent=last.keys())
             tables = [done.get(each.namespace, each) for each in tables]
-        yield from self._follow(tables, lsn)
+        yield from self._follow(tables, place, confirmed)
 
     def kept(self, last: Mapping[str, Message]) -> None:
         place = last.get(self._namespace)
@@ -157,13 +162,13 @@ class PostgresReader:
 
     # -- changes
 
-    def _follow(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
+    def _follow(self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str) -> Iterator[Sequence[Message]]:
         pause, waits = _WAIT_SECONDS, False
         while True:
             try:
                 with catalog.refusals("to send changes", "see the server's words, and its log"):
-                    for batch in self._attached(tables, lsn):
-                        lsn = next((each.data["lsn"] for each in reversed(batch) if each.op is Op.NOOP), lsn)
+                    for batch in self._attached(tables, place, confirmed):
+                        place = next((each.data for each in reversed(batch) if each.op is Op.NOOP), place)
                         pause, waits = _WAIT_SECONDS, False
                         yield batch
             except DatabaseUnavailable as error:
@@ -176,15 +181,20 @@ class PostgresReader:
                 time.sleep(min(_WAIT_SECONDS, deadline.remaining_seconds))
                 yield []
 
-    def _attached(self, tables: Sequence[Table], lsn: str) -> Iterator[Sequence[Message]]:
-        """Follow changes on one connection."""
+    def _attached(
+        self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str
+    ) -> Iterator[Sequence[Message]]:
+        """Follow changes on one connection, from the slot's place: what was read is passed over."""
+        slot = self._options.slot
         if self._stream is None:
             connection = self._connect()
             catalog.require_decoding(connection)
-            place_of(connection, self._options.slot, {"lsn": lsn, "system": self._system})
-        stream = self._stream = self._stream or Replication(self._conninfo, READING)
+            confirmed = place_of(connection, slot, place) or confirmed
+            self._stream = Replication(self._conninfo, READING)
+            self._timeline = require_timeline(self._stream, place, slot)
+        stream = self._stream
         busy = Deadline(_BUSY_SECONDS)
-        stream.follow(self._options.slot, self._publication, lsn)
+        stream.follow(slot, self._publication, confirmed)
         while True:
             try:
                 with catalog.refusals("to follow changes", "see the server's words"):
@@ -199,7 +209,7 @@ class PostgresReader:
                         next_step="stop the other pipeline, or give this one a `slot` of its own",
                     ) from error
                 time.sleep(_WAIT_SECONDS)
-                stream.follow(self._options.slot, self._publication, lsn)
+                stream.follow(slot, self._publication, confirmed)
                 answer = None
             if answer is not None:
                 break
@@ -211,28 +221,30 @@ class PostgresReader:
             base_type=lambda oid: catalog.base_type(self._connect(), oid),
             fetch=lambda table, key, columns: row_of(self._connect(), table, key, columns),
         )
-        yield from self._changes(stream, changes, lsn, tables)
+        resent = Resent(place, confirmed, next_step=gone_for_good(slot))
+        changes.commit = place.get("commit")
+        yield from self._changes(stream, changes, resent, tables, said=lsn_number(place["lsn"]))
 
     def _changes(
-        self, stream: Replication, changes: Changes, lsn: str, tables: Sequence[Table]
+        self, stream: Replication, changes: Changes, resent: Resent, tables: Sequence[Table], *, said: int
     ) -> Iterator[Sequence[Message]]:
         batch: list[Message] = []
         room = Room(self._options.batch_rows)
         look_at = boot_seconds() + self._position_seconds
-        said = lsn_number(lsn)
         owes = False  # messages were sent down since the last position
         while True:
             # A transaction that has begun to come comes at once: its end is waited for.
             received = stream.receive(0.0 if batch and not changes.is_open else _WAIT_SECONDS)
             match received:
                 case Change():
-                    taken = changes.take(decode(received.payload))
+                    taken = changes.take(change) if resent.is_new(change := decode(received.payload)) else []
                     batch += taken
                     for each in taken:  # by what it holds: a large value that was fetched is not in the payload
                         room.take(size_of(each.data))
                     if not room.is_full:
                         continue
                 case Alive():
+                    resent.alive(received.lsn)
                     if not changes.is_open:
                         changes.end = max(changes.end, received.lsn)
                     if batch:
@@ -243,7 +255,7 @@ class PostgresReader:
             owes = owes or bool(batch)
             if changes.end > said and (owes or boot_seconds() >= self._said_at + self._position_seconds):
                 said, owes = changes.end, False
-                batch.append(self._position(lsn_text(said)))
+                batch.append(self._position(lsn_text(said), changes.commit))
             yield batch
             batch = []
             room.empty()
@@ -260,10 +272,13 @@ class PostgresReader:
     def _tables_message(self, known: Known) -> Message:
         return Message(Op.NOOP, unix_ms(), self._followed, known)
 
-    def _position(self, lsn: str) -> Message:
+    def _position(self, lsn: str, commit: Sequence[int] | None) -> Message:
         self._said_at = boot_seconds()
-        data = {"lsn": lsn, "system": self._system}
-        return Message(Op.NOOP, unix_ms(), self._namespace, data)
+        return Message(Op.NOOP, unix_ms(), self._namespace, self._place(lsn, commit))
+
+    def _place(self, lsn: str, commit: Sequence[int] | None) -> Mapping[str, Any]:
+        last = list(commit) if commit is not None else None
+        return {"lsn": lsn, "system": self._system, "timeline": self._timeline, "commit": last}
 
     # -- connections
 

@@ -88,6 +88,14 @@ class Replication:
             for row in range(result.ntuples)
         ]
 
+    def ask_for(self, command: str) -> list[tuple[str, ...]]:
+        """Send a command that is answered at once, and return the rows. Raises psycopg.Error."""
+        self.ask(command)
+        rows = self.answer(_SEND_SECONDS)
+        if rows is None:
+            raise psycopg.OperationalError("the server does not answer")
+        return rows
+
     def follow(self, slot: str, publication: str, lsn: str) -> None:
         """Ask for all changes after a place; `answer` returns [] if they come, `receive` returns them."""
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)

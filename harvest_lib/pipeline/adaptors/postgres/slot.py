@@ -12,6 +12,8 @@ import psycopg
 from harvest_lib.errors import AdaptorError, PositionLost
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
+from harvest_lib.pipeline.adaptors.postgres.history import fork_of
+from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.source.server_identity import lsn_number
 
 Known = Mapping[str, Sequence[int] | None]
@@ -30,12 +32,14 @@ def system_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str, Any] | None) -> str | None:
-    """Return the LSN from which a slot is to be followed; None if it has to be made. Raises PositionLost.
+    """Return the LSN that was confirmed to a slot; None if it has to be made. Raises PositionLost.
 
     `before` is the position of the log: `lsn`, and `system`, the server's identifier.
     """
     found = catalog.rows_of(connection, "slots", _SLOT, (slot,))
-    copy_again = f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
+    copy_again = gone_for_good(slot)
+    if before is not None:
+        _require_server(connection, before, copy_again)
     if not found:
         if before is None:
             return None
@@ -58,14 +62,36 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
         )
     if before is None:
         return str(confirmed)
-    _require_server(connection, before, copy_again)
     if lsn_number(confirmed) > lsn_number(before["lsn"]):
         raise PositionLost(
             f"somebody else has moved the slot {slot!r} on",
             evidence=f"it is at {confirmed}, the pipeline's log has come to {before['lsn']}",
             next_step=f"find who reads it, and give each a `slot` of its own; {copy_again}",
         )
-    return str(before["lsn"])
+    return str(confirmed)
+
+
+def require_timeline(replication: Replication, before: Mapping[str, Any], slot: str) -> int:
+    """Return the server's timeline. Raises PositionLost if it left that of a position before it had come so far."""
+    _, timeline, *_ = replication.ask_for("IDENTIFY_SYSTEM")[0]
+    now, known = int(timeline), before.get("timeline", int(timeline))
+    if now != known:
+        ((_, history),) = replication.ask_for(f"TIMELINE_HISTORY {now}")
+        fork = fork_of(history, known)
+        if fork is None or fork < lsn_number(before["lsn"]):
+            raise PositionLost(
+                "another server was promoted before it had all that was read, or this one was restored",
+                evidence=f"its timeline is {now}, which left {known} "
+                + (f"at {fork >> 32:X}/{fork & 0xFFFFFFFF:X}" if fork is not None else "at no place that it knows")
+                + f", the pipeline's log has come to {before['lsn']}",
+                next_step=f"compare the destinations with the source; {gone_for_good(slot)}",
+            )
+    return now
+
+
+def gone_for_good(slot: str) -> str:
+    """Return the next step where changes are gone."""
+    return f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
 
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:

@@ -1,0 +1,74 @@
+"""Whether a server's log is the one that was read: what the slot sends again is compared with what was read of it.
+
+A server that was put back to an earlier time, slot and all (a snapshot of its volume, a standby that was promoted),
+writes other transactions where the log has those that were read: going on from a place in it would skip them. Its slot
+stands at an earlier place then, too. So changes are asked for from the place of the slot, not from that of the
+pipeline's log, and passed over up to there. In between there have to be no other transactions than those that were
+read: the last of them is known by its end, its number and its time, as another may well have the first two. That
+evidence does not wear off, however long the log grows.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harvest_lib.errors import PositionLost
+from harvest_lib.pipeline.adaptors.postgres.pgoutput import Begin, Commit, Decoded, Relation
+from harvest_lib.source.server_identity import lsn_number
+
+
+class Resent:
+    """Passes over what was read before. Used for one connection."""
+
+    def __init__(self, place: Mapping[str, Any], confirmed: str, *, next_step: str) -> None:
+        """`place` is the position of the pipeline's log, `confirmed` the slot's."""
+        self._place, self._next_step = place, next_step
+        self._end = lsn_number(place["lsn"])
+        last = place.get("commit")
+        self._expected = tuple(last) if last is not None and last[0] > lsn_number(confirmed) else None
+        self._found: tuple[int, int, int] | None = None
+        self._xid = 0
+        self._is_passing = True
+        self._is_checked = False
+
+    def is_new(self, change: Decoded) -> bool:
+        """Return True for a change that was not read before, or describes a table. Raises PositionLost."""
+        match change:
+            case Begin():
+                self._is_passing, self._xid = change.lsn < self._end, change.xid
+                if not self._is_passing:
+                    self._check()
+            case Commit() if self._is_passing:
+                self._found = (change.end, self._xid, change.timestamp)
+                return False
+        return not self._is_passing or isinstance(change, Relation)
+
+    def alive(self, lsn: int) -> None:
+        """Take that all changes before a place have come. Raises PositionLost."""
+        if lsn >= self._end:
+            self._check()
+
+    def _check(self) -> None:
+        if not self._is_checked and self._found != self._expected:
+            raise PositionLost(
+                "the server's log is not the one that was read: it was put back to an earlier time, and written anew",
+                evidence=f"before {self._place['lsn']} its last transaction is {_told(self._found)}, "
+                f"that which was read is {_told(self._expected)}",
+                next_step=self._next_step,
+            )
+        self._is_checked = True
+
+
+def fork_of(history: str, timeline: int) -> int | None:
+    """Return the LSN at which a server's history left a timeline, None if it never was on it."""
+    for line in history.splitlines():
+        if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == timeline:
+            return lsn_number(found[2])
+    return None
+
+
+def _told(commit: Sequence[int] | None) -> str:
+    if not commit:
+        return "none"
+    end, xid, committed_ms = commit
+    return f"{xid}, which ends at {end >> 32:X}/{end & 0xFFFFFFFF:X} and was committed at {committed_ms} ms"
