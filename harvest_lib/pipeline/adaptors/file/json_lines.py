@@ -144,7 +144,7 @@ class JsonLinesReader(Reader):
         with system_errors("read", self._path), self._path.open("rb") as file:
             self._require_length(file, position)
             if before is not None:
-                self._require_part(file, 0, *before.data["head"])
+                self._require_part(file, 0, *before.data.get("head", (0, 0)))
                 size, checksum = before.data["line"]
                 self._require_part(file, position - size, size, checksum)
             file.seek(position)
