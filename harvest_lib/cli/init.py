@@ -47,8 +47,8 @@ def init(
     """Create the outbox table and its companion tables if they do not exist.
 
     Existing tables are not changed, with one exception: a native table gets the
-    constraints that it lacks. They do not apply to existing rows, and writers
-    wait for milliseconds.
+    constraints and the trigger that it lacks. They do not apply to existing
+    rows, and writers wait for milliseconds.
 
     The native layout works with every source. The goharvest layout is the one
     that goharvest creates. The companion tables hold parked records and, for a
@@ -77,16 +77,20 @@ def init(
         if configured.columns is not None:
             _create_beside_mapped(connection, outbox, configured.columns)
             return
+        existed = outbox.exists(connection)
         with _creating(connection, outbox):
             _create_tables(connection, define(outbox=outbox), native=native)
             if checks or (checks is None and outbox.kind(connection) == "native"):
                 _add_missing_checks(connection, outbox)
+            if outbox.kind(connection) == "native":
+                _add_stamp(connection, outbox, tell=existed)
 
 
 def _print_statements(definition: "NativeTable", *, native: bool | None, has_checks: bool, is_mapped: bool) -> None:
     from harvest_lib.outbox import ParkedRecords
     from harvest_lib.outbox.checks import check_statements
     from harvest_lib.outbox.native_table import beside_statements
+    from harvest_lib.outbox.stamping import stamp_statements
 
     outbox = definition.outbox
     if is_mapped:
@@ -94,7 +98,7 @@ def _print_statements(definition: "NativeTable", *, native: bool | None, has_che
     elif native is False:
         statements = [outbox.create_statement(), *(check_statements(outbox) if has_checks else [])]
     else:
-        statements = [*definition.create_statements()]
+        statements = [*definition.create_statements(), *stamp_statements(outbox)]
     if not is_mapped:
         statements.append(ParkedRecords(outbox).create_statement())
     for statement in statements:
@@ -192,3 +196,13 @@ def _add_missing_checks(connection: "Connection", outbox: "OutboxTable") -> None
         )
     for name in added or ():
         typer.echo(f"added, for new records: CHECK {name} of {outbox}")
+
+
+def _add_stamp(connection: "Connection", outbox: "OutboxTable", *, tell: bool) -> None:
+    from harvest_lib.outbox.stamping import TRIGGER, add_stamp
+
+    added = add_stamp(connection, outbox)
+    if added is None:
+        typer.echo(f"a trigger is missing; only the owner of {outbox} can add it by running this command", err=True)
+    elif added and tell:
+        typer.echo(f"added: the trigger {TRIGGER} of {outbox}, which gives rows their transaction id")

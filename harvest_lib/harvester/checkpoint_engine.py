@@ -58,6 +58,7 @@ from harvest_lib.outbox import (
 from harvest_lib.outbox.identity import check_identities
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.stamping import check_replication
 
 _log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class CheckpointEngine(Engine):
             return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
         if self._config.columns is None:  # one that was begun has to be finished
             checks = [
+                ("no rows from logical replication", lambda: check_replication(connection, table)),
                 ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection)),
                 ("no replay that was begun", lambda: _check_filled(connection, table, subscription.name)),
                 *checks,

@@ -15,9 +15,10 @@ import psycopg
 from harvest_lib import threads
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect
-from harvest_lib.errors import HarvestError
+from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import Dropping, OutboxTable, detached_segments, drop_passed, ensure_segments, rotate_segment
+from harvest_lib.outbox.stamping import check_replication
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Maintenance:
         self._complaint = ""
         self._held = ("", 0)
         self._detached: list[str] = []
+        self._replicated = False
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
         """Look after them until the term is over; returns at once."""
@@ -55,7 +57,7 @@ class Maintenance:
         """Do the steps that are due: each, even if others fail. Raises the first error."""
         errors: list[Exception] = []
         with connect(self._conninfo) as connection:
-            for step in (self._create, self._rotate, self._drop, self._say_detached):
+            for step in (self._create, self._rotate, self._drop, self._say_detached, self._say_replicated):
                 try:
                     step(connection)
                 except Exception as error:  # noqa: BLE001 - it is raised below, and the other steps are due too
@@ -92,6 +94,15 @@ class Maintenance:
             if each not in self._detached:  # once for each state that it is found in
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
+
+    def _say_replicated(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            check_replication(connection, self._outbox)
+            self._replicated = False
+        except OutboxTableError as error:
+            if not self._replicated:
+                _log.error("rows_replicated", extra={"reason": error.evidence, "next_step": error.next_step})
+            self._replicated = True
 
     def _say_held(self, dropped: Dropping) -> None:
         held = (dropped.kept, dropped.held_segments)

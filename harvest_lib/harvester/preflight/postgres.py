@@ -24,8 +24,13 @@ from harvest_lib.harvester.table_warnings import ids_end
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.native_table import index_statement
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.stamping import is_stamped
 
 _MOST_TOPICS = 100
+_UNSTAMPED = (
+    "transaction ids by the column's default alone: a row that is inserted with another one, as by INSERT … SELECT or "
+    "COPY of old rows, is never delivered; `harvest init` as the owner adds the trigger that gives it the right one"
+)
 _CLOCK_SECONDS = 1.0
 """Clocks that differ by less are fine: ages of the backlog are read from both."""
 
@@ -143,6 +148,8 @@ class _Table:
             self._warn_unless_parks()
         if self._mode == "mark":
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
+        if config.columns is None and not is_stamped(connection, table):
+            self._report.passed.append(("postgres", _UNSTAMPED))
         if self._missing():  # a start creates them, and finds nothing in them
             return checks, []
         engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
