@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from harvest_lib.archive.files import ArchivedFile, ArchiveFiles, Manifest
 from harvest_lib.archive.records import Rows, SegmentRecords, load_pyarrow, names_and_types
@@ -98,6 +99,8 @@ def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: 
     assert segment.upper is not None  # noqa: S101 - it is closed
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        # Before the snapshot: a table that is rewritten after it (ALTER … TYPE, TRUNCATE) has no rows in it.
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(segment.table.identifier))
         lift_timeouts(connection)
         records = SegmentRecords(connection, segment)
         writing = _Writing(files, records)

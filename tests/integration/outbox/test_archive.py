@@ -320,6 +320,29 @@ def test_ids_that_begin_again_take_nothing_from_the_archive(native, url, tmp_pat
     assert dropped(native).dropped == ["outbox_from_0"]
 
 
+def test_a_segment_is_not_rewritten_under_the_snapshot_that_reads_it(native, url, dsn):
+    """A rewritten table has no rows in a snapshot from before."""
+    native.write(SEGMENT)
+    tried = []
+
+    class Watched(psycopg.Connection):
+        def execute(self, query, *arguments, **options):
+            done = super().execute(query, *arguments, **options)
+            if "set_config(name" in str(query) and not tried:  # the snapshot is taken
+                with psycopg.connect(dsn, autocommit=True) as other:
+                    other.execute("SET lock_timeout = '100ms'")
+                    try:
+                        other.execute("TRUNCATE outbox_from_0")
+                        tried.append("done")
+                    except psycopg.errors.LockNotAvailable:
+                        tried.append("waits")
+            return done
+
+    with Watched.connect(dsn, autocommit=True) as connection:
+        (done,) = archive_segments(connection, native.table, url)
+    assert (tried, done.records) == (["waits"], SEGMENT - 1)
+
+
 def test_an_archive_that_is_no_folder(native):
     native.write(SEGMENT)
     url = f"memory://{native.dsn.rsplit('=', 1)[-1]}/archive"
