@@ -17,6 +17,7 @@ from psycopg import sql
 
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement, translated
+from harvest_lib.outbox.parked_queries import BY_HASH
 from harvest_lib.outbox.parked_record import HeldKey
 from harvest_lib.source import Selection
 
@@ -81,20 +82,21 @@ WHERE s.id IS NULL OR s.held OR s.retry OR NOT {s_matches}
 """
 
 _DUE = """
-SELECT s.id FROM (
-  SELECT moved.topic, moved.key, (
-    SELECT min(p.id) FROM {parked_ids} AS p
-    WHERE p.kafka_topic = moved.topic AND p.kafka_key = moved.key AND p.subscription = %(subscription)s
-      AND p.shard = %(shard)s AND NOT p.held AND NOT p.retry AND {p_matches}
-  ) AS stays
+WITH listed AS (
+  SELECT s.id, s.kafka_topic, s.kafka_key, s.retry,
+    min(s.id) FILTER (WHERE NOT s.held AND NOT s.retry) OVER (PARTITION BY s.kafka_topic, s.kafka_key) AS stays
   FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(keys)s::text[]) AS each (topic, key)) AS moved
-) AS first
-JOIN {parked_ids} AS s
-  ON s.kafka_topic = first.topic AND s.kafka_key = first.key AND s.subscription = %(subscription)s
-  AND s.shard = %(shard)s
-WHERE (first.stays IS NULL OR s.id < first.stays OR (s.retry AND NOT %(keep_order)s)) AND {s_matches}
-ORDER BY row_number() OVER (PARTITION BY s.kafka_topic, s.kafka_key ORDER BY s.id), s.id LIMIT %(limit)s
+  JOIN {parked_ids} AS s
+    ON s.kafka_topic = moved.topic AND s.kafka_key = moved.key AND s.subscription = %(subscription)s
+    AND s.shard = %(shard)s
+  WHERE {s_matches}
+)
+SELECT id FROM listed WHERE stays IS NULL OR id < stays OR (retry AND NOT %(keep_order)s)
+ORDER BY row_number() OVER (PARTITION BY kafka_topic, kafka_key ORDER BY id), id LIMIT %(limit)s
 """
+
+_FEW_KEYS = 100
+"""So many keys may each have all entries read, whatever the plan; more are compared by a hash."""
 
 _RELEASE = f"""
 WITH {_LEADS}, released AS (
@@ -137,14 +139,14 @@ class ParkedIds:
 
     def _fill(self, rows: Selection | None) -> None:
         names: dict[str, sql.Composable] = {**self._names, "column": sql.SQL(""), "value": sql.SQL("")}
-        names |= {"s_matches": sql.SQL("true"), "p_matches": sql.SQL("true")}
+        names["s_matches"] = sql.SQL("true")
         if rows is not None:
             its = {
                 "outbox": in_statement(rows.table),
                 **{each: in_statement(rows.columns[each]) for each in ("id", "transaction_id")},
             }
             names |= {"column": sql.SQL(", transaction_id"), "value": sql.SQL(_ITS_TRANSACTION).format(**its)}
-            names |= {f"{each}_matches": sql.SQL(_MATCHES).format(entry=sql.SQL(each), **its) for each in ("s", "p")}
+            names["s_matches"] = sql.SQL(_MATCHES).format(entry=sql.SQL("s"), **its)
         self._matching, self._load, self._replace, self._add, self._moved, self._due, self._release = (
             sql.SQL(each).format(**names) for each in (_MATCHING, _LOAD, _REPLACE, _ADD, _MOVED, _DUE, _RELEASE)
         )
@@ -195,7 +197,7 @@ class ParkedIds:
         """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
         values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
-            rows = self._connected().execute(self._moved, values).fetchall()
+            rows = self._compared(self._moved, values, len(known))
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
@@ -203,8 +205,16 @@ class ParkedIds:
         key come first, then the second: so a long run of one key delays no other key."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
-            rows = self._connected().execute(self._due, values).fetchall()
+            rows = self._compared(self._due, values, len(keys))
         return [record_id for (record_id,) in rows]
+
+    def _compared(self, statement: sql.Composed, values: dict[str, Any], keys: int) -> list[tuple[Any, ...]]:
+        connection = self._connected()
+        if keys <= _FEW_KEYS:
+            return connection.execute(statement, values).fetchall()
+        with connection.transaction():
+            connection.execute(BY_HASH)
+            return connection.execute(statement, values).fetchall()
 
     def release(self, ids: Sequence[int]) -> bool:
         """Forget records, which are in Kafka by now or nowhere any more; False if we were fenced."""

@@ -117,8 +117,9 @@ class ParkedTable(ABC):
     def _touched(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection, **values: bool
     ) -> Sequence[TouchedRecord]:
-        with connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
+        with connection.transaction(), connection.cursor(row_factory=class_row(TouchedRecord)) as cursor:
             statement = self._statement(connection, self._touch)
+            cursor.execute(queries.BY_HASH)
             touched = cursor.execute(statement, {**self._values(selection), **values}).fetchall()
         missing = sorted(set(selection.ids or ()).difference(each.id for each in touched if each.selected))
         if missing:

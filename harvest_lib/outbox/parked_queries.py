@@ -50,22 +50,30 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
 # Earlier versions held a key in all topics: such a held record has a parked one of its key only, and goes with it.
+# Joins alone: what a list may be compared with by other means, IN or NOT IN, is compared one by one once it is long.
 TOUCHED = f"""
 WITH selected AS (
   SELECT id, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
+), keys AS (
+  SELECT DISTINCT kafka_key FROM selected
 ), staying AS (
-  SELECT kafka_topic, kafka_key, min(id) AS id FROM {{parked}}
-  WHERE NOT held AND kafka_key IN (SELECT kafka_key FROM selected) AND id NOT IN (SELECT id FROM selected)
-  GROUP BY kafka_topic, kafka_key
+  SELECT p.kafka_topic, p.kafka_key, min(p.id) AS id
+  FROM {{parked}} AS p JOIN keys ON keys.kafka_key = p.kafka_key LEFT JOIN selected AS s ON s.id = p.id
+  WHERE NOT p.held AND s.id IS NULL
+  GROUP BY p.kafka_topic, p.kafka_key
 )
 SELECT p.id, p.held, s.id IS NOT NULL AS selected, first.id AS behind
 FROM {{parked}} AS p
 LEFT JOIN selected AS s ON s.id = p.id
+LEFT JOIN keys ON keys.kafka_key = p.kafka_key
 LEFT JOIN staying AS first
   ON first.kafka_topic = p.kafka_topic AND first.kafka_key = p.kafka_key AND first.id < p.id
-WHERE s.id IS NOT NULL OR (p.held AND p.kafka_key IN (SELECT kafka_key FROM selected))
+WHERE s.id IS NOT NULL OR (p.held AND keys.kafka_key IS NOT NULL)
 ORDER BY p.id
 """  # noqa: S608 - as above
+
+BY_HASH = "SET LOCAL enable_nestloop = off"
+"""For lists of many keys: without statistics, as after they were parked, each would be compared with each."""
 
 DELETE = "DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[])"
 
