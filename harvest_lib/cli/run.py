@@ -74,11 +74,13 @@ def run(
     from harvest_lib.harvester.harvest import Harvest, State
     from harvest_lib.harvester.health import live
     from harvest_lib.harvester.interpreter import tune_interpreter
+    from harvest_lib.open_files import raise_limit
     from harvest_lib.telemetry.liveness import Liveness
 
     settings = configuration(config, elects=True)
     handler = configure_logging(log_format, log_level or settings.logging_level)
     tune_interpreter()
+    raise_limit()
     liveness = Liveness(alive_file)
     harvest = Harvest(settings.harvest)
 

@@ -29,6 +29,7 @@ from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.ownership import OwnedShard, Ownership, ShardCounts
 from harvest_lib.consume.reader import Isolation, read_committed
 from harvest_lib.consume.retention import RetentionWatch
+from harvest_lib.consume.room import Room
 from harvest_lib.consume.shard import Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application
@@ -76,6 +77,7 @@ class Consumer:
         self._settings = {setting: value for setting, value in settings.items() if setting not in _GROUP_ONLY}
         self._store, self._isolation = store, isolation
         self._limits = limits or ShardLimits()
+        self._room = Room()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
         """After so long the group knows that a member is gone, and a member that it is."""
@@ -98,6 +100,7 @@ class Consumer:
         """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting, and
         KafkaError where the group does not take this member, such as beside members of another kind."""
         guard_loggers()
+        self._room.begin()
         own = group_settings(self._group_settings, self._name)
         with refused_settings("settings"):
             group: Any = KafkaClient(own)
@@ -109,8 +112,7 @@ class Consumer:
             while not stopping.is_set():
                 self.turned_at = boot_seconds()
                 self._look_at(group.poll(_POLL_SECONDS))
-                for each in list(self._owned.values()):
-                    each.tend()
+                self._tend()
                 if boot_seconds() >= tell_at:
                     tell_at = boot_seconds() + _TELL_SECONDS
                     self._tell_offsets(group)
@@ -119,6 +121,24 @@ class Consumer:
             self.turned_at, self._has_joined, self.trouble = None, False, ""
             self._end(list(self._owned))
             group.close()
+
+    def _tend(self) -> None:
+        """Have shards at work, as many as there is room for, those first that have waited longest."""
+        owned = list(self._owned.values())
+        at_work = sum(each.is_at_work for each in owned)
+        due = sorted((each for each in owned if each.is_due), key=lambda each: each.begin_at)
+        while due and self._room.admits(at_work):
+            due.pop(0).begin()
+            at_work += 1
+        self._room.tell(len(due), at_work)
+        served = sorted((each for each in owned if each.has_had_its_turn), key=lambda each: each.began_at)
+        for each in served[: len(due)]:
+            each.end_turn()
+
+    def no_room(self, error: BaseException) -> bool:
+        """Return True if a shard ended by an error as there is no connection for it beside the others."""
+        others = sum(each.is_at_work for each in self._owned.copy().values()) - 1
+        return self._room.refused(error, others)
 
     # -- the group
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.consume.room import TURN_SECONDS
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.errors import DatabaseUnavailable, HarvestError
 
@@ -59,13 +60,17 @@ class Owner(Protocol):
         """Keep the counts of the shard that an ownership has had."""
         ...
 
+    def no_room(self, error: BaseException) -> bool:
+        """Return True if a shard ended by an error as there is no connection for it beside the others."""
+        ...
+
     def count_fenced(self) -> None:
         """Count that a shard was fenced."""
         ...
 
 
 class Ownership:
-    """A partition of ours. `tend`, `stop` and `await_end` are for one thread; the rest for any."""
+    """A partition of ours. `begin`, `stop` and `await_end` are for one thread; the rest for any."""
 
     def __init__(self, owner: Owner, shard: ShardId) -> None:
         self.shard: Shard | None = None
@@ -74,7 +79,9 @@ class Ownership:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._has_ended = False
-        self._begin_at = 0.0
+        self._turn = threading.Event()
+        self.begin_at = self.began_at = 0.0
+        """When the shard is to begin, and when it last did, in boot seconds."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
         self._position = -1
@@ -110,10 +117,25 @@ class Ownership:
             self._position = self.shard.position
         self.shard = None
 
-    def tend(self) -> None:
-        """Have the shard at work: begin it, once that is due and nothing of it is left."""
-        if self.is_at_work or self._stopping.is_set() or boot_seconds() < self._begin_at:
+    @property
+    def is_due(self) -> bool:
+        """Return True if the shard is to begin, and nothing of it is left."""
+        return not self.is_at_work and not self._stopping.is_set() and boot_seconds() >= self.begin_at
+
+    @property
+    def has_had_its_turn(self) -> bool:
+        """Return True if the shard has been at work for long enough, where others wait."""
+        return self.is_at_work and not self._turn.is_set() and boot_seconds() - self.began_at >= TURN_SECONDS
+
+    def end_turn(self) -> None:
+        """Have the shard end, and wait for its next turn."""
+        self._turn.set()
+
+    def begin(self) -> None:
+        """Begin the shard, if it is due."""
+        if not self.is_due:
             return
+        self._turn, self.began_at = threading.Event(), boot_seconds()
         try:
             self._thread = threads.start(self._name, self._run)
         except RuntimeError as error:  # there is no room for a thread
@@ -123,6 +145,7 @@ class Ownership:
     def stop(self) -> None:
         """Have the shard end for good; returns at once."""
         self._stopping.set()
+        self._turn.set()
 
     def await_end(self, seconds: float) -> None:
         """Wait for the end of the shard, and log that it is left if it does not come in time."""
@@ -139,7 +162,9 @@ class Ownership:
         try:
             if (error := threads.error_of(self._serve)) is not None:
                 self._ended_by(error)
-            elif not self._stopping.is_set():
+            elif self._turn.is_set():
+                self.begin_at = boot_seconds()
+            else:
                 self._pause()
                 _log.error("shard_failed", extra={"shard": self._name, "reason": "it ended by itself"})
         finally:
@@ -158,10 +183,15 @@ class Ownership:
     def _serve(self) -> None:
         _log.info("shard_begins", extra={"shard": self._name})
         self.shard = self._owner.make_shard(self._id)
-        self.shard.run(self._stopping)
+        if self._stopping.is_set():
+            self._turn.set()
+        self.shard.run(self._turn)
 
     def _ended_by(self, error: BaseException) -> None:
         # All is decided before it is logged: a handler of the log may raise.
+        if self._owner.no_room(error):
+            self._pause(0.0)
+            return
         is_fenced = isinstance(error, Fenced)
         self._pause(self._owner.session_seconds if is_fenced else None)
         # After a transaction that was kept, a new connection may be all that it takes.
@@ -183,7 +213,7 @@ class Ownership:
         if self.shard is not None and _goes_on(self.shard):
             self._pause_seconds, self._failing_since = _FIRST_PAUSE_SECONDS, None
         self._failing_since = self._failing_since or boot_seconds()
-        self._begin_at = boot_seconds() + (self._pause_seconds if seconds is None else seconds)
+        self.begin_at = boot_seconds() + (self._pause_seconds if seconds is None else seconds)
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
 

@@ -47,7 +47,7 @@ def test_who_was_fenced_off_waits_for_a_session(monkeypatch):
     ownership = Ownership(consumer, ShardId("counts", "flights", 0))
 
     def tended():
-        ownership.tend()
+        ownership.begin()
         eventually(lambda: not ownership.is_at_work, "it has ended")
         return len(consumer.seen)
 

@@ -1,0 +1,97 @@
+"""The room that a process has for shards: open files, and connections that the database gives it.
+
+Each shard has a Kafka client and a connection. Where there is no room for all, the others wait, and take turns with
+those at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step.
+"""
+
+import logging
+import re
+
+from harvest_lib import open_files
+from harvest_lib.clock import boot_seconds
+from harvest_lib.errors import DatabaseUnavailable
+
+_log = logging.getLogger(__name__)
+
+TURN_SECONDS = 10.0
+_FILES_EACH, _RESERVED_FILES = 16, 64
+"""Files of a shard: 14 were counted with one broker. More are assumed where more are seen."""
+_OPENING_SECONDS = 3.0
+"""Files of a shard that began are not all open before."""
+_AGAIN_SECONDS = 60.0
+"""After so long one connection more is tried."""
+_NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
+_NO_SESSION = re.compile(r"failed: \S+ ?:  ")
+"""libpq, of what the server said as it was asked for a session, in any language."""
+
+
+class Room:
+    """Used by one thread, but for `refused`."""
+
+    def __init__(self) -> None:
+        self._files_before = open_files.used()
+        self._began: list[float] = []
+        self._most: int | None = None  # shards for which there are connections, as far as known
+        self._again_at = 0.0
+        self._evidence = ""
+        self._said = ""
+
+    def begin(self) -> None:
+        """Raise the limit of files, and count those that are open before any shard begins."""
+        open_files.raise_limit()
+        self._files_before = open_files.used()
+
+    def admits(self, at_work: int) -> bool:
+        """Return True if there is room for one shard more, beside those at work; count it as begun."""
+        now = boot_seconds()
+        self._began = [began for began in self._began if now - began < _OPENING_SECONDS]
+        if self._most is not None and at_work >= self._most:
+            if now < self._again_at:
+                return False
+            self._most, self._again_at = at_work + 1, now + _AGAIN_SECONDS
+        settled = at_work - len(self._began)
+        used = open_files.used()
+        each = max(_FILES_EACH, -(-(used - self._files_before) // settled) if settled > 0 else 0)
+        if at_work and used + (len(self._began) + 1) * each + _RESERVED_FILES > open_files.limit():
+            return False
+        self._began.append(now)
+        return True
+
+    def refused(self, error: BaseException, others: int) -> bool:
+        """Return True if an error says that the database gives no further connection, while `others` are at work."""
+        text = str(error)
+        is_full = isinstance(error, DatabaseUnavailable) and (
+            _NO_CONNECTION.search(text) is not None or (others > 0 and _NO_SESSION.search(text) is not None)
+        )
+        if is_full:
+            self._most, self._again_at = max(1, others), boot_seconds() + _AGAIN_SECONDS
+            self._evidence = error.evidence if isinstance(error, DatabaseUnavailable) else text
+        return is_full
+
+    def tell(self, waiting: int, at_work: int) -> None:
+        """Log that shards wait, once for each cause, and that none does any more."""
+        if not waiting:
+            if self._said and (self._most is None or at_work < self._most):
+                self._said = ""
+            return
+        by_database = self._most is not None and at_work >= self._most
+        cause = "database" if by_database else "files"
+        if cause == self._said:
+            return
+        self._said = cause
+        if by_database:
+            reason = f"the database gives no connection to more than {at_work} partitions: {self._evidence}"
+            step = (
+                "raise the role's CONNECTION LIMIT or `max_connections`, or start processes with another role or on "
+                "other servers; until then partitions take turns"
+            )
+        else:
+            reason = (
+                f"there are no files left for more than {at_work} partitions: {open_files.used()} of "
+                f"{open_files.limit()} are open"
+            )
+            step = (
+                "raise the hard limit of open files (systemd: LimitNOFILE=, shell: ulimit -Hn), or start more "
+                "processes; until then partitions take turns"
+            )
+        _log.error("shards_wait", extra={"waiting": waiting, "at_work": at_work, "reason": reason, "next_step": step})

@@ -1,0 +1,31 @@
+"""Files that this process may have open, and has: each Kafka client and each connection takes some."""
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+_ENOUGH = 1_048_576
+"""Where there is no limit, as high as the kernel allows by default."""
+
+
+def raise_limit() -> int:
+    """Raise the limit of open files as far as this process may (`ulimit -Hn`), and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _ENOUGH if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # a container may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return limit()
+
+
+def limit() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def used() -> int:
+    """Return how many files this process has open; 0 where the system does not say."""
+    with suppress(OSError):
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return 0
