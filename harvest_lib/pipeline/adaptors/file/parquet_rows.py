@@ -18,7 +18,7 @@ from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.bounds import BATCH_BYTES
 
 _BUFFER_BYTES = 1 << 18
-_MOST_ROWS = 64
+_MOST_ROWS = 16
 """At once, as a dictionary may have values of any size, and the file does not say how often each is used."""
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 _SPARKS_OLD_CALENDAR = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
