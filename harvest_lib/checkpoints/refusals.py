@@ -21,10 +21,12 @@ from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegr
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 
-# No epoch is asked for: whoever finds it says it, also before it leads.
-_REMEMBER = """
+# No epoch is asked for: whoever finds it says it, also before it leads. A row that was written since it was compared is
+# another leader's, who knows better.
+REMEMBER = """
 UPDATE {table} SET checkpoint = checkpoint || %(refused)s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND generation = %(generation)s AND checkpoint IS NOT NULL
+  AND coalesce((checkpoint ->> 'witness')::bigint, 0) = %(witness)s
 """
 
 FIELD = "refused"
@@ -55,8 +57,10 @@ def remember(
     row: Mapping[str, Any],
     checkpoint: Checkpoint,
     error: ServerRegressed | CheckpointError,
+    *,
+    witness: int,
 ) -> None:
-    """Write into the row of a shard why `checkpoint` was refused, if our role may."""
+    """Write into the row of a shard why `checkpoint` was refused, if our role may, and its witness is the one known."""
     refusal = {
         **_identity(checkpoint),
         "cause": error.cause,
@@ -64,9 +68,9 @@ def remember(
         "next_step": error.next_step,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    values = {**row, "generation": checkpoint.generation, FIELD: Jsonb({FIELD: refusal})}
+    values = {**row, "generation": checkpoint.generation, "witness": witness, FIELD: Jsonb({FIELD: refusal})}
     with suppress(DatabaseAccessDenied), translated():
-        connection.execute(sql.SQL(_REMEMBER).format(table=in_statement(table)), values)
+        connection.execute(sql.SQL(REMEMBER).format(table=in_statement(table)), values)
 
 
 def refusal_of(saved: Mapping[str, Any]) -> str:

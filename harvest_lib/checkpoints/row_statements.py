@@ -26,6 +26,7 @@ UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint =
 WHERE subscription = %(subscription)s AND shard = %(shard)s
   AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
   AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s
+  AND coalesce((checkpoint ->> 'witness')::bigint, 0) < (%(checkpoint)s::jsonb ->> 'witness')::bigint
 """
 
 LAST = """
@@ -33,9 +34,11 @@ SELECT epoch, leader_id, checkpoint, generation FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
+# As above, and below: a statement whose connection was lost may still come, and must not undo later ones.
 VOUCH = """
 UPDATE {table} SET checkpoint = checkpoint || %(witness)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL
+  AND coalesce((checkpoint ->> 'witness')::bigint, 0) < (%(witness)s::jsonb ->> 'witness')::bigint
   AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
 

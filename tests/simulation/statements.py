@@ -10,6 +10,7 @@ from psycopg import sql
 
 from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
+from harvest_lib.checkpoints.refusals import REMEMBER
 from harvest_lib.checkpoints.row_statements import ANNOUNCE
 from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
 from harvest_lib.checkpoints.table import CheckpointTable
@@ -261,7 +262,8 @@ class Statements:
         checkpoint = values["checkpoint"].obj
         saved = _loaded(row["checkpoint"]) or {"number": 0}
         held = _is_led(row, values, of)
-        stored = held and saved["number"] <= values["number"]
+        is_later = saved.get("witness", 0) < checkpoint["witness"]
+        stored = held and saved["number"] <= values["number"] and is_later
         self._reported(
             "checkpoint",
             subscription=values["subscription"],
@@ -281,8 +283,19 @@ class Statements:
         row = self._row(values)
         if not _is_led(row, values, ("generation", "epoch", "leader_id")) or row["checkpoint"] is None:
             return []
-        saved = _loaded(row["checkpoint"]) | values["witness"].obj
+        before, witness = _loaded(row["checkpoint"]), values["witness"].obj
+        if before.get("witness", 0) >= witness["witness"]:
+            return []
+        saved = before | witness
         self._put(transaction, values["shard"], {**row, "checkpoint": json.dumps(saved)})
+        return [()]
+
+    def remember(self, values, transaction):
+        row = self._row(values)
+        saved = _loaded(row["checkpoint"])
+        if saved is None or (row["generation"], saved.get("witness", 0)) != (values["generation"], values["witness"]):
+            return []
+        self._put(transaction, values["shard"], {**row, "checkpoint": json.dumps(saved | values["refused"].obj)})
         return [()]
 
     def kinds(self, _values, _transaction):
@@ -426,6 +439,7 @@ def _known():
     of_subscriptions = {
         _KINDS: "kinds",
         _LOCK: "lock",
+        REMEMBER: "remember",
         rivals._LEADERS: "leaders",
         rivals._ANNOUNCE: "announce",
         last_leaders._READ: "last_leaders",
