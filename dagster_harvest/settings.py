@@ -258,10 +258,12 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def upstream_keys(self) -> list[dg.AssetKey]:
+        """Return the keys of the assets that stand before the outbox."""
         return [dg.AssetKey.from_user_string(each) for each in self.upstream]
 
     @property
     def resource_key(self) -> str:
+        """Return the key of the resource."""
         return f"{self.name}_harvester"
 
     @property
@@ -271,50 +273,61 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def outbox_key(self) -> dg.AssetKey:
+        """Return the key of the outbox."""
         return self.asset_keys.make("outbox", name=self.name)
 
     @property
     def business_key(self) -> dg.AssetKey | None:
+        """Return the key of the writer's table; None without a writer."""
         if self.writer is None:
             return None
         return self.asset_keys.make("business", name=self.name, table=self.writer.table.replace(".", "/"))
 
     @property
     def source_key(self) -> dg.AssetKey | None:
+        """Return the key of the writer's source data; None without a writer."""
         if self.writer is None:
             return None
         return self.asset_keys.make("source", name=self.name, source=self.writer.source)
 
     @property
     def archive_key(self) -> dg.AssetKey:
+        """Return the key of the archive."""
         return self.asset_keys.make("archive", name=self.name)
 
     @property
     def replay_key(self) -> dg.AssetKey:
+        """Return the key of the replays."""
         return self.asset_keys.make("replay", name=self.name)
 
     @property
     def topic_keys(self) -> list[dg.AssetKey]:
+        """Return the keys of the topics, in their order."""
         return [self.asset_keys.make("topic", name=self.name, topic=topic) for topic in self.topics]
 
     @property
     def daemon_job_name(self) -> str:
+        """Return the name of the job that harvests."""
         return f"{self.name}_harvester_daemon"
 
     @property
     def audit_job_name(self) -> str:
+        """Return the name of the job that audits."""
         return f"{self.name}_audit"
 
     @property
     def archive_job_name(self) -> str:
+        """Return the name of the job that archives."""
         return f"{self.name}_archive_segments"
 
     @property
     def replay_job_name(self) -> str:
+        """Return the name of the job that replays."""
         return f"{self.name}_replay_subscription"
 
     @property
     def load_job_name(self) -> str:
+        """Return the name of the writer's job."""
         return f"{self.name}_load"
 
     def audit_key(self, result: str) -> dg.AssetKey:

@@ -216,7 +216,7 @@ def seams(world):
         sleep=scheduler.pause,
     )
     ids = SimpleNamespace(uuid4=world.uuid)
-    threads = SimpleNamespace(Thread=_ThreadAtOnce)
+    threads = SimpleNamespace(start=_done_at_once)
     instead = {
         "harvest_lib.clock.time": clock,
         "harvest_lib.delivery.producer.time": clock,
@@ -228,7 +228,7 @@ def seams(world):
         "harvest_lib.source.mark_batches.CallThread": lambda source, _name: Asked(scheduler, source),
         "harvest_lib.source.mark_batches.uuid4": world.uuid,
         "harvest_lib.source.prefetch.CallThread": CalledAtOnce,
-        "harvest_lib.delivery.transactional.threading": threads,
+        "harvest_lib.delivery.transactional.threads": threads,
         "psycopg.connect": world.connect,
         "harvest_lib.batching.batch_size._FIRST_BATCH": plan.batch,
         "harvest_lib.batching.batch_size._FIRST_PAGE": max(1, plan.batch // 2),
@@ -246,15 +246,7 @@ def seams(world):
         yield
 
 
-class _ThreadAtOnce:
-    """A thread that does its work when it is started."""
-
-    def __init__(self, *, target, args, **_named):
-        self._work = target, args
-
-    def start(self):
-        target, args = self._work
-        target(*args)
-
-    def join(self, _timeout=None):
-        pass
+def _done_at_once(_name, work):
+    """Do the work of a thread when it is started."""
+    work()
+    return SimpleNamespace(join=lambda _timeout=None: None)

@@ -27,6 +27,9 @@ class Message:
     def key(self):
         return self._key
 
+    def value(self):
+        return b"a record"
+
     def error(self):
         return self._error
 

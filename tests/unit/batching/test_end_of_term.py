@@ -35,6 +35,7 @@ def loop_of(term):
         parking=SimpleNamespace(is_empty=True, is_stale=False, lowest=None, is_full=False),
         troubles=SimpleNamespace(paused=frozenset()),
         one_per_key=True,
+        producers_are_outdated=lambda: False,
         size=BatchSize(),
         emit=nothing,
         delivered=nothing,

@@ -60,7 +60,11 @@ def test_one_column_is_the_value_and_several_are_an_object(value, means):
         ({"dryRun": "yes"}, True, "neither true nor false"),
         ({"dsn": ""}, True, "(?s)no database was named.*HARVEST_DSN"),
         ({"dsn": "host=db password=canary"}, True, "(?s)the DSN holds a password.*the option password"),
-        ({"dsn": "postgresql://a:canary@b@c/d"}, True, "the DSN cannot be read|the DSN holds a password"),
+        (
+            {"dsn": "postgresql://a:canary@b@c/d"},
+            True,
+            "the connection string of Postgres cannot be read|the DSN holds a password",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_next_step(change, streaming, says, monkeypatch):

@@ -53,7 +53,7 @@ def test_names_are_taken_as_spelled_and_quoted() -> None:
 
 @pytest.mark.parametrize("dsn", ["postgresql://me:canary%zz@host/db", "canary", "postgresql://me:a@canary@host/db"])
 def test_a_dsn_that_cannot_be_read_is_not_repeated(dsn: str) -> None:
-    with pytest.raises(ConfigError, match="DSN cannot be read") as caught:
+    with pytest.raises(ConfigError, match="connection string of Postgres cannot be read") as caught:
         connect(dsn)
     assert "canary" not in str(caught.value)
 
