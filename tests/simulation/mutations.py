@@ -12,9 +12,10 @@ from psycopg import sql
 from harvest_lib.batching.batch import Batch
 from harvest_lib.batching.guarantees import AtLeastOnceBatches, SequencedBatches
 from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.checkpoints import row_statements as checkpoint
 from harvest_lib.checkpoints import stores
-from harvest_lib.checkpoints import table as checkpoint
 from harvest_lib.checkpoints.choice import CheckpointChoice
+from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.database import in_statement
 from harvest_lib.delivery import Sequenced, Transactional, batches
 from harvest_lib.delivery.failures import Failures
@@ -89,9 +90,9 @@ class Statement:
         if self.owner is transaction_id:
             return Selection(table=OUTBOX).fill(self.text).as_string(None)
         table = OUTBOX if self.owner is mark else SUBSCRIPTIONS
-        if self.name == "_STATUS":  # as a leader asks that other pools may speak to
+        if self.name == "STATUS":  # as a leader asks that other pools may speak to
             return (
-                sql.SQL(self.text.replace(" FROM", f"{checkpoint._RIVAL} FROM", 1))
+                sql.SQL(self.text.replace(" FROM", f"{checkpoint.RIVAL} FROM", 1))
                 .format(table=in_statement(table))
                 .as_string(None)
             )
@@ -208,7 +209,7 @@ MUTATIONS = (
         ("snapshot-transactional", "snapshot-mixed"),
         Statement(
             owner=checkpoint,
-            name="_LEAD",
+            name="LEAD",
             left_out="\nWHERE s.epoch = coalesce(%(after)s::bigint, s.epoch) OR s.leader_id = ANY (%(tried)s::uuid[])",
             meaning="lead_after_any_epoch",
         ),
@@ -275,13 +276,13 @@ MUTATIONS = (
         _BATCHES,
         Statement(
             owner=checkpoint,
-            name="_SAVE",
+            name="SAVE",
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="save_of_anybody",
         ),
         Statement(
             owner=checkpoint,
-            name="_STATUS",
+            name="STATUS",
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="status_of_anybody",
         ),
@@ -292,7 +293,7 @@ MUTATIONS = (
         _BATCHES,
         Statement(
             owner=checkpoint,
-            name="_SAVE",
+            name="SAVE",
             left_out="generation = %(generation)s AND ",
             meaning="save_of_any_generation",
         ),
@@ -358,7 +359,7 @@ MUTATIONS = (
         _SEQUENCED,
         Statement(
             owner=checkpoint,
-            name="_SAVE",
+            name="SAVE",
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="save_of_anybody",
         ),
@@ -438,7 +439,9 @@ MUTATIONS = (
         "what was not flushed counts as flushed",
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "first[_FLUSHED_UP_TO]", '"0/1"'),
-        seed=81,
+        # It flushes as well, before a commit of Kafka's.
+        _edit(KafkaStore, "vouch", "boot_seconds() < self._vouch_at", "True"),
+        seed=12,
     ),
     _mutation(
         "the lower bound of a snapshot is off by one",
@@ -481,7 +484,7 @@ MUTATIONS = (
     _mutation(
         "what is marked a second time is sent a second time",
         (*_PAGES, "mark-sequenced"),
-        _edit(MarkPages, "read", "{*self._held, *gone}", "set()"),
+        _edit(MarkPages, "_claim", "{*self._held, *gone}", "set()"),
         seed=105,
     ),
     _mutation(

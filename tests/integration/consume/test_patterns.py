@@ -2,9 +2,10 @@
 
 import importlib.util
 import re
-import threading
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import psycopg
 import pytest
@@ -68,14 +69,16 @@ def harvest(outbox, bootstrap_servers, group_id):
 class Failing(PostgresStore):
     """Now and then a transaction is not kept, or the owner dies once it is."""
 
-    turns = threading.local()
+    turns: ClassVar[dict] = defaultdict(int)
+    """By shard; a shard is at work on one thread at a time."""
 
     def commit(self, checkpoint):
-        self.turns.count = getattr(self.turns, "count", 0) + 1
-        if self.turns.count % 3 == 1:
+        self.turns[self.shard] += 1
+        turn = self.turns[self.shard] % 3
+        if turn == 1:
             raise RuntimeError("before it is kept")
         kept = super().commit(checkpoint)
-        if self.turns.count % 3 == 2:
+        if turn == 2:
             raise RuntimeError("after it was kept")
         return kept
 
