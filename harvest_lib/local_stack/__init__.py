@@ -4,6 +4,18 @@
 installed: the servers come from wheels and Maven coordinates into the state folder, and leave with it.
 """
 
-from harvest_lib.local_stack.stack import Stack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harvest_lib.local_stack.stack import Stack
 
 __all__ = ["Stack"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `Stack` when it is asked for: Spark's jobs find Java and jars here, without what the servers need."""
+    if name == "Stack":
+        from harvest_lib.local_stack.stack import Stack  # noqa: PLC0415 - as said
+
+        return Stack
+    raise AttributeError(name)

@@ -73,8 +73,11 @@ def rows(connection, table):
 
 
 def restore(connection, table, found):
+    """Put rows back as pg_restore does, which makes triggers behind the rows."""
+    connection.execute("SET session_replication_role = replica")
     for row in found:
         connection.execute(RESTORE.format(table), (json.dumps(row),))
+    connection.execute("RESET session_replication_role")
 
 
 # -- checkpoints

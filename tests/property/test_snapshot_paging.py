@@ -160,6 +160,7 @@ class MemoryConnection:
         answers = [
             (row_security._LOOK, lambda _: []),
             (batch_source._NOW, lambda _: [(str(table.snapshot()), False)]),
+            (server_identity._NEXT_TRANSACTION, lambda _: [(str(table.snapshot().xmax), False)]),
             (server_identity._IN_RECOVERY, lambda _: [(False,)]),
             (server_identity._WHERE, lambda _: [("1", "00000001", "0/1")]),
             (server_identity._BARRIER, lambda _: [("0/1",)]),

@@ -28,8 +28,8 @@ from harvest_lib.outbox.stamping import is_stamped
 
 _MOST_TOPICS = 100
 _UNSTAMPED = (
-    "transaction ids by the column's default alone: a row that is inserted with another one, as by INSERT … SELECT or "
-    "COPY of old rows, is never delivered; `harvest init` as the owner adds the trigger that gives it the right one"
+    "transaction ids by the column's default alone: a row that is inserted with another one, as by INSERT of a SELECT, "
+    "or COPY of old rows, is never delivered; `harvest init` as the owner adds the trigger that gives it the right one"
 )
 _CLOCK_SECONDS = 1.0
 """Clocks that differ by less are fine: ages of the backlog are read from both."""

@@ -4,8 +4,10 @@ import json
 
 import pytest
 from support.outbox_format import write
+from support.sink import Database
 from support.spark import session
 
+from spark_jobs.data_source import OutboxDataSource
 from spark_jobs.outbox_sink import Records, sink
 from spark_jobs.sink.records import BatchId
 
@@ -23,7 +25,15 @@ NAMES = [
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory):
     with session(tmp_path_factory.mktemp("spark")) as made:
+        made.dataSource.register(OutboxDataSource)
         yield made
+
+
+@pytest.fixture
+def native(dsn):
+    database = Database(dsn, "native")
+    yield database
+    database.connection.close()
 
 
 @pytest.fixture
@@ -54,10 +64,10 @@ def test_the_format_has_every_column_too(frame, database):
 
 
 @pytest.mark.parametrize("name", ["v", "_ROW", "key", "value", "row_hash", "header_0"])
-def test_the_driver_takes_such_a_column_as_the_value(frame, database, name):
+def test_the_driver_takes_such_a_column_as_the_value(frame, native, name):
     records = Records(topic="t", key="key", value=name, headers={"of": name})
-    sink(frame, dsn=database.dsn, batch_id="b", records=records, through="driver")
-    assert sorted(value for _, value, _, _ in database.records()) == [each[name] for each in EXPECTED]
+    sink(frame, dsn=native.dsn, batch_id="b", records=records, through="driver")
+    assert sorted(value for _, value, _, _ in native.records()) == [each[name] for each in EXPECTED]
 
 
 def test_a_business_table_takes_them_too(frame, database):

@@ -74,6 +74,7 @@ AUDIT = AuditReport(
     purged=0,
     foreign=0,
     wrong_keys=0,
+    other_contents=0,
     duplicates=30,
     adjacent_duplicates=30,
     separated_duplicates=0,
