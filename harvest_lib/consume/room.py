@@ -10,6 +10,7 @@ import re
 from harvest_lib import open_files
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.postgres_causes import opens_no_session
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +22,6 @@ _OPENING_SECONDS = 3.0
 _AGAIN_SECONDS = 60.0
 """After so long one connection more is tried."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
-_NO_SESSION = re.compile(r"failed: \S+ ?:  ")
-"""libpq, of what the server said as it was asked for a session, in any language."""
 
 
 class Room:
@@ -59,13 +58,13 @@ class Room:
 
     def refused(self, error: BaseException, others: int) -> bool:
         """Return True if an error says that the database gives no further connection, while `others` are at work."""
+        if not isinstance(error, DatabaseUnavailable):
+            return False
         text = str(error)
-        is_full = isinstance(error, DatabaseUnavailable) and (
-            _NO_CONNECTION.search(text) is not None or (others > 0 and _NO_SESSION.search(text) is not None)
-        )
+        is_full = _NO_CONNECTION.search(text) is not None or (others > 0 and opens_no_session(text))
         if is_full:
             self._most, self._again_at = max(1, others), boot_seconds() + _AGAIN_SECONDS
-            self._evidence = error.evidence if isinstance(error, DatabaseUnavailable) else text
+            self._evidence = error.evidence
         return is_full
 
     def tell(self, waiting: int, at_work: int) -> None:
