@@ -73,5 +73,5 @@ def _is_torn(dsn: str, parameters: Mapping[str, str]) -> bool:
         return True  # a socket in the abstract namespace begins with @
     if not _URL.match(dsn):
         return False
-    authority, _, path = dsn.partition("://")[2].partition("/")
-    return "@" in path.partition("?")[0] or ("@" in path and "@" not in authority)
+    path = dsn.partition("://")[2].partition("/")[2]
+    return "@" in path.partition("?")[0]

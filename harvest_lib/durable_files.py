@@ -1,5 +1,6 @@
 """Files and folders whose names and content are on the disk, not only in the memory of the kernel."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,9 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems that sync no folders, as Postgres takes them
+            raise
     finally:
         os.close(handle)
 

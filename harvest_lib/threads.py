@@ -59,18 +59,22 @@ def repeat(
     It ends once `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each error of the
     work, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is logged: once
     until the work succeeds or the reason changes. `at_end` is work for when it ends; the process waits for that, so
-    the thread is no daemon then.
+    the thread is no daemon then, and ends with the main thread.
     """
+
+    def goes_on() -> bool:
+        # A thread that is no daemon keeps the process from ending, which is not to wait for more than `at_end`.
+        return is_needed() and (at_end is None or threading.main_thread().is_alive())
 
     def rounds() -> None:
         complaint = ""
-        while not stopping.is_set() and is_needed():
+        while not stopping.is_set() and goes_on():
             error = error_of(work)
             left = max(pause_seconds(), _LOOK_SECONDS if error is not None else 0.0)
             if error is not None and on_error is not None:
                 error = _handled(on_error, error)
             complaint = _complain(name, error, complaint)
-            while left > 0 and not stopping.wait(min(left, _LOOK_SECONDS)) and is_needed():
+            while left > 0 and not stopping.wait(min(left, _LOOK_SECONDS)) and goes_on():
                 left -= _LOOK_SECONDS
         if at_end is not None:
             at_end()

@@ -44,7 +44,8 @@ def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[s
                 for row in cursor:
                     if len(row) > 2 and row[2] not in topics:  # noqa: PLR2004  (the third column)
                         continue
-                    key, content = _key(_column(row, 1)), _column(row, 3)
+                    # A query of the user's has no content: whatever more it selects is not compared.
+                    key, content = _key(_column(row, 1)), None if is_text else _column(row, 3)
                     yield CommittedRecord(_row_id(row[0], text), key, content)
         except pg.InsufficientPrivilege as error:
             raise DatabaseAccessDenied(

@@ -180,7 +180,8 @@ class Batch:
     def keep_failed(self, failed: Sequence[int]) -> int:
         """Defer the records of an abandoned batch that failed; return how many are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
-        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in failed}
+        kept = frozenset(failed)
+        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in kept}
         self._unsent = [*failed, *self._unsent]
         return delivered
 

@@ -86,6 +86,8 @@ class KafkaStore(PostgresStore):
             record = self._read_anew(choice)
         newest = choice.newest(record)
         self._checkpoints.require(newest)
+        if self._mirror.position is None and newest.position is not None:
+            self.save(newest)  # the row was made again: without a checkpoint it cannot vouch
         return newest
 
     def _refuse_hidden(self) -> None:
@@ -269,14 +271,14 @@ class KafkaStore(PostgresStore):
         were fenced, or the subscription was moved."""
         if boot_seconds() < self._vouch_at:
             return True
-        vouched = self._checkpoints.vouch()
-        self._vouch_at = boot_seconds() + _VOUCH_SECONDS
-        return vouched
+        return self._written(self._checkpoints.vouch())
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        saved = super().save(checkpoint)
-        self._vouch_at = boot_seconds() + _VOUCH_SECONDS
-        return saved
+        return self._written(super().save(checkpoint))
+
+    def _written(self, was_written: bool) -> bool:  # noqa: FBT001 - an outcome, which is passed on
+        self._vouch_at = boot_seconds() + _VOUCH_SECONDS if was_written else 0.0
+        return was_written
 
     def encode(self, checkpoint: Checkpoint) -> bytes:
         """Return the record of a checkpoint that goes along in its batch's transaction."""

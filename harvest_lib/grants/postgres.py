@@ -177,9 +177,10 @@ class Grants:
         yield "COMMIT;"
         if self.mode == "batches" and not self.has_column_mapping:
             yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --due` and"
-            yield "-- `drop` from cron, as the owner. After a failover the harvester asks for EXECUTE on"
-            yield "-- pg_read_file(text), by which it could read any file of the server's data folder: grant it then,"
-            yield "-- revoke it afterwards."
+            yield "-- `drop` from cron, as the owner."
+        if self.mode != "mark":
+            yield "\n-- After a failover the harvester asks for EXECUTE on pg_read_file(text), by which it could read"
+            yield "-- any file of the server's data folder: grant it then, revoke it afterwards."
 
     def _tables(self) -> list[OutboxTable]:
         outbox = self.outbox

@@ -129,7 +129,7 @@ class PartitionWatch:
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
             is_needed=term.is_live,
-            at_end=self._look_at_end,
+            at_end=self._look_at_end if self._memory is not None else None,
         )
 
     def look(self) -> None:
@@ -179,7 +179,7 @@ class PartitionWatch:
         self._try_to_look()
 
     def _look_at_end(self) -> None:
-        if self._memory is not None and (self._known is None or not self._known.keys() >= set(self._topics())):
+        if self._known is None or not self._known.keys() >= set(self._topics()):
             self._try_to_look()
 
     def _try_to_look(self) -> None:

@@ -99,6 +99,8 @@ class Sampler:
         self._stopping.set()
         self._samples.put(None)
         self._thread.join(_WAIT_SECONDS)
+        if not self._thread.is_alive():
+            self._disconnect()
 
     # -- the thread
 

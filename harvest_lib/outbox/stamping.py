@@ -2,7 +2,8 @@
 
 A row's `transaction_id` comes from the column's default. An INSERT … SELECT or a COPY of old rows brings other ones, of
 transactions that every subscription has passed: such a row would never be delivered. The trigger puts the right one in
-its place. Of a row that has the right one it costs a comparison, as its function is not called.
+its place. Of a row that has the right one it costs a comparison, as its function is not called; a COPY inserts row by
+row, as for any such trigger.
 
 Rows that the logical replication of Postgres brings fire no trigger, unless it is ALWAYS enabled. They are left as they
 are for `harvest subscriptions move`, which goes by the numbers of the old server. Harvested they cannot be meanwhile:

@@ -137,7 +137,8 @@ class MarkPages:
         self._batch += ids_of(rows)
 
     def committed(self, failed: Collection[int] = ()) -> None:
-        delivered = [each for each in self._batch if each not in failed] if failed else self._batch
+        kept = frozenset(failed)
+        delivered = [each for each in self._batch if each not in kept] if failed else self._batch
         for each in delivered:
             self._held.pop(each, None)
         self._delivered += delivered

@@ -257,6 +257,7 @@ class Subscriptions:
             generation = max(self.now(), *(each.generation + 1 for each in shards))
             if to == "mirror":
                 refuse_other_servers(self.connection, name, [each.checkpoint for each in shards])
+            now = server_identity.place(self.connection).as_json() if to == "mirror" else {}
             for each in shards:
                 kind = source or each.source
                 if anchor is not None and kind not in SOURCES:
@@ -276,7 +277,7 @@ class Subscriptions:
                         intents=each.checkpoint.intents if each.checkpoint is not None else (),
                     )
                 else:
-                    checkpoint = _mirrored(each, kind, generation)
+                    checkpoint = _mirrored(each, kind, generation, now)
                 checkpoint = replace(checkpoint, origin=self.placed(each.checkpoint))
                 values = {"source": kind, "generation": generation, "shard": each.shard}
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
@@ -371,8 +372,9 @@ def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
     return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
 
 
-def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpoint:
-    """Return the checkpoint that is kept in Postgres as one that counts."""
+def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> Checkpoint:
+    """Return the checkpoint that is kept in Postgres as one that counts, of the server as it is now: both went back
+    together, and where the timeline forked from an earlier one need not be known any more."""
     kept = shard.checkpoint
     if shard.checkpoint_trouble:
         raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
@@ -383,6 +385,8 @@ def _mirrored(shard: SubscriptionShard, source: str, generation: int) -> Checkpo
             next_step=f"harvest subscriptions rewind {shard.name} --to beginning|now|SNAPSHOT",
         )
     position, seen = kept.position, Snapshot.parse(shard.seen)
+    if "server" in position:
+        position = {**position, "server": place}
     if source != shard.source:
         if shard.source not in SOURCES:
             raise unknown_source(shard.source)

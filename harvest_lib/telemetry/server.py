@@ -107,8 +107,8 @@ class Listener:
 
     def stop(self) -> None:
         """Stop listening, and hang up. Safe to repeat."""
+        self._server.shutdown()  # before the event: a thread that has not come to serve yet would not answer it
         self._stopping.set()
-        self._server.shutdown()
         self._server.server_close()
         self._server.hang_up(0)
         self._thread.join()

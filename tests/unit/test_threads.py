@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -50,6 +52,21 @@ def test_an_end_in_order_is_no_error(caplog):
     threads.start("worker", lambda: None, on_error=passed.append).join()
     assert not passed
     assert not caplog.records
+
+
+LEFT_ALONE = """
+import threading
+from harvest_lib import threads
+threads.repeat(
+    "work", lambda: None, stopping=threading.Event(), pause_seconds=lambda: 3600, at_end=lambda: print("last look")
+)
+"""
+
+
+def test_a_process_ends_though_nothing_stopped_a_thread_that_it_waits_for():
+    """A program that starts a harvester, and whose main thread comes to its end or fails."""
+    done = subprocess.run([sys.executable, "-c", LEFT_ALONE], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "last look\n"
 
 
 class Refusing(logging.Handler):

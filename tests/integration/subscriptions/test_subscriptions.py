@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from harvest_lib.checkpoints import table as table_module
 from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
-from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable
+from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable, ServerRegressed
 from harvest_lib.outbox import append
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.record import OutboxRecord
@@ -209,6 +209,24 @@ def test_what_was_purged_cannot_be_rewound_to(outbox):
     outbox.subscriptions.rewind("default", to="mirror")
     outbox.harvest(source="mark", delivery="transactional").drain(60)
     assert sorted(outbox.arrived(isolation="read_committed")) == [1, 2]
+
+
+@pytest.mark.parametrize(("source", "delivery"), [("snapshot", "barrier"), ("mark", "transactional")])
+def test_a_mirror_goes_on_after_a_failover_of_which_nothing_can_be_read(outbox, source, delivery):
+    """Where a timeline forked from an earlier one needs a right that a managed server does not give."""
+    write(outbox, "a")
+    outbox.harvest(source=source, delivery=delivery).drain(60)
+    outbox.subscriptions.rewind("default", to="mirror")
+    place = "{position,server,timeline}"
+    outbox.connection.execute(
+        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, %s, %s)", (place, '"00000009"')
+    )
+    write(outbox, "b")
+    with pytest.raises(ServerRegressed, match="--to mirror"):
+        outbox.harvest(source=source, delivery=delivery).drain(60)
+    outbox.subscriptions.rewind("default", to="mirror")
+    outbox.harvest(source=source, delivery=delivery).drain(60)
+    assert set(outbox.arrived(isolation="read_committed")) == {1, 2}
 
 
 def test_there_is_no_mirror_of_what_was_never_harvested(outbox):

@@ -6,6 +6,7 @@ import pytest
 
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
 
 pytestmark = pytest.mark.quick
@@ -123,3 +124,26 @@ def test_one_that_does_not_say_who_wrote_it_counts_where_an_older_version_led(ol
     unsigned = {"without": ["identity"], "outbox": "5/shop/outbox"}
     assert reason(**unsigned).startswith("it does not say who wrote it")
     assert reason(**unsigned, **older) == ""
+
+
+# -- a row that went back with its server
+
+
+def newest(*, kept_in="kafka", mirror_number=8, mirror_witness, kafka_witness):
+    origin = {"identity": str(OURS), "timeline": "1", "witness": mirror_witness}
+    position = {"source": "snapshot", "prev": PREVIOUS}
+    mirror = Checkpoint(generation=3, number=mirror_number, position=position, origin=origin, kept_in=kept_in)
+    record = {**mirror.as_json(), **WRITTEN, "witness": kafka_witness}
+    return CheckpointChoice(**{**OUR_SIDE, "mirror": mirror}).newest(record)
+
+
+def test_a_row_that_was_written_less_often_than_kafka_knows_went_back():
+    assert newest(mirror_witness=20, kafka_witness=20).number == 9
+    with pytest.raises(ServerRegressed, match="put back to an earlier time") as error:
+        newest(mirror_witness=19, kafka_witness=20)
+    assert "written 20 times" in error.value.evidence
+
+
+def test_kafka_s_count_means_nothing_once_the_subscription_was_delivered_without_transactions():
+    kept = newest(kept_in="postgres", mirror_number=10, mirror_witness=0, kafka_witness=20)
+    assert kept.number == 10

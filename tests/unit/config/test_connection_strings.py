@@ -243,6 +243,8 @@ def test_parameters_are_those_of_libpq():
         assert parameters_of(f"host={host}") == {"host": host}
     assert not has_secret("postgresql://bob@db/shop?sslmode=require")
     assert parameters_of("dbname=a@b") == {"dbname": "a@b"}
+    in_query = "postgresql:///db?host=/cloudsql/p:r:i&user=sa@project.iam"
+    assert parameters_of(in_query) == {"dbname": "db", "host": "/cloudsql/p:r:i", "user": "sa@project.iam"}
 
 
 @pytest.mark.parametrize("name", ENTRIES)
