@@ -433,7 +433,9 @@ MUTATIONS = (
         _edit(
             server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
         ),
-        seed=14,
+        # It flushes as well, before a commit of Kafka's.
+        _edit(KafkaStore, "vouch", "boot_seconds() < self._vouch_at", "True"),
+        seed=12,
     ),
     _mutation(
         "what was not flushed counts as flushed",

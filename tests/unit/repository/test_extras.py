@@ -8,7 +8,7 @@ import re
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -113,13 +113,7 @@ def installed_by(name: str, extras: frozenset[str]) -> frozenset[str]:
 @cache
 def owners() -> dict[str, set[str]]:
     """Return the distributions that have a package, by its name."""
-    found: dict[str, set[str]] = {}
-    for each in distributions():
-        for file in each.files or ():
-            top = file.parts[0].split(".")[0] if len(file.parts) > 1 or file.suffix in {".py", ".so"} else ""
-            if top and not file.parts[0].endswith((".dist-info", ".data")) and file.suffix in {".py", ".so"}:
-                found.setdefault(top, set()).add(canonical(each.name))
-    return found
+    return {name: set(map(canonical, names)) for name, names in packages_distributions().items()}
 
 
 @pytest.mark.parametrize("extras", PARTS)
