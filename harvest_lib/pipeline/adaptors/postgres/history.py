@@ -5,7 +5,7 @@ writes other transactions where the log has those that were read: going on from 
 stands at an earlier place then, too. So changes are asked for from the place of the slot, not from that of the
 pipeline's log, and passed over up to there. In between there have to be no other transactions than those that were
 read: the last of them is known by its end, its number and its time, as another may well have the first two. That
-evidence does not wear off, however long the log grows.
+evidence stays however long the log grows, and as long as nothing is confirmed to the slot.
 """
 
 import re
@@ -29,7 +29,9 @@ class Resent:
         self._found: tuple[int, int, int] | None = None
         self._xid = 0
         self._is_passing = True
-        self._is_checked = False
+        self.is_checked = False
+        """True once the log is known to be the one that was read. To confirm a place before would move the slot on, and
+        with it what is sent again at the next start: the evidence."""
 
     def is_new(self, change: Decoded) -> bool:
         """Return True for a change that was not read before, or describes a table. Raises PositionLost."""
@@ -49,14 +51,15 @@ class Resent:
             self._check()
 
     def _check(self) -> None:
-        if not self._is_checked and self._found != self._expected:
+        if not self.is_checked and self._found != self._expected:
             raise PositionLost(
                 "the server's log is not the one that was read: it was put back to an earlier time, and written anew",
+                wears_off=True,
                 evidence=f"before {self._place['lsn']} its last transaction is {_told(self._found)}, "
                 f"that which was read is {_told(self._expected)}",
                 next_step=self._next_step,
             )
-        self._is_checked = True
+        self.is_checked = True
 
 
 def fork_of(history: str, timeline: int) -> int | None:

@@ -153,7 +153,7 @@ class PostgresReader:
             yield []
 
     def _confirm(self) -> None:
-        """Confirm the position that was kept to the server, if it listens."""
+        """Confirm the position that was kept to the server, if it listens, and has the log that was read."""
         if self._stream is None or not self._following or self._kept in {"", self._confirmed}:
             return
         with suppress(psycopg.Error):  # a lost connection shows when it is next read from
@@ -214,8 +214,6 @@ class PostgresReader:
             if answer is not None:
                 break
             yield []
-        self._following, self._confirmed = True, ""
-        self._confirm()
         changes = Changes(
             tables,
             base_type=lambda oid: catalog.base_type(self._connect(), oid),
@@ -249,6 +247,9 @@ class PostgresReader:
                         changes.end = max(changes.end, received.lsn)
                     if batch:
                         continue
+            if resent.is_checked and not self._following:
+                self._following, self._confirmed = True, ""
+                self._confirm()
             if boot_seconds() >= look_at:
                 require_members(self._connect(), self._publication, tables, slot=self._options.slot)
                 look_at = boot_seconds() + self._position_seconds
