@@ -1,7 +1,7 @@
 """The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, what writing refuses."""
 
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -267,6 +267,32 @@ def test_the_slot_is_confirmed_by_kept_and_never_before(source, reader):
     batches = again.read(last | later)
     end = later[f"postgres/{source.slot}"].data["lsn"]
     eventually(lambda: next(batches) == [] and confirmed(source) == end, "the second is confirmed as it follows")
+
+
+def test_a_confirmation_that_arrives_while_the_slot_is_waited_for_is_no_gap(source, reader):
+    """The connection of the reader before us still has the slot, and a confirmation that the server has not read."""
+    place, made = f"postgres/{source.slot}", reader()
+    _, last = collect(made, until=lambda _, last: "public.t" in last and last["public.t"].mode is Mode.COMPLETE)
+    made.close()
+    source.put(1)
+    made = reader()
+    _, last = collect(made, last, until=lambda found, last: found and last[place].data["commit"])
+    made.close()
+    with closing(Replication(source.dsn, {})) as before:
+
+        def taken_over():
+            before.follow(source.slot, source.slot, "0/0")
+            with suppress(psycopg.errors.ObjectInUse):
+                return before.answer(10) is not None
+            return False
+
+        eventually(taken_over, "the server has noticed that the first is gone")
+        batches = reader().read(last)
+        assert next(batches) == []  # the slot is in use
+        before.confirm(last[place].data["lsn"])
+        eventually(lambda: confirmed(source) == last[place].data["lsn"], "it is confirmed")
+    source.put(2)
+    assert [each.data["id"] for each in taken(batches, 1)] == [2]
 
 
 def test_while_nothing_changes_in_the_tables_the_slot_moves_on_nevertheless(source):

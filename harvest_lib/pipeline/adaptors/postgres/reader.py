@@ -122,7 +122,10 @@ class PostgresReader:
         todo = [each for each in tables if _is_to_be_copied(last.get(each.namespace))]
         if todo and options.initial_copy:
             copy = Copy(
-                options, self._open, again=self._again, note=lambda now: self._tables_message(known_of(now, following))
+                options,
+                self._open,
+                again=self._again,
+                note=lambda now: self._tables_message(known_of(now, following)),
             )
             done = yield from copy.run(todo, snapshot, sent=last.keys())
             tables = [done.get(each.namespace, each) for each in tables]
@@ -214,6 +217,8 @@ class PostgresReader:
             if answer is not None:
                 break
             yield []
+        # Again, now that the slot is ours: another connection of ours may have had a confirmation still to be read.
+        confirmed = place_of(self._connect(), slot, place) or confirmed
         changes = Changes(
             tables,
             base_type=lambda oid: catalog.base_type(self._connect(), oid),
