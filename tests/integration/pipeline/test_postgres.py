@@ -242,6 +242,26 @@ def test_a_writer_that_began_before_the_table_was_published_is_waited_for(source
         assert [each.data["id"] for each in taken(batches, 1)] == [7]
 
 
+def test_a_table_that_changes_before_its_copy_leaves_the_others_followed(source, reader):
+    run = source.connection.execute
+    first = reader()
+    _, last = collect(first, until=lambda _, last: "public.t" in last and last["public.t"].mode is Mode.COMPLETE)
+    first.close()
+    run("CREATE TABLE u (id int PRIMARY KEY)")
+    with psycopg.connect(source.dsn) as early:
+        early.execute("SELECT pg_current_xact_id()")
+        batches = reader(tables=["t", "u"]).read(last)
+        assert [each.op for each in next(batches)] == [Op.NOOP, Op.NOOP]
+        assert next(batches) == []
+        for change in ("DROP", "ADD"):
+            run(sql.SQL(f"ALTER PUBLICATION {{}} {change} TABLE u").format(sql.Identifier(source.slot)))
+        early.commit()
+        noted = next(batch for batch in batches if batch)
+    assert noted[0].namespace == f"postgres/{source.slot}/tables"
+    assert set(noted[0].data) == {"public.t", "public.u"}
+    assert None not in noted[0].data.values()
+
+
 def confirmed(source):
     statement = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
     return source.connection.execute(statement, (source.slot,)).fetchone()[0]

@@ -125,7 +125,7 @@ class PostgresReader:
                 options,
                 self._open,
                 again=self._again,
-                note=lambda now: self._tables_message(known_of(now, following)),
+                note=lambda now: self._tables_message({**following, **known_of(now, {})}),
             )
             done = yield from copy.run(todo, snapshot, sent=last.keys())
             tables = [done.get(each.namespace, each) for each in tables]
