@@ -262,6 +262,44 @@ def test_a_table_that_changes_before_its_copy_leaves_the_others_followed(source,
     assert None not in noted[0].data.values()
 
 
+def test_a_large_value_is_found_by_a_key_whose_type_is_in_another_schema(source, reader):
+    run = source.connection.execute
+    run("CREATE SCHEMA other; CREATE TYPE other.word")
+    try:
+        _make_word(run)
+        run("CREATE TABLE odd (word other.word PRIMARY KEY, note text, n int)")
+        run("ALTER TABLE odd ALTER note SET STORAGE EXTERNAL")
+        batches = following(reader(tables=["odd"]))
+        run("INSERT INTO odd VALUES ('a', repeat('x', 20000), 1)")
+        run("UPDATE odd SET n = 2")
+        assert [(each.data["word"], len(each.data["note"])) for each in taken(batches, 2)] == [("a", 20_000)] * 2
+    finally:
+        run("DROP SCHEMA other CASCADE")
+
+
+def _make_word(run):
+    """Make `other.word`: text without a cast, with operators in its schema, as types of extensions are."""
+    run("""
+    CREATE FUNCTION other.word_in(cstring) RETURNS other.word LANGUAGE internal IMMUTABLE STRICT AS 'textin';
+    CREATE FUNCTION other.word_out(other.word) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
+    CREATE TYPE other.word (INPUT = other.word_in, OUTPUT = other.word_out, LIKE = text, COLLATABLE = true);
+    CREATE FUNCTION other.compare(other.word, other.word) RETURNS int LANGUAGE internal IMMUTABLE STRICT AS 'bttextcmp'
+    """)
+    operators = {"<": "text_lt", "<=": "text_le", "=": "texteq", ">=": "text_ge", ">": "text_gt"}
+    for operator, function in operators.items():
+        run(
+            f"CREATE FUNCTION other.{function}(other.word, other.word) RETURNS bool LANGUAGE internal IMMUTABLE STRICT "
+            f"AS '{function}'"
+        )
+        sides = "LEFTARG = other.word, RIGHTARG = other.word"
+        run(f"CREATE OPERATOR other.{operator} ({sides}, FUNCTION = other.{function})")
+    listed = ", ".join(f"OPERATOR {number} other.{each}" for number, each in enumerate(operators, 1))
+    run(
+        f"CREATE OPERATOR CLASS other.words DEFAULT FOR TYPE other.word USING btree AS {listed}, "
+        "FUNCTION 1 other.compare(other.word, other.word)"
+    )
+
+
 def confirmed(source):
     statement = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
     return source.connection.execute(statement, (source.slot,)).fetchone()[0]

@@ -8,8 +8,22 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.errors import AdaptorError
-from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, placed, present, refusals
+from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, placed, present, refusals, rows_of
 from harvest_lib.sql_ascii import ESCAPED
+
+# Of the index that identifies a row, so that the index is used. Operators of an extension are in its schema.
+_EQUALS = """
+SELECT DISTINCT ON (a.attname) a.attname::text, n.nspname::text, o.oprname::text
+FROM pg_index AS i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k (attnum, opclass)
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+JOIN pg_opclass AS c ON c.oid = k.opclass
+JOIN pg_am AS m ON m.oid = c.opcmethod AND m.amname = 'btree'
+JOIN pg_amop AS e ON e.amopfamily = c.opcfamily AND e.amoplefttype = c.opcintype AND e.amoprighttype = c.opcintype
+  AND e.amopstrategy = 3
+JOIN pg_operator AS o ON o.oid = e.amopopr JOIN pg_namespace AS n ON n.oid = o.oprnamespace
+WHERE i.indrelid = %s AND i.indisunique
+ORDER BY a.attname, i.indisreplident DESC, i.indisprimary DESC
+"""
 
 
 def row_of(
@@ -46,6 +60,11 @@ class _Found(NamedTuple):
 
 
 def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]) -> _Found:
+    found_equals = rows_of(connection, f"the key of {table.namespace}", _EQUALS, (table.oid,))
+    equals = {
+        column: sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(name))
+        for column, schema, name in found_equals
+    }
     statement = sql.SQL(
         "SELECT to_regclass({name})::oid = {oid}, found.* FROM (SELECT) AS one "
         "LEFT JOIN (SELECT true, {columns} FROM {rows} WHERE {key}) AS found ON true"
@@ -55,7 +74,8 @@ def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, st
         columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
         rows=table.rows,
         key=sql.SQL(" AND ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in key.items()
+            sql.SQL("{} {} {}").format(sql.Identifier(name), equals.get(name, sql.SQL("=")), value)
+            for name, value in key.items()
         ),
     )
     with refusals(f"to read what a change of {table.namespace} left out", SELECT_GRANT):
