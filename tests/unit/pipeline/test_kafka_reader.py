@@ -85,6 +85,11 @@ def test_checksums_are_looked_at(read):
     assert read.made[0].settings["check.crcs"] is True
 
 
+def test_records_may_be_larger_than_what_is_fetched_ahead():
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "message.max.bytes": 64 << 20}
+    KafkaReader(KafkaReading(kafka=kafka, topics=["t"]))._make().close()
+
+
 def test_what_passes_by_itself_is_waited_for(read):
     batches = read(record(KafkaError._TRANSPORT), record())
     assert next(batches) == []
