@@ -91,7 +91,9 @@ class WriterThread(PipelineThread):
                 if self.progress.position > position:  # it was there since
                     pause, position, refusals = _FIRST_PAUSE_SECONDS, self.progress.position, 0
                     _log.warning("writer_waits", extra={"writer": name, "at": position, "reason": one_line(away)})
-                refusals += answered or isinstance(away, LostWhileWriting)
+                # Why a server opens no session, for which there is no SQLSTATE, is nothing that a bulk has to do with.
+                refused = answered and bool(postgres_causes.sqlstate(away))
+                refusals += refused or isinstance(away, LostWhileWriting)
                 if refusals > _LOSSES_OF_A_MESSAGE and self._goes_singly and isinstance(away, LostWhileWriting):
                     raise
                 if refusals == _REFUSALS_OF_A_BULK and self.resumed and not self._goes_singly:

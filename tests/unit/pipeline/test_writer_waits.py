@@ -1,5 +1,6 @@
 """A destination whose database does not answer any more is waited for, each attempt with a writer of its own."""
 
+import psycopg
 import pytest
 from support.pipelines import Running, Script, Taking, declared, message, messages
 from support.waiting import eventually
@@ -51,6 +52,18 @@ def test_it_goes_on_where_it_stood_and_the_others_meanwhile(tmp_path, caplog, on
     assert [(each.writer, each.at, each.reason) for each in waits(caplog)] == [
         ("away", 1, "Postgres does not answer; gone")
     ]
+
+
+def test_a_server_that_opens_no_session_has_refused_no_bulk(tmp_path, caplog):
+    away, script = Away(5), Script(messages("A"), ends=False)
+    away.failing.__cause__ = psycopg.OperationalError("connection failed: FATAL:  the database system is starting up")
+    running = Running(declared(tmp_path, script, {"away": away}))
+    eventually(lambda: away.offsets == [0], "the first is taken")
+    script.given += messages("A" * 19, first=1)
+    eventually(lambda: away.offsets == list(range(20)), "it goes on")
+    running.stop()
+    assert running.failure is None
+    assert "writer_goes_singly" not in [each.getMessage() for each in caplog.records]
 
 
 def test_it_is_said_again_where_it_was_there_meanwhile(tmp_path, caplog):
