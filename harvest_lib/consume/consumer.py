@@ -130,15 +130,17 @@ class Consumer:
         while due and self._room.admits(at_work):
             due.pop(0).begin()
             at_work += 1
-        self._room.tell(len(due), at_work)
+        self._room.tell(len(due), at_work, sum(each.opened_at is not None for each in owned))
         served = sorted((each for each in owned if each.has_had_its_turn), key=lambda each: each.began_at)
         for each in served[: len(due)]:
             each.end_turn()
 
-    def no_room(self, error: BaseException) -> bool:
+    def no_room(self, ownership: Ownership, error: BaseException) -> bool:
         """Return True if a shard ended by an error as there is no connection for it beside the others."""
-        others = sum(each.is_at_work for each in self._owned.copy().values()) - 1
-        return self._room.refused(error, others)
+        others = [each for each in self._owned.copy().values() if each is not ownership and each.is_at_work]
+        opened = [at for each in others if (at := each.opened_at) is not None]
+        has_opened = any(at > ownership.began_at for at in opened)
+        return self._room.refused(error, len(others), len(opened), has_opened=has_opened)
 
     # -- the group
 

@@ -60,7 +60,7 @@ class Owner(Protocol):
         """Keep the counts of the shard that an ownership has had."""
         ...
 
-    def no_room(self, error: BaseException) -> bool:
+    def no_room(self, ownership: "Ownership", error: BaseException) -> bool:
         """Return True if a shard ended by an error as there is no connection for it beside the others."""
         ...
 
@@ -90,6 +90,12 @@ class Ownership:
     def is_at_work(self) -> bool:
         """Return True if its thread works."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def opened_at(self) -> float | None:
+        """Return the time, in boot seconds, at which its shard got its session; None if it has none."""
+        shard = self.shard
+        return shard.opened_at if shard is not None and self.is_at_work else None
 
     @property
     def counts(self) -> ShardCounts:
@@ -189,7 +195,7 @@ class Ownership:
 
     def _ended_by(self, error: BaseException) -> None:
         # All is decided before it is logged: a handler of the log may raise.
-        if self._owner.no_room(error):
+        if self._owner.no_room(self, error):
             self._pause(0.0)
             return
         is_fenced = isinstance(error, Fenced)

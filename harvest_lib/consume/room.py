@@ -17,10 +17,12 @@ _log = logging.getLogger(__name__)
 TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
 """Files of a shard: 14 were counted with one broker. More are assumed where more are seen."""
+_FILES_UNMEASURED = 128
+"""So many are assumed until those of one shard are counted: each broker takes two."""
 _OPENING_SECONDS = 3.0
 """Files of a shard that began are not all open before."""
-_AGAIN_SECONDS = 60.0
-"""After so long one connection more is tried."""
+_AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
+"""After so long twice as many connections are tried; later each time that this is in vain."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
@@ -29,9 +31,11 @@ class Room:
 
     def __init__(self) -> None:
         self._files_before = open_files.used()
+        self._files_each = _FILES_UNMEASURED
         self._began: list[float] = []
         self._most: int | None = None  # shards for which there are connections, as far as known
-        self._again_at = 0.0
+        self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
+        self._is_trying = False  # more than there were connections for
         self._evidence = ""
         self._said = ""
 
@@ -44,34 +48,50 @@ class Room:
         """Return True if there is room for one shard more, beside those at work; count it as begun."""
         now = boot_seconds()
         self._began = [began for began in self._began if now - began < _OPENING_SECONDS]
-        if self._most is not None and at_work >= self._most:
-            if now < self._again_at:
-                return False
-            self._most, self._again_at = at_work + 1, now + _AGAIN_SECONDS
-        settled = at_work - len(self._began)
-        used = open_files.used()
-        each = max(_FILES_EACH, -(-(used - self._files_before) // settled) if settled > 0 else 0)
-        if at_work and used + (len(self._began) + 1) * each + _RESERVED_FILES > open_files.limit():
+        if self._most is not None and at_work >= self._most and now < self._again_at:
             return False
+        settled, used = at_work - len(self._began), open_files.used()
+        if settled > 0:
+            self._files_each = max(_FILES_EACH, -(-(used - self._files_before) // settled))
+        needed = (len(self._began) + 1) * self._files_each + _RESERVED_FILES
+        if at_work and used + needed > open_files.limit():
+            return False
+        if self._most is not None and at_work >= self._most:
+            self._try_more(at_work, now)
         self._began.append(now)
         return True
 
-    def refused(self, error: BaseException, others: int) -> bool:
-        """Return True if an error says that the database gives no further connection, while `others` are at work."""
-        if not isinstance(error, DatabaseUnavailable):
+    def _try_more(self, at_work: int, now: float) -> None:
+        if self._is_trying:  # and it was not in vain
+            self._again_seconds = _AGAIN_SECONDS
+        self._most, self._is_trying = max(2 * (self._most or 1), at_work + 1), True
+        self._again_at = now + self._again_seconds
+
+    def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
+        """Return True if an error says that the database gives no further connection, while `others` are at work.
+
+        `holding` of them have a session. `has_opened` says whether one of them got it since this one asked: the
+        server, whose language may be any, was then neither starting nor shutting down.
+        """
+        if not isinstance(error, DatabaseUnavailable) or not others:
             return False
         text = str(error)
-        is_full = _NO_CONNECTION.search(text) is not None or (others > 0 and opens_no_session(text))
+        is_likely = has_opened or (self._most is not None and holding > 0)
+        is_full = _NO_CONNECTION.search(text) is not None or (is_likely and opens_no_session(text))
         if is_full:
-            self._most, self._again_at = max(1, others), boot_seconds() + _AGAIN_SECONDS
+            if self._is_trying:
+                self._again_seconds = min(2 * self._again_seconds, _LONGEST_AGAIN_SECONDS)
+            self._is_trying = False
+            self._most, self._again_at = max(1, holding), boot_seconds() + self._again_seconds
             self._evidence = error.evidence
         return is_full
 
-    def tell(self, waiting: int, at_work: int) -> None:
-        """Log that shards wait, once for each cause, and that none does any more."""
+    def tell(self, waiting: int, at_work: int, holding: int) -> None:
+        """Log that shards wait, once for each cause; once none does, and all at work have a session, forget it."""
         if not waiting:
-            if self._said and (self._most is None or at_work < self._most):
-                self._said = ""
+            if at_work == holding:
+                self._most, self._said, self._is_trying = None, "", False
+                self._again_seconds = _AGAIN_SECONDS
             return
         by_database = self._most is not None and at_work >= self._most
         cause = "database" if by_database else "files"

@@ -75,6 +75,8 @@ class Shard:
         """Messages that were taken in, transactions that were kept, and messages that were parked."""
         self.offset = -1
         """End of the last transaction that was kept, -1 before the first."""
+        self.opened_at: float | None = None
+        """When its store was open, in boot seconds; None before."""
         self.stuck_since: float | None = None
         """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
         self.caught_up = False
@@ -110,6 +112,7 @@ class Shard:
         """
         try:
             self._checkpoint = self._store.restore()
+            self.opened_at = boot_seconds()
             self._checkpoint.require(self._shard, self._topic_id)
             self._topic_id = self._topic_id or self._checkpoint.topic_id
             while not stopping.is_set():
