@@ -56,6 +56,11 @@ class Attempts:
         return bool(self._failures)
 
     @property
+    def is_under_way(self) -> bool:
+        """Return True if a message was to blame for a failure, and none was kept or parked since."""
+        return self.has_failed or self._careful == _CAREFUL_TRANSACTIONS
+
+    @property
     def is_watching(self) -> bool:
         """Return True if the message that fails has to be found."""
         return self.one_at_a_time or self.has_failed

@@ -21,6 +21,8 @@ from harvest_lib.errors import DatabaseUnavailable, HarvestError
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
+_LONGEST_TURN_SECONDS = 900.0
+"""A turn ends by then, whatever it has kept. Five calls for a message, of two minutes each, fail in less."""
 
 
 class ShardCounts(NamedTuple):
@@ -130,8 +132,16 @@ class Ownership:
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Return True if the shard has been at work for long enough, where others wait."""
-        return self.is_at_work and not self._turn.is_set() and boot_seconds() - self.began_at >= TURN_SECONDS
+        """Return True if the shard has been at work for long enough, where others wait: since it first kept something
+        or had nothing to keep, and not while a message is tried again that may have to be parked."""
+        if not self.is_at_work or self._turn.is_set():
+            return False
+        now, shard = boot_seconds(), self.shard
+        if now - self.began_at >= _LONGEST_TURN_SECONDS:
+            return True
+        if shard is None or shard.going_since is None or shard.is_between_attempts:
+            return False
+        return now - shard.going_since >= TURN_SECONDS
 
     def end_turn(self) -> None:
         """Have the shard end, and wait for its next turn."""
@@ -169,6 +179,7 @@ class Ownership:
             if (error := threads.error_of(self._serve)) is not None:
                 self._ended_by(error)
             elif self._turn.is_set():
+                self._note_if_it_went_on()
                 self.begin_at = boot_seconds()
             else:
                 self._pause()
@@ -196,7 +207,7 @@ class Ownership:
     def _ended_by(self, error: BaseException) -> None:
         # All is decided before it is logged: a handler of the log may raise.
         if self._owner.no_room(self, error):
-            self._pause(0.0)
+            self.begin_at = boot_seconds()  # it waits for its turn, which is no failure
             return
         is_fenced = isinstance(error, Fenced)
         self._pause(self._owner.session_seconds if is_fenced else None)
@@ -216,11 +227,14 @@ class Ownership:
 
     def _pause(self, seconds: float | None = None) -> None:
         """Decide when the shard begins again: after some seconds, or after a pause that grows with each failure."""
-        if self.shard is not None and _goes_on(self.shard):
-            self._pause_seconds, self._failing_since = _FIRST_PAUSE_SECONDS, None
+        self._note_if_it_went_on()
         self._failing_since = self._failing_since or boot_seconds()
         self.begin_at = boot_seconds() + (self._pause_seconds if seconds is None else seconds)
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    def _note_if_it_went_on(self) -> None:
+        if self.shard is not None and _goes_on(self.shard):
+            self._pause_seconds, self._failing_since = _FIRST_PAUSE_SECONDS, None
 
 
 def _goes_on(shard: Shard) -> bool:

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.consume.attempts import Attempts, FunctionFailed
+from harvest_lib.consume.attempts import Attempts, FunctionFailed, TrialPassed
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.dispatch import Dispatch, OpenTransaction
 from harvest_lib.consume.limits import ShardLimits
@@ -81,6 +81,8 @@ class Shard:
         """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
         self.caught_up = False
         """It has been without a message that waited, since it began."""
+        self.going_since: float | None = None
+        """When it first kept something, caught up, or met an error that passes, in boot seconds; None before."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -104,6 +106,11 @@ class Shard:
         given_up = clock_at(time.time_ns()) - int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
         pending = (each.begin for each in checkpoint.producers if each.begin >= 0 and each.newest >= given_up)
         return min([checkpoint.offset, *pending])
+
+    @property
+    def is_between_attempts(self) -> bool:
+        """Return True if a message has failed that is neither kept nor parked yet; a next shard would count anew."""
+        return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:
         """Own the shard until a stop is asked for; messages taken in by then are kept.
@@ -146,7 +153,9 @@ class Shard:
         with closing(self._read(sequencer)) as groups:
             for group in groups:
                 idle_polls = idle_polls + 1 if group is NOTHING_READY and self._open is None else 0
-                self.caught_up = self.caught_up or idle_polls >= _CAUGHT_UP_POLLS
+                if not self.caught_up and idle_polls >= _CAUGHT_UP_POLLS:
+                    self.caught_up = True
+                    self._goes()
                 self._take(group)
                 if self._open is not None:
                     if stopping.is_set() or self._open.is_over(group is NOTHING_READY, self._limits):
@@ -166,6 +175,9 @@ class Shard:
                 if stopping.is_set():
                     break
         self._flush()
+
+    def _goes(self) -> None:
+        self.going_since = self.going_since or boot_seconds()
 
     def _take(self, group: Iterable[Message]) -> None:
         """Take in the messages that one acknowledgement commits."""
@@ -204,6 +216,7 @@ class Shard:
         self._open = self.stuck_since = None
         self.committed += opened.taken
         self.transactions += 1
+        self._goes()
         self.parked += len(opened.parked)
         for offset, reason in opened.parked:
             _log.error("message_parked", extra={**self._log_fields, "offset": offset, "reason": reason})
@@ -248,6 +261,8 @@ class Shard:
 
     def _note(self, refused: FunctionFailed) -> float:
         """Count a failure, and return the seconds to wait."""
+        if refused.offset is None and not refused.is_anyones and not isinstance(refused, TrialPassed):
+            self._goes()
         attempts, pause = self._attempts.failed(refused)
         if not attempts:  # a trial, from which nothing follows yet
             return pause

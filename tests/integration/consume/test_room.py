@@ -50,9 +50,9 @@ def running(bootstrap_servers, make_topic, unique, role, monkeypatch):
         producer.produce(topic, b"v", key=str(partition), partition=partition)
     assert producer.flush(60) == 0
 
-    def run(dsn):
+    def run(dsn, application=None):
         consumer = Consumer(
-            Counting(),
+            application or Counting(),
             name=unique("counts"),
             topics=[topic],
             settings={"bootstrap.servers": bootstrap_servers},
@@ -83,6 +83,28 @@ def test_partitions_share_the_connections_that_a_role_may_have(dsn, role, runnin
     assert f'role "{role}"' in said.reason
     assert "CONNECTION LIMIT" in said.next_step
     assert [record.reason for record in events(caplog, "shard_failed")] == []
+
+
+class Refusing(Counting):
+    """Takes no message of one key."""
+
+    def consume_message(self, transaction, message):
+        if message.record.key() == b"3":
+            raise ValueError("no")
+        super().consume_message(transaction, message)
+
+
+def test_turns_that_end_at_once_leave_time_to_keep_and_to_park(dsn, role, running, monkeypatch):
+    monkeypatch.setattr("harvest_lib.consume.ownership.TURN_SECONDS", 0.0)
+    consumer = running(make_conninfo(dsn, user=role, password="few"), Refusing())
+    others = {key: n for key, n in ALL.items() if key != "3"}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        eventually(
+            lambda: counted(dsn) == others and connection.execute("SELECT key FROM consumers_parked").fetchall(),
+            "each has had its turn, and one is parked",
+        )
+        assert connection.execute("SELECT key FROM consumers_parked").fetchall() == [(b"3",)]
+    assert consumer.end() is None
 
 
 def test_partitions_share_the_files_that_there_are(dsn, running, caplog, monkeypatch):
