@@ -1,8 +1,8 @@
 """The cause of an error that came from Postgres: whether it passes by itself, and whether the server answered at all.
 
-An error is looked for in the whole chain: `__cause__`, `orig` (SQLAlchemy's), and `__context__` unless it was
-suppressed, so an application may wrap it. It is judged by its SQLSTATE, never by its text, which may be in any
-language. Errors of psycopg, psycopg2 and asyncpg are known.
+An error is looked for in the whole chain: `__cause__`, `orig` (SQLAlchemy's), and, of a library's own error,
+`__context__` unless it was suppressed, so an application may wrap it. It is judged by its SQLSTATE, never by its
+text, which may be in any language. Errors of psycopg, psycopg2 and asyncpg are known.
 
 | class of SQLSTATE | passes |
 | --- | --- |
@@ -32,8 +32,15 @@ _CONNECTION = "08"
 _NO_SESSION = re.compile(r"failed: \S+ ?:  ")
 """libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
-_DRIVERS = frozenset({"psycopg", "psycopg2"})
+_DRIVERS = frozenset({"psycopg", "psycopg2", "psycopg_pool"})
 """Their errors of a connection have no SQLSTATE. Those of asyncpg have one."""
+_CONNECTION_IS_GONE = re.compile("connection .*(closed|lost|broken)")
+"""An InterfaceError of a lost connection, in the drivers' English; others are misuse: of a cursor, of a type."""
+_TELL_THEIR_CAUSE = _DRIVERS | {
+    *("asyncpg", "sqlite3", "sqlalchemy", "django"),
+    *("urllib", "urllib3", "requests", "httpx", "redis"),
+}
+"""Libraries whose errors are raised where they handle their cause. An application's own may have another reason."""
 
 _WORDS = {
     "25006": "takes no changes: the session is read-only, or it is a standby",
@@ -129,7 +136,13 @@ def _state(error: BaseException | None) -> str:
 
 def _is_lost_connection(error: BaseException) -> bool:
     names = {each.__name__ for each in type(error).__mro__}
-    return type(error).__module__.partition(".")[0] in _DRIVERS and not names.isdisjoint(_CONNECTION_ERRORS)
+    if _library(error) not in _DRIVERS or names.isdisjoint(_CONNECTION_ERRORS):
+        return False
+    return "OperationalError" in names or _CONNECTION_IS_GONE.search(str(error)) is not None
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -143,5 +156,5 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         known.add(id(each))
         yield each
         left += [each.__cause__, getattr(each, "orig", None)]
-        if not each.__suppress_context__:
+        if not each.__suppress_context__ and _library(each) in _TELL_THEIR_CAUSE:
             left.append(each.__context__)

@@ -4,20 +4,28 @@ It is looked for in the whole chain, as an application, or a library such as SQL
 
 | cause | passes |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` says which; not a statement that took too long |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` says which; not a statement in a wrong state, or too slow |
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
-| the network | a connection that was refused, or broke |
+| the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |
 | all else | no |
 """
 
 import errno
+import re
+import socket
 import sqlite3
 
 from harvest_lib import postgres_causes
 
 _TOOK_TOO_LONG = "57014"
 """It may be the one statement: a wait for a lock ends sooner, and has a SQLSTATE of its own (`PostgresStore`)."""
+_WRONG_STATE = "55000"
+"""Such as `currval` before `nextval`."""
+_NO_STATEMENT = "26000"
+_OF_A_DRIVER = re.compile("_pg3_|__asyncpg_")
+"""In names of statements that a driver prepared: a pooler, or another server, does not know them. Others the user's
+own EXECUTE names."""
 _OF_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -39,11 +47,17 @@ _PRIMARY = 0xFF
 _OF_THE_MACHINE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS}
 )
+_OF_THE_NETWORK = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT, errno.EADDRNOTAVAIL}
+)
 
 
 def passes(error: BaseException) -> bool:
     """Return True if an error passes by itself, so that the same may be tried again."""
-    if (state := postgres_causes.sqlstate(error)) == _TOOK_TOO_LONG:
+    state = postgres_causes.sqlstate(error)
+    if state in (_TOOK_TOO_LONG, _WRONG_STATE):
+        return False
+    if state == _NO_STATEMENT and not any(_OF_A_DRIVER.search(str(each)) for each in postgres_causes.chain(error)):
         return False
     if state:
         return postgres_causes.passes(error)
@@ -54,4 +68,6 @@ def _is_passing(error: BaseException) -> bool:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)
         return code is not None and code & _PRIMARY in _OF_SQLITE
-    return isinstance(error, ConnectionError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE)
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _OF_THE_NETWORK

@@ -44,6 +44,13 @@ class Wrapped(Exception):
     """An application's own."""
 
 
+class OfALibrary(Exception):
+    """As those of SQLAlchemy."""
+
+
+OfALibrary.__module__ = "sqlalchemy.exc"
+
+
 class Orig(Exception):
     """As SQLAlchemy wraps: it names the error, and need not be raised from it."""
 
@@ -59,7 +66,7 @@ def by_cause(error):
 
 
 def by_context(error):
-    return _after(Wrapped(), error)
+    return _after(OfALibrary(), error)
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, by_cause, by_context, Orig, lambda error: by_cause(Orig(error))])

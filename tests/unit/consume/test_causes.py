@@ -1,6 +1,7 @@
 """Errors of a function by their cause: an error that passes is put down to no message, however it is wrapped."""
 
 import errno
+import socket
 import sqlite3
 from contextlib import closing
 
@@ -32,11 +33,30 @@ def chained(error, *, cause):
         return second
 
 
+def of_a_library(error):
+    found = OfALibrary("no")
+    found.__context__ = error
+    return found
+
+
 def of_sqlite(code):
     error = sqlite3.OperationalError("whatever it says")
     error.sqlite_errorcode = code
     return error
 
+
+class PoolTimeout(psycopg.OperationalError):
+    """As that of psycopg_pool."""
+
+
+PoolTimeout.__module__ = "psycopg_pool.errors"
+
+
+class OfALibrary(Exception):
+    """As requests' ConnectionError, which is raised where the cause is handled."""
+
+
+OfALibrary.__module__ = "requests.exceptions"
 
 PASSING = [
     psycopg.errors.LockNotAvailable("locked"),
@@ -52,11 +72,23 @@ PASSING = [
     OSError(errno.ENOSPC, "no space"),
     OSError(errno.EMFILE, "too many open files"),
     ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+    OSError(errno.EHOSTUNREACH, "no route to host"),
+    OSError(errno.ENETUNREACH, "network is unreachable"),
+    OSError(errno.ETIMEDOUT, "timed out"),
+    TimeoutError("timed out"),
+    socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution"),
+    PoolTimeout("couldn't get a connection after 30.00 sec"),
+    psycopg.InterfaceError("the connection is closed"),
+    psycopg.errors.InvalidSqlStatementName('prepared statement "_pg3_0" does not exist'),
+    psycopg.errors.ObjectInUse("in use"),
 ]
 LASTING = [
     psycopg.errors.UniqueViolation("twice"),
     psycopg.errors.QueryCanceled("statement timeout"),
     psycopg.errors.UndefinedTable("no table"),
+    psycopg.InterfaceError("the cursor is closed"),
+    psycopg.errors.ObjectNotInPrerequisiteState("currval is not yet defined"),
+    psycopg.errors.InvalidSqlStatementName('prepared statement "mine" does not exist'),
     of_sqlite(sqlite3.SQLITE_CONSTRAINT),
     of_sqlite(sqlite3.SQLITE_TOOBIG),
     sqlite3.ProgrammingError("no code"),
@@ -67,7 +99,7 @@ LASTING = [
 HOW = {
     "itself": lambda error: error,
     "cause": lambda error: chained(error, cause=True),
-    "context": lambda error: chained(error, cause=False),
+    "context of a library's": of_a_library,
     "orig": Wrapped,
     "orig of a cause": lambda error: chained(Wrapped(error), cause=True),
 }
@@ -83,6 +115,11 @@ def test_what_passes_by_itself(error, how):
 @pytest.mark.parametrize("error", LASTING, ids=repr)
 def test_what_does_not(error, how):
     assert not passes(how(error))
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+def test_an_application_s_error_is_its_own_where_it_names_no_cause(error):
+    assert not passes(chained(error, cause=False))
 
 
 def test_a_real_full_database_and_a_real_lock(tmp_path):
