@@ -4,7 +4,6 @@ import builtins
 import json
 import logging
 import math
-import shutil
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -160,19 +159,6 @@ def test_a_file_that_is_replaced_while_it_is_followed_is_read_to_its_end_and_the
         next(batches)
     with pytest.raises(PositionLost, match="not the file that was read"):
         everything(reader(path), last)
-
-
-def test_a_file_with_another_number_and_all_that_was_read_is_followed_on(tmp_path):
-    """Not every file system gives a file the same number each time; a copy may have taken its place, too."""
-    path = tmp_path / "t.jsonl"
-    writer(path).write([message(id=1), message(id=2)])
-    batches = reader(path, follow=True).read({})
-    assert [each.data["id"] for each in next(batches)[:2]] == [1, 2]
-    shutil.copy(path, tmp_path / "copy")
-    (tmp_path / "copy").replace(path)
-    assert [next(batches) for _ in range(2)] == [[], []]
-    writer(path).write([message(id=3)])
-    assert next(batches)[0].data["id"] == 3
 
 
 def test_another_file_with_the_same_line_at_the_same_place_is_refused(tmp_path):

@@ -10,9 +10,8 @@ Promises of the reader
 - Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
   `follow` a last line without an end counts as well.
 - A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter, or has
-  another beginning, or another line where the last one was that was read; and such a file that has the name, once the
-  one that is followed was read to its end. A file that was moved away is followed on; so is a copy that takes its
-  place, also where a file system gives a file another number each time.
+  another beginning, or another line where the last one was that was read; and another file that has the name, once the
+  one that is followed was read to its end. A file that was moved away is followed on.
 
     NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
                                      where to go on; length and CRC-32 of the line before, and of the file's beginning
@@ -23,7 +22,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
@@ -142,8 +141,7 @@ class JsonLinesReader(Reader):
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
         before = last.get(self._place)
         position = int(before.data["byte"]) if before is not None else 0
-        with system_errors("read", self._path), ExitStack() as opened:
-            file: BinaryIO = opened.enter_context(self._path.open("rb"))
+        with system_errors("read", self._path), self._path.open("rb") as file:
             self._require_length(file, position)
             if before is not None:
                 self._require_part(file, 0, *before.data.get("head", (0, 0)))
@@ -167,13 +165,13 @@ class JsonLinesReader(Reader):
                     yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
                 elif not self._options.follow:
                     return
+                elif is_replaced:
+                    raise PositionLost(
+                        f"{self._path} is not the file that was read",
+                        evidence=f"another file has its name; {position} bytes of the one before were read, to its end",
+                        next_step=_REMEDY,
+                    )
                 else:
-                    if is_replaced:
-                        with suppress(FileNotFoundError):  # moved away just now
-                            named = self._same_by_name(file, position)
-                            opened.close()
-                            file = opened.enter_context(named)
-                            file.seek(position)
                     yield []
                     time.sleep(_WAIT_SECONDS)
 
@@ -181,24 +179,6 @@ class JsonLinesReader(Reader):
         with suppress(FileNotFoundError):  # moved away: what comes in its place is seen then
             return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
         return False
-
-    def _same_by_name(self, file: BinaryIO, position: int) -> BinaryIO:
-        """Open the file that has the name by now; raise PositionLost if it has not what was read of the one before."""
-        head = os.pread(file.fileno(), min(position, _HEAD_BYTES), 0)
-        named = self._path.open("rb")
-        try:
-            self._require_length(named, position)
-            self._require_part(named, 0, len(head), crc32(head))
-            self._require_part(named, position - len(self._line), len(self._line), crc32(self._line))
-        except PositionLost as error:
-            named.close()
-            raise PositionLost(
-                f"{self._path} is not the file that was read",
-                evidence=f"another file has its name ({error.evidence}); {position} bytes of the one before were read, "
-                "to its end",
-                next_step=_REMEDY,
-            ) from None
-        return named
 
     def _require_length(self, file: BinaryIO, position: int) -> None:
         size = os.fstat(file.fileno()).st_size
