@@ -153,6 +153,7 @@ def as_kept(value):
     return back
 
 
+@pytest.mark.full
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     values=st.lists(ANY_VALUE | st.builds(Fails, ANY_TEXT), min_size=1, max_size=25),
