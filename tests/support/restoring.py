@@ -84,7 +84,9 @@ class PointInTime(Restored):
             connection.execute("SELECT pg_switch_wal()")
         self._archive = self.folder / "archive"
         shutil.rmtree(self._archive, ignore_errors=True)
-        shutil.copytree(self.server._data / "pg_wal", self._archive, ignore=shutil.ignore_patterns("*.history"))
+        shutil.copytree(
+            self.server._data / "pg_wal", self._archive, ignore=shutil.ignore_patterns("*.history", "xlogtemp.*")
+        )
         self._archive.chmod(0o755)
         for each in self._archive.iterdir():
             each.chmod(0o755)
