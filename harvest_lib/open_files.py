@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _ENOUGH = 1_048_576
-"""Where there is no limit, as high as the kernel allows by default."""
+"""Without a limit: the kernel's own default maximum."""
 
 
 def raise_limit() -> int:

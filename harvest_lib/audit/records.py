@@ -31,7 +31,7 @@ class ObservedRecord(NamedTuple):
 
     `id` is None for a record without one (foreign). `leader` is the 16 bytes of the id of the term that sent it, None
     without a `harvest` header. `timestamp_ms` is Kafka's, producer's or broker's as the topic is configured. `content`
-    is that of its value, see `content_of`; None if it is not to be compared.
+    identifies its value, see `content_of`; None if it is not to be compared.
     """
 
     topic: str

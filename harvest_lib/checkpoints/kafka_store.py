@@ -267,7 +267,7 @@ class KafkaStore(PostgresStore):
         return topic_id(self._kafka, self._place.topic) if self._checkpoints.authors.identity is not None else None
 
     def vouch(self) -> bool:
-        """Have the row written, if it was not lately, before a transaction commits that names its witness; False if we
+        """Write the row, if it was not written lately, before a transaction commits that names its witness; False if we
         were fenced, or the subscription was moved."""
         if boot_seconds() < self._vouch_at:
             return True

@@ -3,7 +3,7 @@
 After a restore, ids of transactions and records come again with other content, and going on would skip them. That the
 log or the transactions end before the checkpoint is evidence that wears off: the writers go on, and both grow past it.
 So the first process that finds it writes it into the row. Each later one is refused by the same evidence, until an
-operator places the subscription anew, which replaces what the row has.
+operator places the subscription again, which replaces the row's checkpoint.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegr
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 
-# No epoch is asked for: whoever finds it says it, also before it leads. A row that was written since it was compared is
+# No epoch is asked for: each process notes it, also before it leads. A row that was written since it was compared is
 # another leader's, who knows better.
 REMEMBER = """
 UPDATE {table} SET checkpoint = checkpoint || %(refused)s

@@ -1,4 +1,4 @@
-"""The statements on a subscription's row, for one shard and its leader. {table} is that of the subscriptions."""
+"""The statements on a subscription's row, for one shard and its leader. {table} is the table of subscriptions."""
 
 FIRST = """
 INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)

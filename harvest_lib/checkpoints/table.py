@@ -251,7 +251,7 @@ class CheckpointTable:
             raise
 
     def remember(self, checkpoint: Checkpoint, error: ServerRegressed | CheckpointError) -> None:
-        """Have the row remember why a checkpoint was refused, if that is settled."""
+        """Note in the row why a checkpoint was refused, if that is settled."""
         if (error.wears_off or isinstance(error, CheckpointError)) and not self._saved.get(REFUSED):
             remember(self.connected(), self._table, self._row, checkpoint, error, witness=self.witness)
 

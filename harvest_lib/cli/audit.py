@@ -230,7 +230,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
         shards = shards_of(connection, table, harvest.subscription)
         parked = parked_table(connection, table, harvest)
         is_parked = parked.exists(connection)
-        is_mapped = harvest.columns is not None  # whose values may be those of rows that change
+        is_mapped = harvest.columns is not None  # its rows may change after their delivery
         is_bytes = not is_mapped and table.value_type(connection) == "bytea"
     value = "kafka_value" if is_bytes else "convert_to(kafka_value, 'UTF8')"
     records = _RECORDS if is_mapped else _CONTENTS.replace("CONTENT", CONTENT.format(value=value))

@@ -178,7 +178,7 @@ def _create(
 
 @contextmanager
 def _said_created(connection: "Connection", tables: "Sequence[OutboxTable]") -> Iterator[None]:
-    """Say of each table that is there in the end whether it was created: one of goharvest's has fewer beside it."""
+    """Print for each table whether it was created. A table of goharvest's layout has fewer side tables."""
     before = [table.exists(connection) for table in tables]
     yield
     for table, was_there in zip(tables, before, strict=True):

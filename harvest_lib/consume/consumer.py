@@ -123,7 +123,7 @@ class Consumer:
             group.close()
 
     def _tend(self) -> None:
-        """Have shards at work, as many as there is room for, those first that have waited longest."""
+        """Begin shards while there is room, the longest waiting first."""
         owned = list(self._owned.values())
         at_work = sum(each.is_at_work for each in owned)
         due = sorted((each for each in owned if each.is_due), key=lambda each: each.begin_at)

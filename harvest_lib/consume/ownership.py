@@ -39,7 +39,7 @@ class ShardCounts(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedShard:
     """A partition that is owned. `offset`: the end of its last transaction that was kept, -1 before the first.
-    `position`: the first offset for a next owner, below 0 if nobody has read it. `stuck_since`: the time, in boot
+    `position`: the first offset for a next owner, below 0 if it was not read yet. `stuck_since`: the time, in boot
     seconds, since which it has had a transaction open, or has only failed; None if neither."""
 
     topic: str
@@ -83,7 +83,7 @@ class Ownership:
         self._has_ended = False
         self._turn = threading.Event()
         self.begin_at = self.began_at = 0.0
-        """When the shard is to begin, and when it last did, in boot seconds."""
+        """Time at which the shard is to begin, and at which it last did, in boot seconds."""
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failing_since: float | None = None
         self._position = -1
@@ -144,7 +144,7 @@ class Ownership:
         return now - shard.going_since >= TURN_SECONDS
 
     def end_turn(self) -> None:
-        """Have the shard end, and wait for its next turn."""
+        """End the shard; it waits for its next turn."""
         self._turn.set()
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ class Ownership:
             _log.error("shard_failed", extra={"shard": self._name, "reason": str(error)})
 
     def stop(self) -> None:
-        """Have the shard end for good; returns at once."""
+        """End the shard for good; returns at once."""
         self._stopping.set()
         self._turn.set()
 

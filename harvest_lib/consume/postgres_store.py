@@ -29,7 +29,7 @@ FROM pg_settings AS statement, pg_settings AS lock
 WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND lock.name = 'lock_timeout'
   AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
 """
-"""Where a role has a `statement_timeout`: a wait for a lock ends before it, and is told from a slow statement."""
+"""For a role with a `statement_timeout`: a wait for a lock ends before it, and differs from a slow statement."""
 _IN_TRANSACTION = int(TransactionStatus.INTRANS)
 _CREATE = (
     """

@@ -18,7 +18,7 @@ TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
 """Files of a shard: 14 were counted with one broker. More are assumed where more are seen."""
 _FILES_UNMEASURED = 128
-"""So many are assumed until those of one shard are counted: each broker takes two."""
+"""So many are assumed until the files of one shard are counted: each broker takes two."""
 _OPENING_SECONDS = 3.0
 """Files of a shard that began are not all open before."""
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0

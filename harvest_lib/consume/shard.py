@@ -76,13 +76,13 @@ class Shard:
         self.offset = -1
         """End of the last transaction that was kept, -1 before the first."""
         self.opened_at: float | None = None
-        """When its store was open, in boot seconds; None before."""
+        """Time at which its store was open, in boot seconds; None before."""
         self.stuck_since: float | None = None
         """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
         self.caught_up = False
         """It has been without a message that waited, since it began."""
         self.going_since: float | None = None
-        """When it first kept something, caught up, or met an error that passes, in boot seconds; None before."""
+        """Time of its first commit, catching up, or passing error, in boot seconds; None before."""
         self._store = store
         self._shard, self._topic_id, self._read, self._make_publisher = shard, topic_id, read, publisher
         self._limits = limits
@@ -109,7 +109,7 @@ class Shard:
 
     @property
     def is_between_attempts(self) -> bool:
-        """Return True if a message has failed that is neither kept nor parked yet; a next shard would count anew."""
+        """Return True if a message has failed that is neither kept nor parked yet; a next shard would count again."""
         return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:

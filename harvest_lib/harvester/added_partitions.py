@@ -1,7 +1,7 @@
 """Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
 
 While a term lasts, a thread of its own asks the brokers every half minute how many partitions the topics have that its
-records name, or that the subscription delivered to before. A term that is over sooner, as that of `run --drain`, is
+records name, or that the subscription delivered to before. A shorter term, as in `run --drain`, is
 looked at once as it ends. The findings stand beside the subscription's epoch (column `leader`), so that a harvester
 which was not running when partitions were added says so when it starts. Under `source: mark` there is no such row:
 then only changes in the life of a process are noticed.
@@ -136,7 +136,7 @@ class PartitionWatch:
         """Compare what the brokers say with what is known. Raises HarvestError, or KafkaException."""
         if self._known is None:
             self._known = self._memory.load() if self._memory is not None else {}
-        names = list({*self._known, *self._topics()})  # those of its row too: the next record may come at any time
+        names = list({*self._known, *self._topics()})  # also topics of its row: a record may come at any time
         if not names:
             return
         for topic, partitions in self._counted(names).items():

@@ -1,4 +1,4 @@
-"""What a table will do to those who write into it, said when a harvester starts, and by `harvest check`."""
+"""Warnings about a table, for its writers: logged when a harvester starts, and printed by `harvest check`."""
 
 import logging
 from typing import Any

@@ -73,7 +73,7 @@ class ArchivedSegments:
         return self._execute(connection, _IS_ANOTHER, segment.name, url, **names).fetchone() == (True,)
 
     def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
-        """Note that a segment is about to be archived again: until it is noted anew, it is not dropped.
+        """Note that a segment is about to be archived again: until it is noted again, it is not dropped.
 
         What an attempt leaves that fails halfway need not be whole. A segment that is being dropped stays noted.
         """

@@ -64,7 +64,7 @@ class _Found:
 
     @property
     def unfit(self) -> list[tuple[str, str]]:
-        """What makes ids not follow the order of commits, with the clause that ends it."""
+        """Options by which ids do not follow the order of commits, with the clause that ends each."""
         found = []
         if self.cache > 1:
             found.append((f"CACHE {self.cache}", "CACHE 1"))

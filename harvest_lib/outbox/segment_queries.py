@@ -41,7 +41,7 @@ SET (passed_at, open_then, writers) = (clock_timestamp(), excluded.open_then, ex
 WHERE s.open_then::text = '1:1:'
 """
 
-# The sequence went back: what was noted says nothing of the next time that it passes. A snapshot before all others
+# The sequence went back: the notes say nothing of the next time that it passes. A snapshot before all others
 # stands for that, as a role that may not delete writes here too.
 REOPEN = """
 UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'

@@ -80,7 +80,7 @@ class Segments:
     def read(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Return all segments, ascending. Raises OutboxTableError if the table is not native.
 
-        Without SELECT on the sequence, what is noted counts.
+        Without SELECT on the sequence, the notes count.
         """
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.LIST).format(segments=in_statement(placed.segments.identifier))
@@ -140,7 +140,7 @@ class Segments:
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
 
-        Those that the sequence is in again, or before, are open: what was noted of them is void.
+        A segment that the sequence is in again, or before, is open: its notes are void.
 
         Needs a connection in autocommit: each poll has to be a new one.
         """

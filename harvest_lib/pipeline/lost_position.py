@@ -1,4 +1,4 @@
-"""What a reader found lost at its source, noted in the pipeline's folder until an operator decides.
+"""Note of a position that a reader found lost at its source, in the pipeline's folder until an operator decides.
 
 Some evidence wears off: a server that was restored to an earlier time has a log that ends before the pipeline's
 position, until writers have made it longer; a topic that lost its end grows again. So whatever refused once is noted,

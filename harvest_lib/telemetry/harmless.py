@@ -60,7 +60,7 @@ def _tell_of_handler(error: Exception) -> None:
 
 
 def guard_loggers() -> None:
-    """Have no handler or filter of a logger of this package end what logs. Safe to repeat; loggers stay the same
+    """Let no handler or filter of our loggers end the code that logs. Safe to repeat; loggers stay the same
     objects, with their levels, handlers and filters."""
     for name, logger in list(logging.Logger.manager.loggerDict.items()):
         is_ours = name == _PACKAGE or name.startswith(f"{_PACKAGE}.")

@@ -516,8 +516,13 @@ def test_a_writer_whose_sessions_are_ended_goes_on_with_new_ones(source, tmp_pat
 
 
 def test_changes_made_while_it_copies_all_arrive(source, reader):
+    """The snapshot is taken before they begin, so the last of them comes last, as a change."""
     source.put(*range(1, 2_001))
-    stop = threading.Event()
+    batches, found = reader(batch_rows=50).read({}), []
+
+    def more():
+        found.extend(each for each in next(batches) if each.op is not Op.NOOP)
+        return found
 
     def change():
         with psycopg.connect(source.dsn, autocommit=True) as connection:
@@ -525,13 +530,11 @@ def test_changes_made_while_it_copies_all_arrive(source, reader):
                 connection.execute("UPDATE t SET note = %s WHERE id = %s", (f"v{number}", number % 50 + 1))
                 connection.execute("DELETE FROM t WHERE id = %s", (1_000 + number,))
             connection.execute("INSERT INTO t VALUES (0, 'last')")
-            stop.set()
 
     changing = threading.Thread(target=change)
+    eventually(more, "the copy has begun")
     changing.start()
-    found, _ = collect(
-        reader(batch_rows=50), until=lambda found, _: stop.is_set() and found and found[-1].data["id"] == 0
-    )
+    eventually(lambda: more()[-1].data["id"] == 0, "the last change has arrived")
     changing.join(60)
     table = {}
     for each in found:

@@ -176,7 +176,7 @@ class JsonLinesReader(Reader):
                     time.sleep(_WAIT_SECONDS)
 
     def _is_replaced(self, file: BinaryIO) -> bool:
-        with suppress(FileNotFoundError):  # moved away: what comes in its place is seen then
+        with suppress(FileNotFoundError):  # moved away: the next file in its place is seen then
             return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
         return False
 

@@ -1,7 +1,7 @@
 """Rows of a Parquet file, a few at a time, as values that a message can hold.
 
 Promises
-- Points in time are those of the file, in lists and structs as in columns: microseconds, and the years 1 to 9999, INT96
+- Points in time are read as in the file, also in lists and structs: microseconds, and the years 1 to 9999, INT96
   as Spark, Hive and Impala write it too. A time with nanoseconds, beyond these years, or in a calendar that Spark had
   before version 3, is refused, never changed.
 - Rows are read by bytes, however few bytes they take in the file: a dictionary has a value once.

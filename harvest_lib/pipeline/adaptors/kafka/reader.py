@@ -58,7 +58,7 @@ _UNREADABLE = {
 _WAIT_SECONDS = 0.2
 _GROWTH = 4
 _MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.queue.backoff.ms": 50}
-"""What the client fetches ahead, unless `kafka` says otherwise. It lowers `fetch.max.bytes` to it by itself, but not
+"""Size that is fetched ahead, unless `kafka` says otherwise. It lowers `fetch.max.bytes` to it by itself, but not
 below `message.max.bytes`."""
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 30.0

@@ -73,7 +73,7 @@ _SCHEMAS = """
 """
 _SCHEMAS_SINCE = 150_000
 
-# What rewrites a table, or empties it, gives it another file. A partitioned table has those of its partitions.
+# A statement that rewrites or empties a table gives it another file. A partitioned table has its partitions' files.
 _FILES = """
 SELECT c.oid::int8, coalesce(pg_relation_filenode(c.oid), 0)::int8 FROM pg_class AS c
 WHERE c.oid = %(oid)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid)) ORDER BY 1
@@ -83,7 +83,7 @@ SELECT_GRANT = (
     "GRANT SELECT ON the table, and USAGE ON its SCHEMA, TO the user that the pipeline has; where rows have policies, "
     "ALTER ROLE … BYPASSRLS"
 )
-"""What helps a role that may not read a table."""
+"""Next step for a role that may not read a table."""
 
 _FIRST_OF_USERS = 16384
 """Types below are Postgres' own."""
@@ -95,7 +95,7 @@ class Table:
 
     `oid` stays when it is renamed; another table that takes its name has another. `membership` has the numbers of its
     entries in the publication, others once it was taken out and put back; `altered` is the transaction that last
-    changed the options of the publication. `files` are those of its rows: others once it was rewritten or emptied.
+    changed the options of the publication. `files` hold its rows: others once it was rewritten or emptied.
     """
 
     oid: int
@@ -122,7 +122,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a table stands in a publication: see `Table`. `named` is the number of the table that has its name, or 0."""
+    """State of a table in a publication: see `Table`. `named` is the number of the table that has its name, or 0."""
 
     altered: int
     membership: Sequence[int]

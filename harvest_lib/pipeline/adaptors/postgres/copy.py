@@ -133,7 +133,7 @@ def waiting(slot: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def impatient(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Have statements fail that wait long for a lock: Postgres locks tables to tell what is published."""
+    """Let statements fail that wait long for a lock: Postgres locks tables to tell what is published."""
     with refusals("to read the catalogue", SELECT_GRANT), connection.transaction():
         connection.execute(_PATIENCE)
         yield connection

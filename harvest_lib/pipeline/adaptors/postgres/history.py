@@ -1,4 +1,4 @@
-"""Whether a server's log is the one that was read: what the slot sends again is compared with what was read of it.
+"""Comparison of the changes that a slot sends again with the changes that were read: is the log the same one?
 
 A server that was put back to an earlier time, slot and all (a snapshot of its volume, a standby that was promoted),
 writes other transactions where the log has those that were read: going on from a place in it would skip them. Its slot

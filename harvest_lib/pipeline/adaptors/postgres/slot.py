@@ -72,7 +72,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
 
 
 def require_timeline(replication: Replication, before: Mapping[str, Any], slot: str) -> int:
-    """Return the server's timeline. Raises PositionLost if it left that of a position before it had come so far."""
+    """Return the server's timeline. Raises PositionLost if it left a position's timeline before that position."""
     _, timeline, *_ = replication.ask_for("IDENTIFY_SYSTEM")[0]
     now, known = int(timeline), before.get("timeline", int(timeline))
     if now != known:

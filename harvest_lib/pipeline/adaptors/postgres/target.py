@@ -1,6 +1,6 @@
 """A table that is written to: its columns, what names a row of it, and the statements that write rows.
 
-It is looked at anew in each transaction, under a lock that a change of the table waits for: a cast that was right for
+It is looked at again in each transaction, under a lock that a change of the table waits for: a cast that was right for
 the column's type of before would round or cut values.
 """
 
