@@ -146,6 +146,7 @@ MUTATIONS = (
         "no key barrier over what is marked",
         ("mark-barrier",),
         _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        seed=3,
     ),
     _mutation(
         "the barrier is lowered before the purge",
@@ -156,6 +157,7 @@ MUTATIONS = (
             "ports.source.committed()",
             "ports.source.committed(); batch.barrier.checkpoint_saved()",
         ),
+        seed=5,
     ),
     _mutation(
         "what failed is not marked again",
@@ -166,32 +168,37 @@ MUTATIONS = (
         "an orderly end leaves marks",
         _MARK,
         _edit(MarkPages, "_purge_and_reset", "source.reset(sorted(self._left))", "pass"),
+        seed=6,
     ),
     _mutation(
         "what failed of a batch counts as delivered",
         ("mark-barrier",),
         _edit(BatchLoop, "_count_what_went", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
+        seed=3,
     ),
     _mutation(
         "what failed of a batch is passed",
         ("snapshot-barrier",),
         _edit(Batch, "keep_failed", "[*failed, *self._unsent]", "self._unsent"),
+        seed=28,
     ),
     _mutation(
         "what failed is forgotten when the term ends",
         ("mark-barrier", "snapshot-barrier"),
         _edit(Batch, "abandoned", "self.in_doubt += self.in_flight", "pass"),
+        seed=2,
     ),
     _mutation(
         "the lease is not checked",
         MODES,
         _edit(Term, "is_live", " and self._clock() < self._lease_until", ""),
+        seed=10,
     ),
     _mutation(
         "nobody waits for a leader that nothing fences",
         ("snapshot-barrier",),
         _edit(SubscriptionRows, "read", "bool(self.fence) and are_ours", "are_ours"),
-        seed=32,
+        seed=94,
     ),
     _mutation(
         "any fence of the leader before counts as ours",
@@ -202,7 +209,7 @@ MUTATIONS = (
             left_out=" AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s",
             meaning="last_leaders_of_any_fence",
         ),
-        seed=76,
+        seed=144,
     ),
     _mutation(
         "a term begins whatever became of the epoch since it was granted",
@@ -219,17 +226,19 @@ MUTATIONS = (
         "no key barrier in batches",
         ("snapshot-barrier",),
         _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        seed=1,
     ),
     _mutation(
         "what was deferred is forgotten",
         ("snapshot-barrier",),
         _edit(BatchLoop, "_following", "(deferred_ids := self._batch.deferred_ids)", "(deferred_ids := [])"),
+        seed=3,
     ),
     _mutation(
         "what is on the wire is not waited for",
         ("snapshot-barrier",),
         _edit(BatchLoop, "_restart", "if may_arrive:", "if False:"),
-        seed=55,
+        seed=2,
     ),
     _mutation(
         "a checkpoint is saved before the batch is committed",
@@ -240,6 +249,7 @@ MUTATIONS = (
             "outcome = ports.guarantee.commit(",
             "ports.guarantee.store.save(following); outcome = ports.guarantee.commit(",
         ),
+        seed=2,
     ),
     _mutation(
         "the position goes on though the batch failed",
@@ -250,26 +260,31 @@ MUTATIONS = (
             "outcome = ports.guarantee.commit(",
             "self._checkpoints.last = following; outcome = ports.guarantee.commit(",
         ),
+        seed=3,
     ),
     _mutation(
         "what is held is not written down",
         _BATCHES,
         _edit(BatchLoop, "_commit", "if not ports.parking.write():", "if False:"),
+        seed=3,
     ),
     _mutation(
         "a batch does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier", *_MARK),
         _edit(AtLeastOnceBatches, "commit", 'return self._delivery.commit(b"", may_send)', "return BatchCommitted()"),
+        seed=2,
     ),
     _mutation(
         "a batch does not hear of failures",
         ("snapshot-pipelined", "snapshot-barrier", *_MARK),
         _edit(Failures, "add", "self.first = error", "pass"),
+        seed=3,
     ),
     _mutation(
         "gaps are allowed",
         ("snapshot-pipelined",),
         _edit(batches, "expiry_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'),
+        seed=3,
     ),
     _mutation(
         "epochs are ignored",
@@ -307,6 +322,7 @@ MUTATIONS = (
             "ids = (transactional_id,",
             "transactional_id += __import__('uuid').uuid4().hex; ids = (transactional_id,",
         ),
+        seed=35,
     ),
     _mutation(
         "acknowledgements leave before they are kept",
@@ -317,27 +333,31 @@ MUTATIONS = (
             "if not self.store.save_pending(checkpoint, intents):",
             "self._delivery.acknowledge(intents)\n    if not self.store.save_pending(checkpoint, intents):",
         ),
+        seed=11,
     ),
     _mutation(
         "acknowledgements are not kept",
         _SEQUENCED,
         _edit(stores.IntentStore, "save_pending", "[intent.to_json() for intent in intents]", "()"),
+        seed=6,
     ),
     _mutation(
         "who comes after does not write again what was kept",
         _SEQUENCED,
         _edit(stores.PostgresStore, "_acknowledge_again", "self._acknowledge_pending(self._mirror.intents)", "pass"),
+        seed=6,
     ),
     _mutation(
         "an acknowledgement that is written again has another id",
         _SEQUENCED,
         _edit(Publisher, "acknowledge", "intent.id", "self._next_id(Flag.ACK_TXN)"),
+        seed=6,
     ),
     _mutation(
         "acknowledgements are forgotten before they are in Kafka",
         _SEQUENCED,
         _edit(SequencedBatches, "settle", "outcome = self._delivery.flush(may_send)", "outcome = BatchCommitted()"),
-        seed=113,
+        seed=120,
     ),
     _mutation(
         "acknowledgements go behind the records of the next batch",
@@ -353,6 +373,7 @@ MUTATIONS = (
         "what is sent again has the producer id of what was given up",
         _SEQUENCED,
         _edit(Sequenced, "begin", "self._ids = _Ids()", "pass"),
+        seed=5,
     ),
     _mutation(
         "a successor does not fence who is about to acknowledge",
@@ -363,18 +384,19 @@ MUTATIONS = (
             left_out=" AND epoch = %(epoch)s AND leader_id = %(leader_id)s",
             meaning="save_of_anybody",
         ),
-        seed=12,
+        seed=50,
     ),
     _mutation(
         "what was saved without an answer may count later",
         _SEQUENCED,
         _edit(stores.IntentStore, "load", "checkpoint = self._checkpoints.renew()", "checkpoint = self._mirror"),
-        seed=47,
+        seed=14,
     ),
     _mutation(
         "readers do not wait for acknowledgements",
         _SEQUENCED,
         _edit(Sequencer, "_take", "self._hold(message, producer, known)", "yield (message,)"),
+        seed=1,
     ),
     _mutation(
         "every shard has all keys",
@@ -416,6 +438,7 @@ MUTATIONS = (
             "    self._renew_producer(leader_id)\n    while",
         ),
         _edit(Transactional, "abandon", "self._producer.discard()", "pass"),
+        seed=16,
     ),
     _mutation(
         "the mirror counts, not Kafka's checkpoint",
@@ -426,6 +449,7 @@ MUTATIONS = (
             "mirror, theirs = self.mirror, Checkpoint.of_json(record) if record is not None else None",
             "return self.mirror",
         ),
+        seed=1,
     ),
     _mutation(
         "no durability barrier",
@@ -443,18 +467,19 @@ MUTATIONS = (
         _edit(SnapshotSource, "_next_window", "first[_FLUSHED_UP_TO]", '"0/1"'),
         # It flushes as well, before a commit of Kafka's.
         _edit(KafkaStore, "vouch", "boot_seconds() < self._vouch_at", "True"),
-        seed=12,
+        seed=128,
     ),
     _mutation(
         "the lower bound of a snapshot is off by one",
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "str(self._prev.xmax - 1)", "str(self._prev.xmax)"),
-        seed=12,
+        seed=0,
     ),
     _mutation(
         "late transactions are forgotten",
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "[str(each) for each in self._prev.in_progress]", "[]"),
+        seed=7,
     ),
     _mutation(
         "late transactions are forgotten in pages",
@@ -467,6 +492,7 @@ MUTATIONS = (
         Statement(
             owner=transaction_id, name="_READ", left_out=" AND {transaction_id} < now.xmin", meaning="following_of_open"
         ),
+        seed=3,
     ),
     _mutation(
         "the rest of a transaction is passed with its first page",
@@ -482,21 +508,24 @@ MUTATIONS = (
         "what a position has passed is not purged by who goes on from it",
         _PAGES,
         _edit(MarkPages, "open", "*(_delivered(position) if position is not None else [])", ""),
+        seed=15,
     ),
     _mutation(
         "what is marked a second time is sent a second time",
         (*_PAGES, "mark-sequenced"),
         _edit(MarkPages, "_claim", "{*self._held, *gone}", "set()"),
-        seed=105,
+        seed=56,
     ),
     _mutation(
         "what was asked ahead is taken in by the next term",
         _PAGES,
         _edit(MarkPages, "_quiet", "asked, self._asked = self._asked, None", "asked = None"),
+        seed=3,
     ),
     _mutation(
         "ids are not spelled as they are read",
         _PAGES,
         _edit(mark_batches, "decode_ids", "accumulate(map(int, text.split()))", "map(int, text.split())"),
+        seed=15,
     ),
 )

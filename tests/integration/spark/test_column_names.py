@@ -58,11 +58,13 @@ def test_a_record_has_every_column_by_its_name(frame, database, name):
     ]
 
 
+@pytest.mark.full
 def test_the_format_has_every_column_too(frame, database):
     write(frame, database.dsn, key="v")
     assert found(database) == EXPECTED
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["v", "_ROW", "key", "value", "row_hash", "header_0"])
 def test_the_driver_takes_such_a_column_as_the_value(frame, native, name):
     records = Records(topic="t", key="key", value=name, headers={"of": name})
@@ -70,6 +72,7 @@ def test_the_driver_takes_such_a_column_as_the_value(frame, native, name):
     assert sorted(value for _, value, _, _ in native.records()) == [each[name] for each in EXPECTED]
 
 
+@pytest.mark.full
 def test_a_business_table_takes_them_too(frame, database):
     columns = ", ".join('"' + name + '" text' for name in NAMES if name not in {"xmin", "ctid", "tableoid"})
     database.ask(f"CREATE TABLE business ({columns})")
