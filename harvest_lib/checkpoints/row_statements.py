@@ -19,8 +19,6 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)
 RETURNING generation, epoch, until::text, checkpoint
 """
 
-ANNOUNCE = "SELECT set_config('application_name', %s, false)"
-
 SAVE = """
 UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s

@@ -280,9 +280,8 @@ class CheckpointTable:
     def connected(self) -> psycopg.Connection[Any]:
         """Return the connection; others write with it too, under the epoch."""
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._conninfo)
-            with translated():
-                self._connection.execute("SET statement_timeout = '30s'")
-                if self._leader_id is not None:
-                    self._connection.execute(rows.ANNOUNCE, (announced(self._leader_id),))
+            settings = {"statement_timeout": "30s"}
+            if self._leader_id is not None:
+                settings["application_name"] = announced(self._leader_id)
+            self._connection = connect(self._conninfo, settings)
         return self._connection

@@ -92,7 +92,11 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
-    return all(each.exists(connection) for each in (placed.subscriptions, placed.segments, placed.parked_ids))
+    names = [str(each) for each in (placed.subscriptions, placed.segments, placed.parked_ids)]
+    statement = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) AS name"
+    with translated():
+        row = connection.execute(statement, (names,)).fetchone()
+    return row == (True,)
 
 
 def who_leads_statement(outbox: OutboxTable) -> sql.Composed:

@@ -24,11 +24,11 @@ from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFi
 # By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
 # is sorted, or picked from a bitmap, reads the rest of its window each time. What may take long is to find where a
 # window of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
-_SETTINGS = """
-SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;
-SET jit = off;
-SET lock_timeout = '30s'; SET statement_timeout = '10min'
-"""
+_SETTINGS = {
+    **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"), "off"),
+    "lock_timeout": "30s",
+    "statement_timeout": "10min",
+}
 
 _NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"
 
@@ -177,9 +177,7 @@ class ConnectedSource(ABC):
         self._prepare()
 
     def _connect(self) -> psycopg.Connection[Any]:
-        connection = connect(self._conninfo)
-        with translated():
-            connection.execute(_SETTINGS)
+        connection = connect(self._conninfo, _SETTINGS)
         self._plans = None
         return connection
 

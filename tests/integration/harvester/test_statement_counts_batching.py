@@ -99,7 +99,7 @@ def outbox(dsn, make_topic):
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("delivery", "most"),
-    [("transactional", (155, 20, 700_000)), ("pipelined", (145, 20, 700_000)), ("barrier", (165, 40, 1_200_000))],
+    [("transactional", (145, 20, 700_000)), ("pipelined", (140, 20, 700_000)), ("barrier", (160, 40, 1_200_000))],
 )
 @pytest.mark.usefixtures("counted_time")
 def test_what_a_drain_costs_the_database(outbox, bootstrap_servers, group_id, delivery, most):
