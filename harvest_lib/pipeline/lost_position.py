@@ -40,7 +40,9 @@ def noted(folder: Path, error: HarvestError) -> HarvestError:
         "found_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     try:
-        if not path.exists():
+        if path.exists():  # what was found first stays
+            said = json.loads(path.read_text())
+        else:
             beside = path.with_suffix(".new")
             with beside.open("w") as file:
                 json.dump(said, file, ensure_ascii=False, indent=2)

@@ -67,14 +67,25 @@ def execute(settings, resource, instance):
     return run
 
 
+def undisturbed(ask):
+    """Ask Dagster's storage again later where the run writes there: SQLite in memory refuses the second one to come."""
+
+    def asked():
+        with suppress(OperationalError):
+            return ask()
+        return False
+
+    return asked
+
+
 def terminate_when(condition, instance):
     """Do to this process, once the condition holds, what terminating a run does to the run's."""
 
     def wait():
         try:
-            eventually(condition)
+            eventually(undisturbed(condition))
         finally:
-            instance.report_run_canceling(only_run(instance))
+            eventually(undisturbed(lambda: instance.report_run_canceling(only_run(instance)) or True))
             os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -113,18 +124,13 @@ def test_a_run_that_has_delivered_for_some_time_says_so_for_the_supervisor(execu
 
 
 def asked_to_leave_when(condition, instance):
-    """Do what the supervisor does, once the condition holds. It reads nothing of Dagster's while the run writes there:
-    SQLite in memory refuses the second one to come."""
-
-    def tagged():
-        with suppress(OperationalError):
-            instance.add_run_tags(only_run(instance).run_id, {LEAVING_TAG: "9.9+next"})
-            return True
-        return False
+    """Do what the supervisor does, once the condition holds."""
 
     def wait():
         eventually(condition)
-        eventually(tagged)
+        eventually(
+            undisturbed(lambda: instance.add_run_tags(only_run(instance).run_id, {LEAVING_TAG: "9.9+next"}) or True)
+        )
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from support.handing_over import SANITIZERS
 
+from harvest_lib.delivery import producer
 from harvest_lib.native import NativeSender, implementation, library
 
 
@@ -45,7 +46,8 @@ def impl(request, use):
 
 @pytest.fixture
 def handed_over(monkeypatch):
-    """Count the records that go natively."""
+    """Count the records that go natively, however slow the machine is: the answer to whether they may go holds."""
+    monkeypatch.setattr(producer, "_ANSWER_SECONDS", 600.0)
     counted = Counter()
     send = NativeSender.send
 

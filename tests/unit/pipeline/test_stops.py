@@ -4,7 +4,10 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.pipelines import Running, Script, Taking, anything, declared, message, messages, run
@@ -345,7 +348,9 @@ class Lost(Script):
         ServerRegressed("it ends before", evidence="at 7", next_step="look"),
     ],
 )
-def test_what_was_found_lost_once_is_refused_until_the_note_is_removed(tmp_path, error):
+def test_what_was_found_lost_once_is_refused_until_the_note_is_removed(tmp_path, error, monkeypatch):
+    times = (datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=each) for each in count())
+    monkeypatch.setattr(lost_position, "datetime", SimpleNamespace(now=lambda _: next(times)))
     writer = Taking()
     with pytest.raises(PositionLost, match="it ends before") as first:
         run(tmp_path, Lost(error), {"w": writer})
