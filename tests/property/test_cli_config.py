@@ -16,6 +16,7 @@ import pytest
 import typer
 from hypothesis import HealthCheck, Phase, given, settings
 from support.documents import CANARY, NOWHERE, broken, odd, right, spoiled
+from support.hypothesis_profiles import examples
 
 from harvest_lib import cli
 from harvest_lib.harvester.preflight import kafka
@@ -27,7 +28,7 @@ REFUSED, UNREACHABLE = 3, 5
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-usual = settings(max_examples=125, suppress_health_check=_CHECKS, phases=_PHASES)
+usual = settings(max_examples=examples(gate=50, random=125), suppress_health_check=_CHECKS, phases=_PHASES)
 many = settings(usual, max_examples=2_500)
 
 _COMMANDS = typer.main.get_command(cli.app)

@@ -219,7 +219,7 @@ class Logs(RuleBasedStateMachine):
 
 def test_nothing_synced_is_lost_and_nothing_torn_is_read():
     run_state_machine_as_test(
-        Logs, settings=settings(max_examples=examples(gate=200, random=1_000), stateful_step_count=12)
+        Logs, settings=settings(max_examples=examples(gate=100, random=1_000), stateful_step_count=12)
     )
 
 

@@ -127,7 +127,7 @@ class Partition(RuleBasedStateMachine):
 
 
 TestPartition = Partition.TestCase
-TestPartition.settings = settings(max_examples=examples(gate=200, random=1_000), stateful_step_count=20)
+TestPartition.settings = settings(max_examples=examples(gate=100, random=1_000), stateful_step_count=20)
 
 
 class LetsRepetitionsThrough(Sequencer):
@@ -178,6 +178,7 @@ DEFECTIVE = [
 ]
 
 
+@pytest.mark.gate(cases=3)
 @pytest.mark.gate
 @pytest.mark.parametrize("defective", DEFECTIVE)
 def test_what_is_broken_is_found_and_found_again_by_its_seed(defective):
@@ -221,7 +222,7 @@ def naive(log):
 IDS = st.tuples(st.integers(1, 3), st.integers(0, 12), st.sampled_from(Flag))
 
 
-@settings(max_examples=examples(gate=300, random=1_000))
+@settings(max_examples=examples(gate=150, random=1_000))
 @example(
     ids=[(1, 1, Flag.OUTSIDE_TXN), (1, 3, Flag.CONTINUE_TXN), (1, 2, Flag.CONTINUE_TXN), (1, 2, Flag.ACK_TXN)],
     ring=1,

@@ -37,14 +37,14 @@ def _taken(ended, xmax):
 
 
 @given(snapshots())
-@settings(max_examples=examples(gate=200, random=1_000))
+@settings(max_examples=examples(gate=100, random=1_000))
 def test_a_snapshot_is_what_postgres_spells(pair):
     for snapshot in pair:
         assert Snapshot.parse(str(snapshot)) == snapshot
 
 
 @given(snapshots())
-@settings(max_examples=examples(gate=200, random=1_000))
+@settings(max_examples=examples(gate=100, random=1_000))
 def test_what_became_visible_is_what_is_fresh_and_what_was_late(pair):
     """And each in one of them only."""
     prev, cur = pair
@@ -108,7 +108,7 @@ class Answers:
     st.lists(st.integers(1, 9), min_size=1, max_size=50),
     st.sets(st.integers(0, 50)),
 )
-@settings(max_examples=examples(gate=200, random=1_000))
+@settings(max_examples=examples(gate=100, random=1_000))
 @example(owners=[0, 1] * 5, limits=[3], restarts=set())
 def test_streams_together_come_by_id_and_by_pages(owners, limits, restarts):
     """The limit of each page does not matter, nor if all streams are begun again after any of them."""
@@ -230,7 +230,7 @@ class InMemory(FakePagedTable):
 
 @pytest.mark.parametrize("make", [InMemory, FakePagedTable])
 @given(steps=histories(40), chosen=st.lists(st.integers(0, 40), max_size=3), limit=st.integers(1, 7))
-@settings(max_examples=examples(gate=200, random=1_000))
+@settings(max_examples=examples(gate=100, random=1_000))
 def test_every_record_comes_once_and_every_key_in_order(make, steps, chosen, limit):
     history = History(make())
     history.play(steps)

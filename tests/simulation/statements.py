@@ -11,7 +11,6 @@ from psycopg import sql
 from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.refusals import REMEMBER
-from harvest_lib.checkpoints.row_statements import ANNOUNCE
 from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement
@@ -456,7 +455,6 @@ def _known():
         row_security._LOOK: "",
         parked_ids._MAY_MATCH: "yes",
         ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
-        ANNOUNCE: "",
         rivals._MAY_ANNOUNCE: "yes",
         last_leaders._MARKS: "marks",
     }

@@ -91,7 +91,7 @@ class World:
     def uuid(self):
         return uuid.UUID(int=self.scheduler.dice.getrandbits(128), version=4)
 
-    def connect(self, _conninfo, **_named):
+    def connect(self, _conninfo, _settings=None, **_named):
         statements = Statements(self.database, partial(self._reported, self.scheduler.current.owner))
         return Connection(self.database, statements, self.faults)
 

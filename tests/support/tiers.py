@@ -2,9 +2,13 @@
 
 Each test names its tier by a mark of this name: on itself, its class, or its module. The closest mark counts.
 `--tier` selects; it may be repeated. Without it every tier runs. `long` and `e2e` stand beside the tier, see `-m`.
+
+`gate(cases=N)` has N cases of each test in `gate`, from all over its parameters, and the others in `full`: where cases
+are many, or take long, and differ in what they go through rather than in what they promise.
 """
 
 import ast
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -35,10 +39,33 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = config.getoption("tier")
     if not wanted:
         return
-    others = [item for item in items if tier_of(item) not in wanted and not _is_nowhere(item)]
+    later = spared(items)
+    tiers = {item: "full" if item in later else tier_of(item) for item in items}
+    others = [item for item in items if tiers[item] not in wanted and not _is_nowhere(item)]
     config.hook.pytest_deselected(items=others)
     left = {*others}
     items[:] = [item for item in items if item not in left]
+
+
+def spared(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that run in `full` only, though their tests are in `gate`."""
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        if most := _most_cases(item):
+            cases[item.nodeid.partition("[")[0], most].append(item)
+    return {
+        item
+        for (_, most), found in cases.items()
+        for item in {*found} - {found[place * len(found) // most] for place in range(most)}
+    }
+
+
+def _most_cases(item: pytest.Item) -> int:
+    """So many cases of a test are in `gate`, by its closest mark; 0 if all, or none, are."""
+    if tier_of(item) != "gate":
+        return 0
+    closest = item.get_closest_marker("gate")
+    return closest.kwargs.get("cases", 0) if closest is not None else 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,7 +86,8 @@ def ignores(path: Path, config: pytest.Config) -> bool:
     if not wanted or path.suffix != ".py" or not path.name.startswith("test_"):
         return False
     source = path.read_text(encoding="utf-8")
-    return not any(f"mark.{tier}" in source for tier in wanted)
+    spellings = [f"mark.{tier}" for tier in wanted] + (["mark.gate(cases"] if "full" in wanted else [])
+    return not any(each in source for each in spellings)
 
 
 def tiers_in(module: ast.Module) -> dict[str, set[str]]:
@@ -116,7 +144,8 @@ def _named(node: ast.Module | ast.ClassDef) -> set[str]:
 
 def _decorators(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The marks that stand above a test, not those of single parameters."""
-    return {mark for each in node.decorator_list if isinstance(each, ast.Attribute) for mark in _marks(each)}
+    marks = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+    return {mark for each in marks if isinstance(each, ast.Attribute) for mark in _marks(each)}
 
 
 def _marks(node: ast.AST) -> set[str]:

@@ -420,6 +420,7 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
 # -- where it is shown
 
 
+@pytest.mark.full
 def test_a_narrow_terminal_and_one_without_utf_8_show_all(native, environment, servers):
     for more in ({"COLUMNS": "60"}, {"PYTHONIOENCODING": "ascii", "LC_ALL": "POSIX", "PYTHONUTF8": "0"}):
         done = subprocess.run(

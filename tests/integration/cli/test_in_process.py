@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.gate
 
 
+@pytest.mark.gate(cases=3)
 @pytest.mark.parametrize(
     "arguments",
     [

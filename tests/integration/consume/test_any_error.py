@@ -53,6 +53,7 @@ class Late(Counting):
         super().finalize_txn(transaction)
 
 
+@pytest.mark.gate(cases=1)
 @pytest.mark.parametrize("application", [Raising, AtOnce, Late])
 def test_a_function_s_error_of_any_kind_is_its_message_s(counted, application):
     publisher = counted.publisher()

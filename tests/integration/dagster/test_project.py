@@ -42,6 +42,7 @@ def audited(attributes, tmp_path, unique):
     return run
 
 
+@pytest.mark.gate(cases=1)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -36,7 +36,7 @@ from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.resharding import Resharding
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.gate(cases=2)
 
 
 def always():

@@ -122,6 +122,7 @@ def test_consumer(run, dsn, bootstrap_servers, make_topic):
     assert example.text.splitlines() == ["consuming", "stopped"]
 
 
+@pytest.mark.gate(cases=1)
 @pytest.mark.parametrize("with_structlog", [False, True], ids=["standard", "structlog"])
 def test_custom_logger(run, outbox, bootstrap_servers, with_structlog):
     outbox.fill(1)

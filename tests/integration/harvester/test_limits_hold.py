@@ -14,7 +14,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import implementation
 from harvest_lib.source import MarkSource, SnapshotSource, TransactionIdSource
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.gate(cases=3)
 
 RECORDS, LIMIT = 60, 7
 DELIVERIES = ("barrier", "pipelined", "transactional", "sequenced")

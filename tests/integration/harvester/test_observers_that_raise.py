@@ -69,6 +69,7 @@ def events(caplog, name):
     return [each for each in caplog.records if each.msg == name]
 
 
+@pytest.mark.gate(cases=4)
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), Panic("broken")], ids=repr)
 @pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
 def test_tracing_that_raises(outbox, config, bootstrap_servers, monkeypatch, caplog, step, error):

@@ -26,7 +26,7 @@ from harvest_lib.grants.postgres import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
 from harvest_lib.record import OutboxRecord, RecordLimits
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.gate(cases=4)
 
 
 class Undone(Exception):

@@ -130,6 +130,7 @@ def _sees(outbox, seen):
 # -- rewinding
 
 
+@pytest.mark.gate(cases=3)
 @pytest.mark.gate
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("source", KINDS)
@@ -152,6 +153,7 @@ def test_a_running_harvester_goes_on_from_where_its_subscription_was_rewound_to(
     assert len(outbox.arrived(isolation="read_committed")) == 1_001, "the next one goes on from there"
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_rewind_under_load_loses_nothing(outbox, delivery):
     outbox.fill(20_000, keys=500)

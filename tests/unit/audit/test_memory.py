@@ -49,6 +49,7 @@ def measure(count):
     return figures
 
 
+@pytest.mark.full
 def test_300_000_records_take_no_more_than_the_page_caches():
     assert measure(240_000)["grown_bytes"] < 96 * 2**20
 

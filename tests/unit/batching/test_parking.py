@@ -226,11 +226,12 @@ def test_a_run_that_was_freed_survives_its_leader(lost):
 def test_no_more_is_freed_before_a_run_has_gone():
     """Memory, and the ids in a checkpoint, are bounded by one run."""
     runs = BatchRuns(one_per_key=True)
-    fill(runs, 3_000, keys=2)
-    runs.topics.bad.update({1: "bad", 2: "bad"})
+    fill(runs, 3_000, keys=20)
+    first = range(1, 21)
+    runs.topics.bad.update(dict.fromkeys(first, "bad"))
     runs.run()
     runs.topics.bad.clear()
-    runs.places.retry(1, 2)
+    runs.places.retry(*first)
     loop, most = runs.loop(), 0
     while not loop.idle:
         loop.turn()

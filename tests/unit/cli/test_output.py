@@ -34,6 +34,7 @@ def ended(command, **streams):
     return done.returncode, done.stderr
 
 
+@pytest.mark.gate(cases=3)
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "command",
@@ -59,6 +60,7 @@ def test_the_exit_code_says_it_where_the_error_cannot_be_written():
         assert ended([*HARVEST, "version"], stdout=full, stderr=full) == (12, None)
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     ("command", "code"),

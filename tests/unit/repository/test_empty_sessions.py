@@ -14,6 +14,7 @@ SKIPPED = "import pytest\n\n\ndef test_one():\n    pytest.skip('lacks a program'
 PASSED = "def test_two():\n    pass\n"
 
 
+@pytest.mark.gate(cases=3)
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
 @pytest.mark.parametrize(("tests", "code"), [(SKIPPED, 5), (SKIPPED + PASSED, 0), ("", 5)])
 def test_a_session_succeeds_only_if_a_test_has_passed(tmp_path, workers, tests, code):

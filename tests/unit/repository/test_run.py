@@ -114,6 +114,7 @@ def test_what_passes_the_second_time_is_flaky_and_passes(run, tmp_path):
     assert json.loads(file.read_text())["gate"] == {"test_other": "a reason"}, "a run of other tiers wrote it"
 
 
+@pytest.mark.full
 def test_what_fails_twice_or_is_skipped_then_fails_the_run(run):
     once = "def test_once():\n    if not first_time('once'):\n        pytest.skip('no')\n    assert 0\n"
     done, flaky = run(GOOD + once + "def test_bad():\n    assert 0, 'never'\n")
@@ -129,6 +130,7 @@ def test_what_runs_beside_the_tests_has_to_succeed_too(run):
     assert "failed: echo unclean; exit 3 (" in done.stdout
 
 
+@pytest.mark.full
 def test_what_hangs_beside_the_tests_is_ended_with_all_it_started(run, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.run.BESIDE_SECONDS", 1)
     number = tmp_path / "number"
@@ -151,6 +153,7 @@ def test_jars_that_cannot_be_brought_are_said_before_any_test(tmp_path, monkeypa
     assert "next: check the network" in printed
 
 
+@pytest.mark.full
 def test_a_session_that_ends_too_early_is_flaky(run):
     more = "".join(f"def test_more_{number}():\n    pass\n" for number in range(4))
     done, flaky = run(GOOD + "def test_ends():\n    if first_time('ends'):\n        pytest.exit('enough', 3)\n" + more)
@@ -158,6 +161,7 @@ def test_a_session_that_ends_too_early_is_flaky(run):
     assert "flaky: the session (first: it ended too early (" in done.stdout
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_written_to_is_said(run, tmp_path):
     (tmp_path / "state").write_text("no folder")
     done, _ = run(GOOD)
@@ -174,6 +178,7 @@ def test_more_than_three_flaky_tests_fail_the_run(run):
     assert len(flaky) == 4
 
 
+@pytest.mark.gate(cases=1)
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_worker_that_dies_once_costs_nothing(run, end):
     done, flaky = run(f"def test_dies():\n    if first_time('dies'):\n        {end}\n" + GOOD, workers="2")
@@ -184,6 +189,7 @@ def test_a_worker_that_dies_once_costs_nothing(run, end):
     assert "9 passed, 0 failed" in done.stdout
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_twice_fails_the_run(run):
     done, _ = run("def test_dies():\n    os._exit(1)\n" + GOOD, workers="2")
     assert done.returncode == 1
@@ -197,6 +203,7 @@ def test_a_test_that_hangs_fails_the_run_and_the_others_run(run):
     assert "8 passed, 1 failed" in done.stdout
 
 
+@pytest.mark.full
 def test_a_fixture_that_hangs_after_a_failure_ends_its_worker(run):
     fixture = "@pytest.fixture\ndef slow():\n    yield\n    time.sleep(600)\n"
     done, _ = run(GOOD + fixture + "def test_bad(slow):\n    assert 0\n", limits=("2", "3", "70"))
@@ -205,6 +212,7 @@ def test_a_fixture_that_hangs_after_a_failure_ends_its_worker(run):
     assert "failed: test_it.py::test_bad" in done.stdout
 
 
+@pytest.mark.full
 def test_a_session_in_which_nothing_ends_any_more_is_ended(run):
     done, _ = run(GOOD + "def test_hangs():\n    time.sleep(600)\n", limits=("600", "600", "3"))
     assert done.returncode == 1
@@ -215,6 +223,7 @@ def test_a_session_in_which_nothing_ends_any_more_is_ended(run):
     assert "8 passed" in done.stdout
 
 
+@pytest.mark.full
 def test_a_module_that_hangs_as_it_is_imported_is_named(run, monkeypatch):
     monkeypatch.setattr("tests.run.COLLECTION_SECONDS", 5)
     done, _ = run("time.sleep(600)\n" + GOOD)
@@ -222,6 +231,7 @@ def test_a_module_that_hangs_as_it_is_imported_is_named(run, monkeypatch):
     assert "failed: the session (no test was collected within 5 s: a module hangs as it is imported" in done.stdout
 
 
+@pytest.mark.full
 def test_so_many_failures_that_nothing_changes_the_verdict_are_not_asked_again(run, tmp_path):
     file = tmp_path / "state" / "test" / "flaky.json"
     file.parent.mkdir(parents=True)
@@ -242,6 +252,7 @@ def test_a_test_that_a_variable_or_a_plugin_leaves_out_fails_the_run(run, monkey
     assert run(GOOD)[0].returncode == 0, "PYTEST_ADDOPTS of the shell select nothing"
 
 
+@pytest.mark.gate(cases=2)
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -258,6 +269,7 @@ def test_a_run_that_proves_nothing_fails(run, body, reason):
     assert reason in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_leaves_no_session_behind(tmp_path, suite):
     started = tmp_path / "started"
     command, environment = suite(
@@ -270,6 +282,7 @@ def test_a_run_that_is_killed_leaves_no_session_behind(tmp_path, suite):
     eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker ended")
 
 
+@pytest.mark.full
 def test_two_runs_at_once_do_not_share_a_record(run, tmp_path):
     locks = tmp_path / "state" / "test" / "run-1"
     locks.mkdir(parents=True)

@@ -1,6 +1,9 @@
 """Each test is in one tier, named in its module: one that was forgotten would run nowhere."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,49 @@ def test_the_closest_mark_counts():
         "TestThree.test_four": {"gate"},
         "TestThree.test_five": {"gate", "long"},
     }
+
+
+CONFTEST = """
+from support.tiers import pytest_addoption, select
+def pytest_collection_modifyitems(config, items):
+    select(config, items)
+"""
+CASES = """
+import pytest
+pytestmark = pytest.mark.gate(cases=2)
+@pytest.mark.parametrize("number", range(5))
+def test_five(number): ...
+def test_one(): ...
+@pytest.mark.gate
+@pytest.mark.parametrize("number", range(5))
+def test_all(number): ...
+@pytest.mark.gate(cases=1)
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_marked(number): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("tiers", "found"),
+    [
+        (["gate"], {"five": "02", "one": [""], "all": "01234", "marked": "0"}),
+        (["full"], {"five": "134", "marked": "1"}),
+        (["gate", "full"], {"five": "01234", "one": [""], "all": "01234", "marked": "01"}),
+    ],
+)
+def test_some_cases_of_a_test_may_run_in_the_last_tier_only(tmp_path, tiers, found):
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_cases.py").write_text(CASES)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *(argument for tier in tiers for argument in ("--tier", tier))],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert names == [f"{name}[{case}]" if case else name for name, cases in found.items() for case in cases]
+    assert tiers_in(ast.parse(CASES)) == {f"test_{each}": {"gate"} for each in ("five", "one", "all", "marked")}
