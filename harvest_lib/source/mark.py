@@ -5,8 +5,9 @@ Promises
   reset, or that another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
 - A purge deletes by id, regardless of the mark's holder: Kafka has confirmed these records to the caller, and a row
   that a fenced leader marked in between would otherwise be sent a second time, out of order.
-- A purge that follows a new connection spares rows that nobody has marked: after a failover their ids may have been
-  given to records that were never sent. A failover behind it is logged: purged records may come again.
+- A purge that follows a new connection spares rows that nobody has marked: after a failover or a restore their ids may
+  have been given to records that were never sent. Where rows have no place, no position vouches for the server, and
+  the purge spares rows under marks of others as well. A failover is logged: purged records may come again.
 - A reset touches only rows that still carry an id of this leader's: a fenced one cannot unmark its successor's rows.
 - Each takes many rows. A purge and the mark after it are one transaction. Each is durable (`synchronous_commit=on`)
   when it returns. The barrier rests on that: the next record of a key may leave only when the one before can never
@@ -61,6 +62,8 @@ _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
 
 _PURGE_MARKED = _PURGE + " AND leader_id IS NOT NULL"
 
+_PURGE_OWN = _PURGE + " AND leader_id = ANY(%(leaders)s)"
+
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
 _ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
@@ -81,7 +84,8 @@ _SETTINGS = {
 }
 
 _OWN_IDS = 16
-"""So many leader ids are remembered as ours; rows marked under older ones are left to the next leader."""
+"""So many leader ids are remembered as ours; rows marked under older ones are marked again, or left to the next
+leader."""
 
 
 class MarkSource:
@@ -96,7 +100,8 @@ class MarkSource:
         *,
         names_places: bool = False,
     ) -> None:
-        """`names_places`: rows come with their place in the server's log."""
+        """`names_places`: rows come with their place in the server's log, and a position that names one was compared
+        with the server before its ids are purged."""
         self._names_places = names_places
         self._place: server_identity.Place | None = None
         self._conninfo = conninfo
@@ -107,8 +112,9 @@ class MarkSource:
         lsn = sql.SQL(_LSN if names_places else "")
         self._unguarded_mark = sql.SQL(_MARK).format(any_parked=any_parked, lsn=lsn, **names)
         self._mark = rendered(self._unguarded_mark)
-        self._purge, self._purge_marked, self._reset = (
-            rendered(sql.SQL(each).format(**names)) for each in (_PURGE, _PURGE_MARKED, _RESET)
+        again = _PURGE_MARKED if names_places else _PURGE_OWN
+        self._purge, self._purge_again, self._reset = (
+            rendered(sql.SQL(each).format(**names)) for each in (_PURGE, again, _RESET)
         )
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id = UUID(int=0)
@@ -199,17 +205,20 @@ class MarkSource:
     def _execute_purge(self, ids: Sequence[int]) -> None:
         # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
         # row without a mark is one that a fenced leader of another kind has unmarked: it was delivered all the same.
-        purge = self._purge_marked if self._reconnected else self._purge
-        self._connected().execute(purge, {"ids": array_of(ids)}, prepare=True)
+        purge = self._purge_again if self._reconnected else self._purge
+        self._connected().execute(purge, self._ids(ids), prepare=True)
 
     def _execute_mark(self, limit: int) -> psycopg.Cursor[Any]:
         values = {"leader": self._leader_id, "limit": limit, "bytes": PAGE_BYTES}
         return self._connected().cursor(binary=True).execute(self._mark, values, prepare=True)
 
     def reset(self, ids: Sequence[int]) -> None:
-        values = {"ids": array_of(ids), "leaders": list(self._own_ids)}
         with translated():
-            self._connected().execute(self._reset, values, prepare=True)
+            self._connected().execute(self._reset, self._ids(ids), prepare=True)
+
+    def _ids(self, ids: Sequence[int]) -> Mapping[str, object]:
+        """Return the values of a statement that may touch only what this source has marked."""
+        return {"ids": array_of(ids), "leaders": list(self._own_ids)}
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
         assert self._parking is not None  # noqa: S101 - the policy is to stop, and not to park

@@ -221,8 +221,9 @@ class Shard:
 
     def _pages(self, term):
         if self._plan.source == "mark":
-            source = MarkSource(self._conninfo, OUTBOX, PARKED)
-            return MarkPages(source) if self.config.exactly_once else make_purging_pages(self.config, source, term)
+            names_ids = self.config.exactly_once
+            source = MarkSource(self._conninfo, OUTBOX, PARKED, names_places=names_ids)
+            return MarkPages(source) if names_ids else make_purging_pages(self.config, source, term)
         make = SnapshotSource if self._plan.source == "snapshot" else TransactionIdSource
         return make(self._conninfo, make_selection(self.config, _TABLE, self._number))
 

@@ -136,9 +136,12 @@ class Statements:
         self._database.scheduler.dice.shuffle(rows)  # RETURNING is in no order
         return rows
 
-    def purge(self, values, transaction, *, marked=False):
+    def mark_placed(self, values, transaction):
+        return [(*each, self._database.lsn) for each in self.mark(values, transaction)]
+
+    def purge(self, values, transaction, *, spares=frozenset()):
         visible = {each.row[0]: each for each in self._database.visible()}
-        ids = [each for each in _ids(values) if each in visible and not (marked and visible[each].leader_id is None)]
+        ids = [each for each in _ids(values) if each in visible and visible[each].leader_id not in spares]
         events = [visible[each].row[3] for each in ids]
         for each in ids:
             self._database.change(transaction, self._database.rows, each)
@@ -146,7 +149,11 @@ class Statements:
         return []
 
     def purge_marked(self, values, transaction):
-        return self.purge(values, transaction, marked=True)
+        return self.purge(values, transaction, spares={None})
+
+    def purge_again(self, values, transaction):
+        others = {each.leader_id for each in self._database.visible()} - set(values["leaders"])
+        return self.purge(values, transaction, spares=others)
 
     def reset(self, values, transaction, *, any_leader=False):
         ids = set(_ids(values))
@@ -425,7 +432,7 @@ def _known():
     parts = {
         **_sources(),
         MarkSource("", OUTBOX): "mark",
-        MarkSource("", OUTBOX, PARKED): "mark purge purge_marked reset",
+        MarkSource("", OUTBOX, PARKED): "mark purge purge_again reset",
         (marked := ParkingMoves(OUTBOX, PARKED)): "any_parked parked_keys park hold",
         checkpoints: "first lead renew save vouch status",
         ParkedIds(
@@ -433,6 +440,8 @@ def _known():
         ): "matching load add moved due release",
     }
     found = dict(_texts(parts))
+    placed = MarkSource("", OUTBOX, PARKED, names_places=True)
+    found |= {placed._mark.as_string(None): "mark_placed", placed._purge_again.as_string(None): "purge_marked"}
     silent = (marked._lock_parked, marked._keep_parked, marked._make_room)  # no id is given out again here
     found |= {each.as_string(None): "nothing" for each in silent}
     of_subscriptions = {

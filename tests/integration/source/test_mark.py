@@ -43,3 +43,49 @@ def test_a_purge_repeated_after_an_outage_spares_rows_nobody_has_marked(outbox):
     source.fetch(0, [1, 2, 3])
     assert outbox.count() == 0
     source.close()
+
+
+def test_a_purge_repeated_after_an_outage_spares_rows_that_another_member_has_marked(outbox):
+    """The lost rows' ids came again, and a member of the pool led in between: its records are not in Kafka yet."""
+    ours, member = (MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier) for _ in "12")
+    outbox.fill(3)
+    ours.open(uuid.uuid4())
+    delivered = [row[0] for row in ours.fetch(10).rows]
+    ours.close()
+    outbox.connection.execute("TRUNCATE outbox RESTART IDENTITY")
+    outbox.fill(4)
+    member.open(uuid.uuid4())
+    member.fetch(10)
+    ours.open(uuid.uuid4())
+    ours.fetch(0, delivered)
+    assert [row[0] for row in ours.fetch(10).rows] == [1, 2, 3, 4]
+    ours.close()
+    member.close()
+
+
+def test_a_purge_repeated_after_an_outage_takes_rows_that_are_marked_by_an_id_before(outbox):
+    source = MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier)
+    outbox.fill(3)
+    source.open(uuid.uuid4())
+    delivered = [row[0] for row in source.fetch(10).rows]
+    for _ in range(3):
+        source.close()
+        source.open(uuid.uuid4())
+    source.fetch(0, delivered)
+    assert outbox.count() == 0
+    source.close()
+
+
+def test_a_leader_exactly_once_purges_what_another_one_has_marked_and_committed(outbox):
+    """The ids are those of a position, which is compared with the server before."""
+    first, second = (
+        MarkSource(outbox.dsn, outbox.name.identifier, outbox.name.parked.identifier, names_places=True) for _ in "12"
+    )
+    outbox.fill(3)
+    first.open(uuid.uuid4())
+    delivered = [row[0] for row in first.fetch(10).rows]
+    first.close()
+    second.open(uuid.uuid4())
+    second.fetch(0, delivered)
+    assert outbox.count() == 0
+    second.close()
