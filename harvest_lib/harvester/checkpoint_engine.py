@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from typing import Any
@@ -147,7 +147,7 @@ class CheckpointEngine(Engine):
 
         checks: list[Check] = [("no other pool leads", refuse_rivals)]
         if self._config.delivery == "transactional":
-            refuse = partial(self._refuse_another, lost=True, tell=False)
+            refuse = partial(self._refuse_another, range(self._config.shards), lost=True, tell=False)
             checks.append(("the checkpoints in Kafka are of this outbox", refuse))
         else:  # a leader finds out by itself
             checks.append(("the server has what the checkpoints have passed", self._refuse_regressed))
@@ -183,16 +183,17 @@ class CheckpointEngine(Engine):
             with translated():
                 connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
-    def _refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
+    def _refuse_another(self, shards: Iterable[int] = (0,), *, lost: bool = False, tell: bool = True) -> None:
         """Raise CheckpointError if the names that we use in Kafka are another outbox's, or, where `lost` is asked for,
         if the checkpoint is not under them; ServerRegressed if the server lacks what Kafka's checkpoint has passed:
-        before anybody is fenced."""
+        before anybody is fenced. The leader of each shard finds the same by itself, later."""
         config = self._config
-        checkpoints = make_checkpoints(config, self._table, config.source, 0)
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
-        with closing(checkpoints):
-            store = make_kafka_store(config, self._table, checkpoints, 0, **providers)
-            store.refuse_another(lost=lost, tell=tell)
+        for shard in shards:
+            checkpoints = make_checkpoints(config, self._table, config.source, shard)
+            with closing(checkpoints):
+                store = make_kafka_store(config, self._table, checkpoints, shard, **providers)
+                store.refuse_another(lost=lost, tell=tell)
 
     def _refuse_regressed(self) -> None:
         """Raise ServerRegressed if the server lacks what a checkpoint in Postgres has passed."""
