@@ -37,6 +37,7 @@ def migrate(
       harvest migrate --restamp -f harvest.yaml
     """
     from harvest_lib.outbox import Migration, Restamping
+    from harvest_lib.outbox.stamping import add_stamp
 
     opened = open_outbox(config, table, refuse_columns="only goharvest's layout can be migrated")
     with opened as (_, outbox, connection):
@@ -51,4 +52,5 @@ def migrate(
         taken = migration.run(connection)
         outbox.check(connection)
         outbox.check_native(connection)
+        add_stamp(connection, outbox)
     typer.echo(f"{outbox} is native" if taken else f"{outbox} is already native")

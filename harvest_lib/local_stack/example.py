@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from harvest_lib.database import connect
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
+from harvest_lib.outbox.stamping import add_stamp
 
 OUTBOX = "outbox"
 TOPIC = "flights"
@@ -20,6 +21,7 @@ def prepare(dsn: str, bootstrap_servers: str) -> None:
         if connection.execute(_EXISTS, (str(table),)).fetchone() != (True,):
             NativeTable(outbox=table).create(connection)
             create_beside(connection, table)
+            add_stamp(connection, table)
     create_topic({"bootstrap.servers": bootstrap_servers}, TOPIC, partitions=_PARTITIONS, config={})
 
 

@@ -5,9 +5,10 @@ transactions that every subscription has passed: such a row would never be deliv
 its place. Of a row that has the right one it costs a comparison, as its function is not called; a COPY inserts row by
 row, as for any such trigger.
 
-Rows that the logical replication of Postgres brings fire no trigger, unless it is ALWAYS enabled. They are left as they
-are for `harvest subscriptions move`, which goes by the numbers of the old server. Harvested they cannot be meanwhile:
-`check_replication` refuses that.
+Rows that the logical replication of Postgres brings fire no trigger, unless it is ALWAYS enabled. Rows of any other
+session with `session_replication_role = replica` fire none either, and nothing in the catalogue tells of those. They
+are left as they are for `harvest subscriptions move`, which goes by the numbers of the old server. Harvested they
+cannot be meanwhile: `check_replication` refuses that.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_s
 from harvest_lib.outbox.table import OutboxTable
 
 TRIGGER = "harvest_stamp"
+
+_NAMED = 3
+"""Tables that an error names."""
 
 _CREATE_FUNCTION = """\
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS
@@ -40,9 +44,15 @@ WITH tables AS (
 )
 """
 
-_STATE = f"""{_TABLES}
-SELECT pg_has_role(c.relowner, 'USAGE'),
-       EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND tgname = %(trigger)s AND tgenabled IN ('O', 'A'))
+# Whose table it is, where the trigger lacks or does not fire, and whether it fires for replicated rows.
+_STATE = f"""{_TABLES}, states AS (
+  SELECT tables.oid, max(tgenabled::text) AS enabled
+  FROM tables LEFT JOIN pg_trigger ON tgrelid = tables.oid AND tgname = %(trigger)s
+  GROUP BY tables.oid
+)
+SELECT pg_has_role(c.relowner, 'USAGE'), quote_ident(pg_get_userbyid(c.relowner)),
+       ARRAY(SELECT oid::regclass::text FROM states WHERE enabled IS NULL OR enabled NOT IN ('O', 'A') ORDER BY oid),
+       EXISTS (SELECT FROM states WHERE enabled = 'A')
 FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
 """  # noqa: S608 - it is above
 
@@ -76,9 +86,23 @@ def stamp_statements(outbox: OutboxTable) -> list[sql.Composed]:
     return [sql.SQL(each).format(**names) for each in (_CREATE_FUNCTION, _CREATE_TRIGGER)]
 
 
-def is_stamped(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
-    """Return True if the table has the trigger, and it fires."""
-    return _state(connection, outbox)[1]
+def unstamped(connection: psycopg.Connection[Any], outbox: OutboxTable) -> OutboxTableError | None:
+    """Return why rows may be passed over: the outbox, or a segment, has no trigger that fires. None if all have."""
+    _, owner, without, _ = _state(connection, outbox)
+    if not without:
+        return None
+    return OutboxTableError(
+        f"rows that come into {outbox} with a transaction id of their own are never delivered",
+        evidence=f"the trigger {TRIGGER} is missing, or disabled, in {_few(without)}: rows of an INSERT … SELECT or "
+        "COPY of old rows, and of logical replication, keep ids that the subscriptions have passed",
+        next_step=f"`harvest init` as the owner, {owner}; rows that came before are read after `harvest subscriptions "
+        "rewind`",
+    )
+
+
+def _few(tables: Sequence[str]) -> str:
+    more = len(tables) - _NAMED
+    return ", ".join(tables[:_NAMED]) + (f" and {more} segments more" if more > 0 else "")
 
 
 def add_stamp(
@@ -89,9 +113,9 @@ def add_stamp(
     Writers wait as for any short lock. Needs a connection in autocommit.
     """
     placed = outbox.placed(connection)
-    is_owner, is_there = _state(connection, placed)
-    if is_there or not is_owner:
-        return False if is_there else None
+    is_owner, _, without, was_always = _state(connection, placed)
+    if not without or not is_owner:
+        return None if without else False
 
     def change() -> None:
         connection.execute(
@@ -99,6 +123,9 @@ def add_stamp(
         )
         for statement in stamp_statements(placed):
             connection.execute(statement)
+        if was_always:
+            for each in _always_statements(connection, placed):
+                connection.execute(each.encode())
 
     with exclusively(connection, placed, patience_seconds):
         with_short_locks(connection, placed, change, patience_seconds=patience_seconds)
@@ -129,7 +156,7 @@ def _always_statements(connection: psycopg.Connection[Any], outbox: OutboxTable)
     return [f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {TRIGGER}" for (table,) in tables]
 
 
-def _state(connection: psycopg.Connection[Any], outbox: OutboxTable) -> tuple[bool, bool]:
+def _state(connection: psycopg.Connection[Any], outbox: OutboxTable) -> tuple[bool, str, Sequence[str], bool]:
     with translated():
         row = connection.execute(_STATE, {"outbox": str(outbox), "trigger": TRIGGER}).fetchone()
-    return (row[0], row[1]) if row is not None else (False, False)
+    return tuple(row) if row is not None else (False, "", [str(outbox)], False)

@@ -20,17 +20,13 @@ from harvest_lib.harvester.engine import Check, marking_checks
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_group
 from harvest_lib.harvester.preflight.report import Report
-from harvest_lib.harvester.table_warnings import ids_end
+from harvest_lib.harvester.table_warnings import ids_end, rows_unstamped
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
+from harvest_lib.outbox.id_sequences import IdsEnd
 from harvest_lib.outbox.native_table import index_statement
 from harvest_lib.outbox.row_security import check_all_rows
-from harvest_lib.outbox.stamping import is_stamped
 
 _MOST_TOPICS = 100
-_UNSTAMPED = (
-    "transaction ids by the column's default alone: a row that is inserted with another one, as by INSERT of a SELECT, "
-    "or COPY of old rows, is never delivered; `harvest init` as the owner adds the trigger that gives it the right one"
-)
 _CLOCK_SECONDS = 1.0
 """Clocks that differ by less are fine: ages of the backlog are read from both."""
 
@@ -125,6 +121,8 @@ class _Table:
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
             run("postgres", "index", self._index)
+            if self._mode == "batches":
+                run("postgres", "transaction ids by a trigger", self._stamped)
         run("postgres", "ids that last", self._ids)
         sound &= run("postgres", "tables beside it", self._beside)
         sound &= run("postgres", "grants", self._grants)
@@ -148,8 +146,6 @@ class _Table:
             self._warn_unless_parks()
         if self._mode == "mark":
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
-        if config.columns is None and not is_stamped(connection, table):
-            self._report.passed.append(("postgres", _UNSTAMPED))
         if self._missing():  # a start creates them, and finds nothing in them
             return checks, []
         engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
@@ -222,8 +218,15 @@ class _Table:
 
     def _ids(self) -> None:
         """Warn in time before every INSERT is refused."""
-        if end := ids_end(self._connection, self._config, self._table):
-            self._report.warn("postgres", end.cause, evidence=end.evidence, next_step=end.next_step)
+        self._warn_of(ids_end(self._connection, self._config, self._table))
+
+    def _stamped(self) -> None:
+        """Warn of rows that would be passed over."""
+        self._warn_of(rows_unstamped(self._connection, self._config, self._table))
+
+    def _warn_of(self, found: IdsEnd | OutboxTableError | None) -> None:
+        if found:
+            self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
 
     def _beside(self) -> None:
         """Raise OutboxTableError if tables are missing that a start could not create."""

@@ -4,12 +4,15 @@ import psycopg
 import pytest
 
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.stamping import add_stamp
 
 
 @pytest.fixture
 def native(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
-        NativeTable(outbox=OutboxTable.parse("outbox")).create(connection)
+        outbox = OutboxTable.parse("outbox")
+        NativeTable(outbox=outbox).create(connection)
+        add_stamp(connection, outbox)
         yield connection
 
 

@@ -30,6 +30,7 @@ from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable, append
+from harvest_lib.outbox.stamping import add_stamp
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate
@@ -42,7 +43,9 @@ def goharvest(connection):
 
 
 def native_table(connection, name="outbox"):
-    NativeTable(outbox=OutboxTable.parse(name)).create(connection)
+    table = OutboxTable.parse(name)
+    NativeTable(outbox=table).create(connection)
+    add_stamp(connection, table)
 
 
 @pytest.fixture

@@ -1,5 +1,10 @@
 """Rows with a transaction id that comes from outside are delivered, or refused with a reason."""
 
+import json
+import re
+from pathlib import Path
+
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.clusters import create
@@ -7,10 +12,11 @@ from support.native import Native
 from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.errors import OutboxTableError
+from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.table_warnings import warn_of_table
 from harvest_lib.outbox import ensure_segments
-from harvest_lib.outbox.stamping import add_stamp, check_replication, is_stamped
+from harvest_lib.outbox.stamping import add_stamp, check_replication, unstamped
 
 pytestmark = pytest.mark.gate
 
@@ -76,12 +82,47 @@ def test_the_command_adds_it_and_check_says_that_it_lacks(harvest, native, boots
         "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers,
         "HARVEST_LEADER_GROUP_ID": group_id,
     }
-    assert "by the column's default alone" in harvest("check", **variables).stdout
+
+    def warned():
+        problems = json.loads(harvest("check", "--json", **variables).stdout)["problems"]
+        return [each for each in problems if "are never delivered" in each["cause"]]
+
+    (said,) = warned()
+    assert (said["severity"], "INSERT … SELECT" in said["evidence"]) == ("warning", True)
+    assert "logical replication" in said["evidence"]
+    assert "`harvest init` as the owner" in said["next_step"]
     assert "harvest_stamp" in harvest("init", **variables).stdout
-    assert is_stamped(native.connection, native.table)
+    assert unstamped(native.connection, native.table) is None
     assert "harvest_stamp" not in harvest("init", **variables).stdout
-    assert "by the column's default alone" not in harvest("check", **variables).stdout
+    assert warned() == []
     assert "CREATE TRIGGER" in harvest("init", "--print").stdout
+
+
+@pytest.mark.parametrize("state", ["DISABLE", "ENABLE REPLICA"])
+@pytest.mark.parametrize("table", ["outbox", "outbox_from_20"])
+def test_a_trigger_that_does_not_fire_is_named_and_mended(native, table, state):
+    """In one segment too; what fires for replicated rows goes on to do so."""
+    add_stamp(native.connection, native.table)
+    native.connection.execute("ALTER TABLE outbox_from_10 ENABLE ALWAYS TRIGGER harvest_stamp")
+    native.connection.execute(f"ALTER TABLE ONLY {table} {state} TRIGGER harvest_stamp")
+    assert table in unstamped(native.connection, native.table).evidence
+    assert add_stamp(native.connection, native.table) is True
+    assert unstamped(native.connection, native.table) is None
+    fires = "SELECT count(*) FROM pg_trigger WHERE tgname = 'harvest_stamp' AND tgenabled <> 'A'"
+    assert native.connection.execute(fires).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("source", ["snapshot", "transaction_id", "mark"])
+def test_a_start_warns_once_of_rows_that_may_be_passed_over(native, caplog, source):
+    config = HarvestConfig(leadership="solo", data_source=native.dsn, source=source)
+    warn_of_table(native.connection, config, native.table)
+    said = [each for each in caplog.records if each.msg == "rows_unstamped"]
+    assert len(said) == (source != "mark"), "it does not go by transaction ids"
+    assert all("`harvest init` as the owner" in each.next_step for each in said)
+    add_stamp(native.connection, native.table)
+    caplog.clear()
+    warn_of_table(native.connection, config, native.table)
+    assert [each.msg for each in caplog.records] == []
 
 
 def test_what_replication_brings_is_refused_or_delivered(native, stack, unique, caplog):
@@ -105,6 +146,17 @@ def test_what_replication_brings_is_refused_or_delivered(native, stack, unique, 
         maintenance.look()
         maintenance.look()
         assert [each.msg for each in caplog.records if each.msg == "rows_replicated"] == ["rows_replicated"]
+        caplog.clear()
+        native.connection.execute(f"CREATE ROLE {slot} LOGIN PASSWORD 'x'")
+        native.connection.execute(f"GRANT SELECT ON outbox, outbox_subscriptions, outbox_segments TO {slot}")
+        limited = make_conninfo(native.dsn, user=slot, password="x")
+        with psycopg.connect(limited, autocommit=True) as theirs:
+            with pytest.raises(OutboxTableError, match="never be delivered"):
+                check_replication(theirs, native.table)
+            assert "harvest_stamp" in unstamped(theirs, native.table).evidence
+        with pytest.raises(HarvestError):  # of the segments, which it may not change
+            Maintenance(HarvestConfig(leadership="solo", data_source=limited), native.table).look()
+        assert [each.msg for each in caplog.records if each.msg == "rows_replicated"] == ["rows_replicated"]
         add_stamp(native.connection, native.table)
         native.connection.execute(refused.value.next_step.partition("as the owner, ")[2])
         check_replication(native.connection, native.table)
@@ -123,5 +175,20 @@ def test_what_replication_brings_is_refused_or_delivered(native, stack, unique, 
                 == (False,)
             )
         )
+        native.connection.execute(f"DROP OWNED BY {slot}; DROP ROLE {slot}")
         other.connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
         other.connection.close()
+
+
+def test_rows_that_were_passed_over_are_written_once_more_as_the_page_says(native):
+    page = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text()
+    query, again = re.findall(r"```sql\n(SELECT id, transaction_id, xmin.*?|BEGIN;.*?)```", page, re.DOTALL)
+    native.write(5)
+    native.connection.execute("CREATE TABLE old AS TABLE outbox; DELETE FROM outbox")
+    seen = native.snapshot()
+    native.connection.execute(BACK)
+    assert len(native.connection.execute(query.encode()).fetchall()) == 5
+    add_stamp(native.connection, native.table)
+    native.connection.execute(again.encode())
+    assert (native.count(), passed_over(native, seen)) == (5, 0)
+    assert native.connection.execute(query.encode()).fetchall() == []
