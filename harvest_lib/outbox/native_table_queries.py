@@ -51,13 +51,15 @@ SELECT NOT EXISTS (
 WHOSE_ENTRY = "ALTER TABLE {parked_ids} ADD COLUMN IF NOT EXISTS transaction_id XID8"
 
 # Segments that the sequence has passed. `writers` are the virtual transactions that could still write into one when it
-# was passed, `open_then` the snapshot of that moment.
+# was passed, `open_then` the snapshot of that moment, or of that when it was closed, `files` what the sequence and the
+# segment were stored in.
 SEGMENTS = """\
 CREATE TABLE IF NOT EXISTS {segments} (
   segment   TEXT PRIMARY KEY,
   passed_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
   open_then PG_SNAPSHOT NOT NULL,
   writers   TEXT[] NOT NULL,
+  files     TEXT,
   closed_at TIMESTAMP WITH TIME ZONE,
   leaving   BOOLEAN NOT NULL DEFAULT false
 )"""

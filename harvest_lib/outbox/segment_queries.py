@@ -1,14 +1,27 @@
 """The statements of segments, their creation and retention. Names in braces take quoted ones, each % doubled."""
 
-LIST = """
+# Of the sequence, which begins again in a new file (TRUNCATE … RESTART IDENTITY, ALTER SEQUENCE … RESTART), and of the
+# segment, as TRUNCATE makes one.
+_FILES = (
+    "concat(pg_relation_filenode(pg_get_serial_sequence(%(outbox)s, 'id')::regclass), ' ', "
+    "pg_relation_filenode({segment}))"
+)
+
+FILES = f"SELECT {_FILES.format(segment='%(segment)s::regclass')}"
+
+_SEGMENT = "(quote_ident(%(schema)s) || '.' || quote_ident(segment))::regclass::oid"
+
+LIST = f"""
 SELECT c.relname::text, n.nspname::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
-       CASE WHEN s.open_then::text <> '1:1:' THEN s.passed_at END, s.closed_at
+       CASE WHEN s.open_then::text <> '1:1:' AND s.files = f.files THEN s.passed_at END,
+       CASE WHEN s.files = f.files THEN s.closed_at END, f.files
 FROM pg_inherits AS i
 JOIN pg_class AS c ON c.oid = i.inhrelid
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
-LEFT JOIN {segments} AS s ON s.segment = c.relname
+LEFT JOIN {{segments}} AS s ON s.segment = c.relname
+CROSS JOIN LATERAL (SELECT {_FILES.format(segment="c.oid")} AS files) AS f
 WHERE i.inhparent = %(outbox)s::regclass
-"""
+"""  # noqa: S608 - it is above
 
 OWNER = """
 SELECT pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s::regclass
@@ -26,20 +39,21 @@ NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
 
 # A writer that may still write into a segment that the sequence has passed drew its ids before this. So it holds a lock
 # on the outbox (an INSERT takes it first) or, if ids are drawn in advance, is at least an open transaction.
-NOTE = """
-INSERT INTO {segments} AS s (segment, open_then, writers)
-SELECT segment, pg_current_snapshot(), ARRAY(
+NOTE = f"""
+INSERT INTO {{segments}} AS s (segment, open_then, files, writers)
+SELECT segment, pg_current_snapshot(), {_FILES.format(segment=_SEGMENT)}, ARRAY(
   SELECT DISTINCT virtualtransaction FROM pg_locks
   WHERE locktype = 'relation' AND pid IS DISTINCT FROM pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND relation IN (%(outbox)s::regclass::oid, (quote_ident(%(schema)s) || '.' || quote_ident(segment))::regclass::oid)
+    AND relation IN (%(outbox)s::regclass::oid, {_SEGMENT})
     AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 )
 FROM unnest(%(names)s::text[]) AS segment
 ON CONFLICT (segment) DO UPDATE
-SET (passed_at, open_then, writers) = (clock_timestamp(), excluded.open_then, excluded.writers)
+SET (passed_at, open_then, writers, files) =
+    (clock_timestamp(), excluded.open_then, excluded.writers, excluded.files)
 WHERE s.open_then::text = '1:1:'
-"""
+"""  # noqa: S608 - it is above
 
 # The sequence went back: the notes say nothing of the next time that it passes. A snapshot before all others
 # stands for that, as a role that may not delete writes here too.
@@ -56,7 +70,7 @@ here AS (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
 CLOSE = f"""{_HOLDS_UP}
-UPDATE {{segments}} AS s SET closed_at = clock_timestamp()
+UPDATE {{segments}} AS s SET (closed_at, open_then) = (clock_timestamp(), pg_current_snapshot())
 WHERE s.closed_at IS NULL AND s.segment = ANY(%(names)s)
   AND NOT EXISTS (
     SELECT FROM pg_snapshot_xip(s.open_then) AS xid WHERE NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
@@ -69,6 +83,12 @@ WHERE s.closed_at IS NULL AND s.segment = ANY(%(names)s)
   )
 RETURNING s.segment
 """  # noqa: S608 - it is above
+
+# Whoever could write into it had ended when it was closed.
+WRITTEN_SINCE = """
+SELECT (SELECT transaction_id FROM {table} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(open_then)
+FROM {segments} WHERE segment = %(name)s AND closed_at IS NOT NULL
+"""
 
 WAITED_FOR = f"""{_HOLDS_UP}
 SELECT DISTINCT CASE WHEN pid IS NULL THEN 'a prepared transaction, see pg_prepared_xacts' ELSE 'pid ' || pid END
@@ -167,6 +187,14 @@ SELECT extract(epoch FROM clock_timestamp() - greatest(
 ))::float8
 FROM (SELECT create_time FROM {segment} ORDER BY id LIMIT 100) AS first
 HAVING count(*) > 0
+"""
+
+SEQUENCE_FILE = "SELECT pg_relation_filenode(%(sequence)s::regclass)::text"
+
+# The lock gave the sequence another file. What was noted under the one before counts as before.
+KEEP_NOTES = """
+UPDATE {segments} SET files = concat(pg_relation_filenode(%(sequence)s::regclass), ' ', split_part(files, ' ', 2))
+WHERE split_part(files, ' ', 1) = %(file)s
 """
 
 MOVE_SEQUENCE = "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value), true) FROM {sequence}"

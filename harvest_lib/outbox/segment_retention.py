@@ -37,6 +37,7 @@ from harvest_lib.outbox.table import OutboxTable
 DEFAULT_KEEP_SECONDS = 86_400.0
 _ALL_IDS = (-(2**63), 2**63 - 1)
 _RETURNED = "it is open: the sequence has gone back, and is not past its end"
+_AGAIN = "it is open: the sequence has gone back, and passed it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,9 @@ class _Retention:
             self.connection.execute(sql.SQL(queries.LOCK).format(table=segment.table.identifier))
             next_id = segments.next_id(self.connection)
             because = self._held_by(segments, segment)
-            if not because and segment.is_passed(next_id):
+            if not because and not segments.is_as_noted(self.connection, segment):
+                because = _AGAIN
+            elif not because and segment.is_passed(next_id):
                 self.connection.execute(sql.SQL(queries.DROP).format(**names))
                 return ""
             if not because:  # records of the time before, whose ids come again: all that hold nobody

@@ -58,14 +58,19 @@ def rotate_segment(
         ensure_segments(connection, placed, ahead=DEFAULT_AHEAD, patience_seconds=patience_seconds)
         sequence = segments.sequence(connection)
         names = {"sequence": in_statement(sequence.identifier)}
+        notes = segments.outbox.placed(connection).segments
+        keep_notes = sql.SQL(queries.KEEP_NOTES).format(segments=in_statement(notes.identifier))
 
         def change() -> Rotated:
+            named = {"sequence": str(sequence)}
+            (file,) = connection.execute(queries.SEQUENCE_FILE, named).fetchone() or (None,)
             connection.execute(sql.SQL(queries.LOCK_SEQUENCE).format(sequence=sequence.identifier))
+            connection.execute(keep_notes, {**named, "file": file})
             next_id = segments.next_id(connection)
             now = _present(segments.read(connection), next_id)
             if now.upper is None or now.lower != present.lower:  # left meanwhile, by writers or as a tail that was cut
                 return Rotated(segment=present.name, next_id=next_id)
-            values = {"sequence": str(sequence), "id": now.upper - 1}
+            values = {**named, "id": now.upper - 1}
             connection.execute(sql.SQL(queries.MOVE_SEQUENCE).format(**names), values)
             return Rotated(segment=now.name, next_id=now.upper)
 

@@ -5,8 +5,10 @@ id of it has ended. Those are the transactions that held a lock on the outbox wh
 INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
 notes them in `<outbox>_segments`, a later one finds them gone.
 
-A sequence can go back (TRUNCATE … RESTART IDENTITY). So what is noted counts only while the sequence is past the
-segment, which each reading of the list compares; a segment that the sequence is in again, or before, is open.
+A sequence can go back (TRUNCATE … RESTART IDENTITY), and pass a segment again between two looks. So what is noted
+counts only while the sequence is past the segment, and both are stored in the files of that time, which each reading of
+the list compares. Nor does it count once a record is of a transaction that began after the segment was closed. A
+segment is open while the sequence is in it again, or before, and until it is closed again.
 
 Promises
 - Nothing is inserted into a closed segment any more, but for a parked record that is put back.
@@ -42,6 +44,9 @@ class Segment:
     passed_at: datetime | None
     """The time at which the sequence was first seen past its end."""
     closed_at: datetime | None
+    files: str = ""
+    """The files of the sequence and the segment, by their numbers: other ones mean that the ids began again. Empty if
+    they are not known."""
 
     @property
     def name(self) -> str:
@@ -140,17 +145,20 @@ class Segments:
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
         """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
 
-        A segment that the sequence is in again, or before, is open: its notes are void.
+        A segment that the sequence is in again, or before, is open: its notes are void, as those of one that it passes
+        again.
 
         Needs a connection in autocommit: each poll has to be a new one.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         placed = self.outbox.placed(connection)
-        ahead = [each.name for each in segments if not each.is_passed(next_id)]
+        ahead = [each.name for each in segments if each.passed_at is None or self._is_written(connection, each)]
         reopen = sql.SQL(queries.REOPEN).format(segments=in_statement(placed.segments.identifier))
         with translated():
             connection.execute(reopen, {"names": ahead})
-        passed = [each for each in segments if each.closed_at is None and each.is_passed(next_id)]
+        passed = [
+            each for each in segments if (each.closed_at is None or each.name in ahead) and each.is_passed(next_id)
+        ]
         if not passed:
             return segments
         for schema in {each.table.parts[0] for each in passed}:
@@ -163,6 +171,23 @@ class Segments:
                 for query in (queries.NOTE, queries.CLOSE):
                     connection.execute(sql.SQL(query).format(segments=in_statement(placed.segments.identifier)), values)
         return self.read(connection)
+
+    def _is_written(self, connection: psycopg.Connection[Any], segment: Segment) -> bool:
+        """Return True if a segment has a record of a transaction that began after it was closed."""
+        if segment.closed_at is None or segment.detaching:
+            return False
+        segments = in_statement(self.outbox.placed(connection).segments.identifier)
+        names = {"table": in_statement(segment.table.identifier), "segments": segments}
+        with translated():
+            row = connection.execute(sql.SQL(queries.WRITTEN_SINCE).format(**names), {"name": segment.name}).fetchone()
+        return row == (True,)
+
+    def is_as_noted(self, connection: psycopg.Connection[Any], segment: Segment) -> bool:
+        """Return True unless the ids began again since the segment was read, or it was emptied by TRUNCATE."""
+        values = {"outbox": str(self.outbox.placed(connection)), "segment": str(segment.table)}
+        with translated():
+            row = connection.execute(queries.FILES, values).fetchone()
+        return not segment.files or row == (segment.files,)
 
     def waited_for(self, connection: psycopg.Connection[Any], segment: Segment) -> Sequence[str]:
         """Return the sessions and transactions that keep a segment open which the sequence has passed."""
@@ -190,7 +215,7 @@ class Segments:
 
 
 def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
-    name, schema, bounds, detaching, passed_at, closed_at = row
+    name, schema, bounds, detaching, passed_at, closed_at, files = row
     match = _BOUNDS.fullmatch(bounds or "")
     if match is None:
         raise OutboxTableError(
@@ -206,6 +231,7 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
         detaching=detaching,
         passed_at=passed_at,
         closed_at=closed_at,
+        files=files,
     )
 
 

@@ -492,6 +492,59 @@ def test_a_segment_that_is_passed_again_waits_for_the_writers_of_the_second_time
     assert keep(native).dropped == ["outbox_from_0"]
 
 
+def by_truncate(native):
+    restart(native)
+
+
+def by_setval(native):
+    """As in a table that was emptied by hand: in the same file, by the same sequence."""
+    native.connection.execute("DELETE FROM outbox")
+    native.push(1)
+
+
+def by_alter(native):
+    native.connection.execute("DELETE FROM outbox; ALTER SEQUENCE outbox_id_seq RESTART")
+
+
+@pytest.mark.parametrize("go_back", [by_truncate, by_alter, by_setval])
+def test_what_was_noted_of_the_first_time_counts_no_more_after_the_second(native, dsn, go_back):
+    """The sequence goes back and passes the segments again between two looks."""
+    native.write(25)
+    first = {each.name: each.closed_at for each in native.segments.close_passed(native.connection) if each.closed_at}
+    go_back(native)
+    with psycopg.connect(dsn) as writer:
+        drawn = writer.execute("SELECT nextval('outbox_id_seq'), pg_current_xact_id()").fetchone()[0]
+        native.write(24)
+        native.subscribe(native.snapshot())
+        done = keep(native)
+        assert (done.dropped, done.kept) == ([], "outbox_from_0")
+        assert "could still write into it" in done.because
+        assert native.closed() == []
+        writer.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (%s, 't', 'k')", (drawn,))
+    assert native.count() == 25
+    again = {each.name: each.closed_at for each in native.segments.close_passed(native.connection) if each.closed_at}
+    assert again.keys() == first.keys()
+    assert all(again[name] > first[name] for name in first), "records are kept for as long as is configured"
+
+
+def test_a_segment_that_is_passed_again_while_it_is_detached_is_attached_again(native, dsn):
+    native.write(25)
+    native.closed()
+    native.subscribe(native.snapshot())
+
+    def go_back():
+        connection.when = None
+        native.connection.execute("ALTER SEQUENCE outbox_id_seq RESTART WITH 30")
+
+    with Returning.connect(dsn, autocommit=True) as connection:
+        connection.when, connection.what = "after", go_back
+        done = drop_passed(connection, native.table, keep_seconds=0)
+    assert (done.dropped, done.kept) == ([], "outbox_from_0")
+    assert "passed it again" in done.because
+    assert native.count() == 25
+    assert keep(native).dropped[0] == "outbox_from_0", "by then it is closed again"
+
+
 def test_segments_that_are_missing_below_the_sequence_are_made(native):
     native.write(45)
     ensure_segments(native.connection, native.table, ahead=2)
