@@ -144,6 +144,10 @@ FORGET = "DELETE FROM {segments} WHERE segment = %(name)s"
 
 DETACH = "ALTER TABLE {outbox} DETACH PARTITION {segment} CONCURRENTLY"
 
+USE = "LOCK TABLE ONLY {outbox} IN ACCESS SHARE MODE"
+
+BRIEFLY = "SET lock_timeout = '20ms'"
+
 FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
 
 DROP = "DROP TABLE {segment}"

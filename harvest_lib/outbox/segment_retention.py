@@ -10,7 +10,8 @@ A segment may go when all of this holds; each is looked up again before each one
 - the sequence is past its end.
 Without any subscription nothing goes: nobody is known to have read anything.
 
-It is detached concurrently, which nobody waits for, then dropped. From the first phase of detaching on, a record that
+It is detached concurrently, which nobody waits for, then dropped. Transactions that read by a snapshot from before read
+what was there until they end: an audit, a copy, pg_dump. From the first phase of detaching on, a record that
 belongs there would be refused: therefore *closed*. `leaving` in `<outbox>_segments` says that this was begun: killed at
 any step, or kept waiting by a long transaction, it is finished by the next run.
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
@@ -31,7 +33,7 @@ from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segment, Segments, require_owner
-from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
+from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
 DEFAULT_KEEP_SECONDS = 86_400.0
@@ -174,15 +176,41 @@ class _Retention:
 
     def _detach(self, segment: OutboxTable) -> None:
         """Detach, outside a transaction; a detach that was begun by anyone is finished."""
+        names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
 
         def change() -> None:
-            query = queries.FINALIZE if self._is_detaching(segment) else queries.DETACH
-            names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
-            self.connection.execute(sql.SQL(query).format(**names))
+            if not self._is_detaching(segment):
+                self._begin_to_detach(segment, sql.SQL(queries.DETACH).format(**names))
+            self.connection.execute(sql.SQL(queries.FINALIZE).format(**names))
 
         with_short_locks(
-            self.connection, self.outbox, change, patience_seconds=self.patience_seconds, in_transaction=False
+            self.connection,
+            self.outbox,
+            change,
+            patience_seconds=self.patience_seconds,
+            in_transaction=False,
+            waits_for_snapshots=True,
         )
+
+    def _begin_to_detach(self, segment: OutboxTable, statement: sql.Composed) -> None:
+        """Have a segment left out by snapshots from here on.
+
+        The statement alone waits for sessions that hold a lock on the outbox, and not for one that reads by an older
+        snapshot and comes to the outbox later: it would find less than that has, and no error. FINALIZE waits for
+        both. So the statement is kept from finishing, by a lock of another session of ours.
+        """
+        info = self.connection.info
+        with psycopg.connect(info.dsn, password=info.password or None) as in_the_way:
+            in_the_way.execute(queries.BRIEFLY)
+            in_the_way.execute(sql.SQL(queries.USE).format(outbox=self.outbox.identifier))
+            self.connection.execute(queries.BRIEFLY)
+            try:
+                self.connection.execute(statement)
+            except pg.LockNotAvailable:
+                if not self._is_detaching(segment):
+                    raise
+            finally:
+                self.connection.execute(f"SET lock_timeout = '{int(LOCK_TIMEOUT_SECONDS * 1000)}ms'")
 
     def _is_detaching(self, segment: OutboxTable) -> bool:
         return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))

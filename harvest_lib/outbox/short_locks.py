@@ -6,7 +6,7 @@ queued sessions get through.
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -27,10 +27,17 @@ _SHOWN = 5
 _HOLDERS = """
 SELECT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''), 'a prepared transaction')
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%s) AND l.pid IS DISTINCT FROM pg_backend_pid()
+WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%(table)s)
+  AND l.pid IS DISTINCT FROM pg_backend_pid()
 GROUP BY 1 ORDER BY min(a.xact_start) NULLS FIRST
 """
 """Those first whose transaction is the oldest: they are in the way."""
+
+_SNAPSHOTS = """
+SELECT 'pid ' || pid || coalesce(' (' || state || ')', '') || ', by its snapshot' FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_backend_pid()
+ORDER BY xact_start NULLS FIRST
+"""
 
 # Not the lock that waits: a waiting statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
@@ -72,11 +79,12 @@ def with_short_locks(
     *,
     patience_seconds: float = PATIENCE_SECONDS,
     in_transaction: bool = True,
+    waits_for_snapshots: bool = False,
 ) -> Result:
     """Run a change, in one transaction, until it gets its locks within the lock timeout.
 
     It must be correct when it begins again after a lock was refused. Raises DatabaseError, naming the sessions that
-    hold the table, when patience ends.
+    hold the table, when patience ends; if the change `waits_for_snapshots`, sessions that have one as well.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -87,7 +95,8 @@ def with_short_locks(
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
                 raise
             if time.monotonic() > deadline:
-                raise _refused(connection, table, patience_seconds) from error
+                found = [_HOLDERS, _SNAPSHOTS] if waits_for_snapshots else [_HOLDERS]
+                raise _refused(connection, table, patience_seconds, found) from error
         time.sleep(_PAUSE_SECONDS * (0.5 + random.random()))  # noqa: S311 - so that two do not meet again
 
 
@@ -106,12 +115,19 @@ def _attempt(connection: psycopg.Connection[Any], change: Callable[[], Result], 
             connection.execute("RESET lock_timeout")
 
 
-def _refused(connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float) -> DatabaseError:
+def _refused(
+    connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float, queries: Sequence[str]
+) -> DatabaseError:
     with translated():
-        holders = [row[0] for row in connection.execute(_HOLDERS, (str(table),)).fetchall()]
+        found = [connection.execute(each, {"table": str(table)}).fetchall() for each in queries]
+    holders = [name for rows in found for (name,) in rows]
+    kinds, unknown = "a lock", "several, one after the other"
+    if len(queries) > 1:
+        kinds += ", or an older snapshot that may read it"
+        unknown += ", or by sessions that a role without pg_read_all_stats does not see"
     return DatabaseError(
-        f"{table} could not be changed within {patience_seconds:g} s, because it is never without a lock",
-        evidence=f"held by {', '.join(holders[:_SHOWN]) or 'several, one after the other'}",
+        f"{table} could not be changed within {patience_seconds:g} s, because it is never without {kinds}",
+        evidence=f"held by {', '.join(holders[:_SHOWN]) or unknown}",
         next_step="end the transactions that have been open for long (pg_stat_activity, pg_prepared_xacts) and run the "
         "command again: it goes on from here",
     )

@@ -582,7 +582,7 @@ class Returning(psycopg.Connection):
         if self.when == "before" and "CONCURRENTLY" in text:
             self.what()
         done = super().execute(query, *arguments, **options)
-        if self.when == "after" and "CONCURRENTLY" in text:
+        if self.when == "after" and "FINALIZE" in text:
             self.what()
         return done
 
@@ -682,3 +682,25 @@ def test_a_table_of_goharvests_layout_has_none(harvest, dsn):
     done = harvest("segments", "list", HARVEST_DSN=dsn)
     assert done.returncode == 4
     assert "harvest migrate" in done.stderr
+
+
+# -- sessions that read an older snapshot
+
+
+def test_what_an_older_snapshot_reads_stays_until_that_has_ended(native, dsn):
+    """An audit or a copy has not touched the outbox yet, so that nothing but its snapshot waits."""
+    native.write(25)
+    native.subscribe(native.snapshot())
+    native.closed()
+    with psycopg.connect(dsn) as reader:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT 1 FROM pg_class LIMIT 1")
+        for _ in range(2):
+            with pytest.raises(DatabaseError, match="could not be changed") as refused:
+                keep(native, patience_seconds=0)
+            assert f"pid {reader.info.backend_pid} (idle in transaction), by its snapshot" in refused.value.evidence
+        native.write(1)
+        native.connection.execute("SET lock_timeout = '2s'")
+        assert reader.execute("SELECT count(*) FROM outbox").fetchone() == (25,)
+    assert keep(native).dropped == ["outbox_from_0", "outbox_from_10"]
+    assert native.count() == 7
