@@ -31,6 +31,7 @@ from spark_jobs.audit.kafka_side import Log, Logs, Topics, translated
 from spark_jobs.audit.stages import Stages
 from spark_jobs.audit.state import AuditState, Mark, Past, Whose, held, moved
 from spark_jobs.audit_summary import AuditSummary
+from spark_jobs.seen_rows import lowest_id, require_seen, seen_rows
 from spark_jobs.session import jdbc_jars, spark_session
 from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
 
@@ -92,14 +93,19 @@ def audit(
                     kept = opened.enter_context(held(state, whose, full=full))
                 past = kept.past if kept is not None else None
                 if past is not None:
-                    _require_server(connection, past)
+                    _require_server(connection, table, past)
                 names = source.names
                 if kind == "outbox":
                     seen = past.mark.snapshot if past is not None else None
                     taken = taken_from_outbox(connection, table, shards, topics=names, target=target, before=seen)
                 else:
-                    rows = business or Business()
-                    taken = taken_from_ledger(connection, table, rows, topics=names, target=target)
+                    about = business or Business()
+                    taken = taken_from_ledger(connection, table, about, topics=names, target=target)
+                rows = (
+                    seen_rows(connection, table, taken.visible, lowest_id(connection, table))
+                    if kept is not None
+                    else {}
+                )
                 server = server_identity.place(connection).as_json() if kept is not None else {}
                 with spark_session(
                     jars=found_jars, work_folder=folder, app_name="harvest audit", is_long=True
@@ -112,7 +118,7 @@ def audit(
             summary = _summary(audit_id, taken, compared.numbers)
             results.promote(connection, summary, run=run, outbox=table, topics=source.names)
             if kept is not None:
-                kept.save(Mark(ends=_ends(before), snapshot=taken.visible, server=server), compared.settled)
+                kept.save(Mark(ends=_ends(before), snapshot=taken.visible, seen=rows, server=server), compared.settled)
         except (PySparkException, Py4JError) as error:
             raise _failure(error, kafka) from error
         finally:
@@ -152,9 +158,11 @@ def _whose(
     return Whose(outbox=str(identity_of(connection, outbox.identifier)), reads=reads, topics=source.ids())
 
 
-def _require_server(connection: psycopg.Connection[Any], past: Past) -> None:
+def _require_server(connection: psycopg.Connection[Any], outbox: OutboxTable, past: Past) -> None:
+    mark = past.mark
     try:
-        server_identity.check(connection, past.mark.server, "")
+        server_identity.check(connection, mark.server, "")
+        require_seen(connection, outbox, mark.snapshot, mark.seen, lambda: lowest_id(connection, outbox))
     except ServerRegressed as error:
         raise moved("Postgres may lack records that earlier audits have read", error.evidence or "") from error
 

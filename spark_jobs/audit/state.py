@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.errors import HarvestError
+from spark_jobs.seen_rows import SeenRows
 
-VERSION = 1
+VERSION = 2
 
 _MANIFEST, _LOCK = "manifest.json", "lock"
 _COPIES = "copies"
@@ -52,11 +53,12 @@ class Whose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """End of an audit: the offsets below which all was read, by topic and partition, the snapshot of Postgres,
-    and the server's place in its log."""
+    """End of an audit: the offsets below which all was read, by topic and partition, the snapshot of Postgres with the
+    last rows that it saw, and the server's place in its log."""
 
     ends: Mapping[str, Mapping[str, int]]
     snapshot: str
+    seen: SeenRows
     server: Mapping[str, str]
 
 

@@ -8,7 +8,7 @@ An outbox whose rows are deleted when they were delivered has no such rows. It i
 snapshot of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,17 +25,29 @@ from harvest_lib.outbox import OutboxTable, Segment, Segments
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.table import ValueType
 from harvest_lib.record import Row, Unreadable
-from harvest_lib.source import Position, Selection, SnapshotSource, server_identity
+from harvest_lib.source import Selection, SnapshotSource, server_identity
 from harvest_lib.source.filters import shard_conditions
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import COLUMNS
+from spark_jobs import seen_rows
 from spark_jobs.data_source.archived import ArchivedPartition, plan_archived
 from spark_jobs.data_source.read_options import ReadOptions
-from spark_jobs.data_source.windows import HIGHEST_ID, LOWEST_ID, NOTHING, OutboxPartition, Window, dropped
+from spark_jobs.data_source.windows import (
+    HIGHEST_ID,
+    LOWEST_ID,
+    NOTHING,
+    Offset,
+    OutboxPartition,
+    Window,
+    dropped,
+    newest_snapshot,
+)
 
-_PAGE_ROWS = 5_000
-_NAME = "Spark"
+PAGE_ROWS = 5_000
+"""Rows that are read at a time."""
+NAME = "Spark"
+"""The name of a query where a subscription has its own, in errors."""
 
 # A `Row` has no place for these two, so they come in front of the key, which cannot be null.
 _KEY = sql.SQL(
@@ -86,12 +98,12 @@ class Attached:
 def value_type(options: ReadOptions) -> ValueType:
     """Return the type of values, text or bytes. Raises OutboxTableError or DatabaseError."""
     with connect(options.conninfo) as connection:
-        return _table(options).value_type(connection)
+        return table_of(options).value_type(connection)
 
 
 def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
     """Return True if rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
-    table = _table(options)
+    table = table_of(options)
     if table.check_columns(connection) != "native":
         return False
     beside = table.placed(connection).subscriptions
@@ -116,7 +128,7 @@ def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) 
 
 def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attached:
     """Return the segments, without those that are being detached."""
-    found = Segments(_table(options)).read(connection)
+    found = Segments(table_of(options)).read(connection)
     return Attached(segments=[each for each in found if not each.detaching])
 
 
@@ -132,15 +144,6 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
     return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
 
 
-def offset_now(options: ReadOptions) -> dict[str, Any]:
-    """Return the offset after all that is committed. Raises OutboxTableError if no stream can read the outbox."""
-    with connect(options.conninfo) as connection:
-        require_followed(connection, options)
-        snapshot, found, server = now(connection, options)
-    place = {"source": "snapshot", "prev": str(snapshot), "server": server}
-    return {**place, "floor": found.floor, "closed": found.closed}
-
-
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
     """Return the parts of the rows committed now, or seen by the option `snapshot`: one for each segment and shard,
     or a single one without segments; and those of the archive, if one is named."""
@@ -152,7 +155,7 @@ def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition
         snapshot, found, server = now(connection, options)
         if options.snapshot is not None:
             snapshot = _earlier(options.snapshot, snapshot, server["system"])
-        table, url = _table(options), options.archive
+        table, url = table_of(options), options.archive
         parts: list[OutboxPartition | ArchivedPartition] = []
         parts += plan_archived(connection, table, url, found.floor, snapshot) if url is not None else []
     for each in found.segments:
@@ -188,55 +191,24 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
         yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
     with connect(options.conninfo) as connection:
         attached(connection, options).require(part.floor, part.below)
+        require_seen(connection, options, part.offsets)
 
 
-class Ahead:
-    """Looks how far a micro-batch may go, without reading the contents of records."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}
-        none = {name: sql.SQL("ARRAY[]::text[]") for name in ("kafka_header_keys", "kafka_header_values")}
-        columns = {**COLUMNS, **empty, **none, "kafka_value": sql.SQL("NULL::text")}
-        selection = Selection(table=_table(options).identifier, columns=columns)
-        self._options = options
-        self._source = SnapshotSource(options.conninfo, selection, subscription=_NAME)
-        self._connection = connect(options.conninfo)
-        self._at: Position | None = None
-
-    def attached(self) -> Attached:
-        """Return the segments. Raises OutboxTableError if rows are deleted by now."""
-        require_followed(self._connection, self._options)
-        return attached(self._connection, self._options)
-
-    def after(self, position: Position, limit: int | None) -> Position | None:
-        """Return the position after at most `limit` further records, or after all there are; None where there are no
-        more. Raises CheckpointError, ServerRegressed, or another HarvestError."""
-        if self._at != position:
-            with _explained():
-                self._source.open(position)
-            self._at = position
-        page, left = None, 1 if limit is None else limit
-        while left > 0:
-            page = self._source.read(min(left, _PAGE_ROWS))
-            if page is None:
-                return None
-            self._at = page.position
-            left -= len(page.rows)
-            if "cur" not in page.position:
-                break
-        assert page is not None  # noqa: S101 - a limit is at least 1
-        if limit is None and "cur" in page.position:
-            return {"source": page.position["source"], "prev": page.position["cur"], "server": page.position["server"]}
-        return page.position
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._source.close()
-        self._connection.close()
+def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offsets: Iterable[Offset]) -> None:
+    """Raise ServerRegressed or CheckpointError unless the server has what offsets of a stream have passed."""
+    table = table_of(options)
+    for offset in offsets:
+        if offset.get("initial"):
+            continue
+        seen = newest_snapshot(offset)
+        with explained():
+            server_identity.check(connection, offset["server"], NAME)
+            server_identity.check_transactions(connection, Snapshot.parse(seen).xmax, NAME)
+            seen_rows.require_seen(connection, table, seen, offset["seen"], lambda: attached(connection, options).floor)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Explain a refused position in terms of a query of Spark's, instead of a subscription."""
     try:
         yield
@@ -249,7 +221,8 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def _table(options: ReadOptions) -> OutboxTable:
+def table_of(options: ReadOptions) -> OutboxTable:
+    """Return the outbox that options name."""
     return OutboxTable.parse(options.outbox)
 
 
@@ -261,13 +234,13 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
     conditions = list(shard_conditions(shard, options.shards))
     if window.last < HIGHEST_ID:
         conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
-    selection = Selection(table=_table(options).identifier, columns=_FOLLOWED, conditions=conditions)
-    source = SnapshotSource(options.conninfo, selection, subscription=_NAME)
+    selection = Selection(table=table_of(options).identifier, columns=_FOLLOWED, conditions=conditions)
+    source = SnapshotSource(options.conninfo, selection, subscription=NAME)
     try:
-        with _explained():
+        with explained():
             source.open(window.position)
         while True:
-            page = source.read(_PAGE_ROWS)
+            page = source.read(PAGE_ROWS)
             if page is None:
                 return
             yield list(page.rows)
@@ -280,13 +253,13 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
 def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
     """Yield all rows by one statement."""
     with connect(options.conninfo) as connection:
-        table = _table(options).identifier
+        table = table_of(options).identifier
         guard = require_all_rows(connection, [table])
         statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)
         with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
             lift_timeouts(connection)
             cursor.execute(statement, {})
-            while rows := cursor.fetchmany(_PAGE_ROWS):
+            while rows := cursor.fetchmany(PAGE_ROWS):
                 yield readable(cast("list[Row]", rows), connection)
 
 

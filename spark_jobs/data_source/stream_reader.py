@@ -8,7 +8,8 @@ Promises
 - A micro-batch that is repeated from the checkpoint has the same rows.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
   micro-batch they are in one partition, ascending by id.
-- Returned rows were on disk in Postgres before, and a server that may lack them is refused (ServerRegressed).
+- Returned rows were on disk in Postgres before, and a server that may lack them is refused (ServerRegressed), however
+  much was written there since: an offset names the last rows that it has passed.
 - A segment that is dropped before it was read is a failure (PositionLost), never a gap.
 
 Spark 4.1 has no admission control for data sources in Python, but it tells a source where its query is. With
@@ -30,9 +31,7 @@ from spark_jobs.data_source.windows import OutboxPartition, beginning, required_
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from spark_jobs.data_source.outbox_rows import Ahead
-
-_POSITION: tuple[str, ...] = ("source", "prev", "server", "cur", "after")
+    from spark_jobs.data_source.ahead import Ahead
 
 
 class OutboxStreamReader(DataSourceStreamReader):
@@ -77,12 +76,15 @@ class OutboxStreamReader(DataSourceStreamReader):
         """Return the parts between two offsets: a partition for each shard, none for nothing."""
         self._at = end
         # A first micro-batch that starts now is empty, also when it is repeated, and now is later than it was.
-        windows = () if start in (end, self._first) else windows_between(start, end)
+        if start in (end, self._first):
+            return []
+        self._require((start, end))
+        windows = windows_between(start, end)
         if not windows:
             return []
         floor = required_from(start, end)
         return [
-            OutboxPartition(windows=windows, shard=shard, floor=floor, below=None)
+            OutboxPartition(windows=windows, shard=shard, floor=floor, below=None, offsets=(start, end))
             for shard in range(self.options.shards)
         ]
 
@@ -103,19 +105,26 @@ class OutboxStreamReader(DataSourceStreamReader):
             ahead.close()
 
     def _now(self) -> dict[str, Any]:
-        from spark_jobs.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
+        from spark_jobs.data_source import ahead  # noqa: PLC0415 - loads psycopg
 
-        return outbox_rows.offset_now(self.options)
+        return ahead.offset_now(self.options)
+
+    def _require(self, offsets: Sequence[dict[str, Any]]) -> None:
+        from harvest_lib.database import connect  # noqa: PLC0415 - loads psycopg
+        from spark_jobs.data_source import outbox_rows  # noqa: PLC0415 - as above
+
+        with connect(self.options.conninfo) as connection:
+            outbox_rows.require_seen(connection, self.options, offsets)
 
     def _next(self, at: dict[str, Any]) -> dict[str, Any]:
-        from spark_jobs.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
+        from spark_jobs.data_source import ahead  # noqa: PLC0415 - loads psycopg
 
         if self._ahead is None:
-            self._ahead = outbox_rows.Ahead(self.options)
+            self._ahead = ahead.Ahead(self.options)
         found = self._ahead.attached()  # before the snapshot is taken: that sees all closed segments
         closed = found.floor if at.get("initial") else at["closed"]
         found.require(closed)
-        end = self._ahead.after({name: at[name] for name in _POSITION if name in at}, self.options.max_records)
+        end = self._ahead.after(at, found.floor, self.options.max_records)
         if end is None:
             # An offset that knows of a segment that it was closed can do without that segment.
             return at if found.closed <= closed else self._now()

@@ -8,6 +8,7 @@ An offset of a stream is a position of `SnapshotSource`, with what is needed to 
     closed          the id below which nothing is inserted any more: `prev` saw all of it
     closes          the value of `closed` at the end of the window
     server          where the server was
+    seen            the last rows that `cur`, or else `prev`, saw: see `spark_jobs.seen_rows`
     initial         true for the beginning: nothing was read
 """
 
@@ -53,18 +54,25 @@ class Window:
 class OutboxPartition(InputPartition):
     """Windows, one after the other, of one shard. None: all there is, in one statement.
 
-    Ids from `floor` on, and below `below` if that is given, must have segments when it was read.
+    Ids from `floor` on, and below `below` if that is given, must have segments when it was read, and the server what
+    `offsets` have passed.
     """
 
     windows: tuple[Window, ...]
     shard: int
     floor: int
     below: int | None
+    offsets: tuple[Offset, ...] = ()
 
 
 def beginning() -> dict[str, Any]:
     """Return the offset before everything."""
     return {"source": "snapshot", "prev": NOTHING, "floor": LOWEST_ID, "closed": LOWEST_ID, "initial": True}
+
+
+def newest_snapshot(offset: Offset) -> str:
+    """Return the newest snapshot of which an offset has passed rows."""
+    return str(offset.get("cur") or offset["prev"])
 
 
 def dropped(evidence: str) -> PositionLost:

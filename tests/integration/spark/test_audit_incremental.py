@@ -5,13 +5,13 @@ import uuid
 from dataclasses import asdict
 from itertools import count
 
-import psycopg
 import pytest
 from confluent_kafka.admin import NewTopic
 from support.audited import KEYS, RECORDS, of_one_key, write
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
@@ -22,6 +22,7 @@ from spark_jobs.audit.kafka_side import Topics
 from spark_jobs.audit.run import _require_server
 from spark_jobs.audit.stages import Stages
 from spark_jobs.audit.state import AuditStateError, Mark, Past
+from spark_jobs.seen_rows import seen_rows
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -199,18 +200,28 @@ def test_a_state_of_a_topic_that_was_recreated_is_refused_until_it_is_forgotten(
     assert since.audit(full=True).lost == RECORDS
 
 
-def test_a_server_that_lacks_what_was_audited_is_refused(dsn, tmp_path):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        server = server_identity.place(connection).as_json()
+def test_a_server_that_lacks_what_was_audited_is_refused(since, tmp_path):
+    """However long its log has become: the rows tell that are there for those that were."""
+    outbox, table = since.native.outbox, OutboxTable.parse("outbox")
+    write(outbox, "a", "b")
+    connection = outbox.connection
+    server = server_identity.place(connection).as_json()
+    (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    seen = seen_rows(connection, table, snapshot, 0)
 
-        def require(**other):
-            mark = Mark(ends={}, snapshot="", server={**server, **other})
-            _require_server(connection, Past(mark=mark, numbers={}, generations=[1], folder=tmp_path))
+    def require(**other):
+        mark = Mark(ends={}, snapshot=snapshot, seen=seen, server={**server, **other})
+        _require_server(connection, table, Past(mark=mark, numbers={}, generations=[1], folder=tmp_path))
 
+    require()
+    for other in ({"system": "1"}, {"lsn": "FFFFFFFF/0"}):
+        with pytest.raises(AuditStateError, match=r"may lack records[\s\S]*--full"):
+            require(**other)
+    write(outbox, "c")
+    require()
+    connection.execute("UPDATE outbox SET create_time = now() WHERE id = (SELECT min(id) FROM outbox)")
+    with pytest.raises(AuditStateError, match=r"may lack records[\s\S]*--full"):
         require()
-        for other in ({"system": "1"}, {"lsn": "FFFFFFFF/0"}):
-            with pytest.raises(AuditStateError, match=r"may lack records[\s\S]*--full"):
-                require(**other)
 
 
 def test_an_outbox_whose_rows_are_purged_has_no_state(purged, tmp_path):

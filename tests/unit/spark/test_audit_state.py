@@ -12,7 +12,12 @@ from spark_jobs.audit.state import AuditStateError, Mark, Past, Whose, held
 pytestmark = pytest.mark.quick
 
 WHOSE = Whose(outbox="7421/5/16400", reads="'default', topics all, keys all", topics={"t": "id-1", "u": ""})
-MARK = Mark(ends={"t": {"0": 5}}, snapshot="10:10:", server={"system": "7421", "timeline": "00000001", "lsn": "0/1"})
+MARK = Mark(
+    ends={"t": {"0": 5}},
+    snapshot="10:10:",
+    seen={"from": [0, 0], "floor": 0, "rows": [[1, 7]]},
+    server={"system": "7421", "timeline": "00000001", "lsn": "0/1"},
+)
 
 
 def audited(folder, *, full=False, saves=True, whose=WHOSE):
@@ -78,7 +83,7 @@ def _without_brace(text):
 
 
 def _newer(text):
-    return json.dumps({**json.loads(text), "version": 2})
+    return json.dumps({**json.loads(text), "version": 3})
 
 
 def _counts_more(text):
@@ -87,7 +92,7 @@ def _counts_more(text):
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(_without_brace, "cannot be read"), (_newer, "is of version 2"), (_counts_more, "checksum differs")],
+    [(_without_brace, "cannot be read"), (_newer, "is of version 3"), (_counts_more, "checksum differs")],
 )
 def test_a_manifest_that_was_altered_is_refused(tmp_path, damage, said):
     audited(tmp_path)
