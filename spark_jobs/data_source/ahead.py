@@ -7,17 +7,8 @@ from psycopg import sql
 from harvest_lib.database import connect
 from harvest_lib.source import Position, Selection, SnapshotSource
 from harvest_lib.source.selection import COLUMNS
-from spark_jobs.data_source.outbox_rows import (
-    NAME,
-    PAGE_ROWS,
-    Attached,
-    attached,
-    explained,
-    now,
-    require_followed,
-    require_seen,
-    table_of,
-)
+from spark_jobs.data_source.attached import Attached, attached, table_of
+from spark_jobs.data_source.outbox_rows import NAME, PAGE_ROWS, explained, now, require_followed, require_seen
 from spark_jobs.data_source.read_options import ReadOptions
 from spark_jobs.data_source.windows import Offset, newest_snapshot
 from spark_jobs.seen_rows import seen_rows

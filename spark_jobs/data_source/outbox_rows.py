@@ -8,9 +8,8 @@ An outbox whose rows are deleted when they were delivered has no such rows. It i
 snapshot of its own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import psycopg
@@ -21,7 +20,6 @@ from pyspark.sql.types import StructType
 
 from harvest_lib.database import connect, lift_timeouts, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
-from harvest_lib.outbox import OutboxTable, Segment, Segments
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.outbox.table import ValueType
 from harvest_lib.record import Row, Unreadable
@@ -32,10 +30,10 @@ from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import COLUMNS
 from spark_jobs import seen_rows
 from spark_jobs.data_source.archived import ArchivedPartition, plan_archived
+from spark_jobs.data_source.attached import Attached, attached, files, lowest_of, table_of
 from spark_jobs.data_source.read_options import ReadOptions
 from spark_jobs.data_source.windows import (
     HIGHEST_ID,
-    LOWEST_ID,
     NOTHING,
     Offset,
     OutboxPartition,
@@ -60,39 +58,6 @@ _PURGED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("''"))}
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
 _ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """The segments that are there, ascending."""
-
-    segments: Sequence[Segment]
-
-    @property
-    def floor(self) -> int:
-        """The lowest id that has a segment."""
-        return _lower(self.segments[0]) if self.segments else HIGHEST_ID
-
-    @property
-    def closed(self) -> int:
-        """The id below which nothing is inserted any more."""
-        end = self.floor
-        for each in self.segments:
-            if each.closed_at is None or each.upper is None or _lower(each) != end:
-                break
-            end = each.upper
-        return end
-
-    def require(self, first: int, below: int | None = None) -> None:
-        """Raise PositionLost unless all ids from `first` on have a segment, up to `below` if that is given."""
-        covered = first
-        for each in self.segments:
-            if _lower(each) > covered:
-                break
-            covered = max(covered, HIGHEST_ID if each.upper is None else each.upper)
-        wanted = below if below is not None else max((_lower(each) for each in self.segments), default=HIGHEST_ID)
-        if covered < wanted:
-            raise dropped(f"there is no segment for the id {covered} any more, ids from {first} on were to be read")
 
 
 def value_type(options: ReadOptions) -> ValueType:
@@ -126,12 +91,6 @@ def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) 
         )
 
 
-def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attached:
-    """Return the segments, without those that are being detached."""
-    found = Segments(table_of(options)).read(connection)
-    return Attached(segments=[each for each in found if not each.detaching])
-
-
 def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snapshot, Attached, dict[str, str]]:
     """Return a snapshot, the segments as that sees them, and the server's place. All that it sees is on disk."""
     server_identity.require_primary(connection)
@@ -152,17 +111,20 @@ def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition
             require_followed(connection, options)
         elif not is_followed(connection, options):
             return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
+        there = files(connection, attached(connection, options).segments)  # before the snapshot, which sees their rows
         snapshot, found, server = now(connection, options)
+        there = {**files(connection, found.segments), **there}
         if options.snapshot is not None:
             snapshot = _earlier(options.snapshot, snapshot, server["system"])
         table, url = table_of(options), options.archive
         parts: list[OutboxPartition | ArchivedPartition] = []
         parts += plan_archived(connection, table, url, found.floor, snapshot) if url is not None else []
     for each in found.segments:
-        first, last = _lower(each), HIGHEST_ID if each.upper is None else each.upper - 1
+        first, last = lowest_of(each), HIGHEST_ID if each.upper is None else each.upper - 1
         window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)
+        name = str(each.table)
         parts += [
-            OutboxPartition(windows=(window,), shard=shard, floor=first, below=each.upper)
+            OutboxPartition(windows=(window,), shard=shard, floor=first, below=each.upper, file=(name, there[name]))
             for shard in range(options.shards)
         ]
     return parts
@@ -190,7 +152,10 @@ def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Ite
     for window in part.windows:
         yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
     with connect(options.conninfo) as connection:
-        attached(connection, options).require(part.floor, part.below)
+        found = attached(connection, options)
+        found.require(part.floor, part.below)
+        if part.file is not None and files(connection, found.segments).get(part.file[0]) != part.file[1]:
+            raise dropped(f"the segment {part.file[0]} was emptied or rewritten after the batch was planned")
         require_seen(connection, options, part.offsets)
 
 
@@ -219,15 +184,6 @@ def explained() -> Iterator[None]:
             next_step="correct the DSN; or compare what was read with the outbox, and start the query with a new "
             "checkpoint",
         ) from error
-
-
-def table_of(options: ReadOptions) -> OutboxTable:
-    """Return the outbox that options name."""
-    return OutboxTable.parse(options.outbox)
-
-
-def _lower(segment: Segment) -> int:
-    return LOWEST_ID if segment.lower is None else segment.lower
 
 
 def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[Row]]:

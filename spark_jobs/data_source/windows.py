@@ -54,14 +54,15 @@ class Window:
 class OutboxPartition(InputPartition):
     """Windows, one after the other, of one shard. None: all there is, in one statement.
 
-    Ids from `floor` on, and below `below` if that is given, must have segments when it was read, and the server what
-    `offsets` have passed.
+    Ids from `floor` on, and below `below` if that is given, must have segments when it was read, the segment's table
+    `file` its number of a file, and the server what `offsets` have passed.
     """
 
     windows: tuple[Window, ...]
     shard: int
     floor: int
     below: int | None
+    file: tuple[str, int] | None = None
     offsets: tuple[Offset, ...] = ()
 
 
@@ -78,7 +79,7 @@ def newest_snapshot(offset: Offset) -> str:
 def dropped(evidence: str) -> PositionLost:
     """Return the error of a reader that misses a segment."""
     return PositionLost(
-        "a segment of the outbox was dropped before all of it was read",
+        "a segment of the outbox was emptied, rewritten or dropped before all of it was read",
         evidence=evidence,
         next_step="read a batch again; for a stream, what is lost is in Kafka, or in a backup: start the query with a "
         "new checkpoint, and drop segments later (`harvest segments drop --keep`)",

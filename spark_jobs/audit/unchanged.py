@@ -1,0 +1,50 @@
+"""Tables as a snapshot saw them: neither rewritten nor emptied, nor without a segment, before they were locked.
+
+A snapshot shows the rows of a table only as long as nobody replaces its file. Rows that ALTER TABLE has written again
+are newer than the snapshot, and those of TRUNCATE, DROP and DETACH are not there: reading would find nothing, and no
+error. The first statement that reads a table locks it (`ACCESS SHARE`) until the transaction ends, so one comparison
+after all are locked is enough.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.database import in_statement, translated
+from harvest_lib.errors import DatabaseError
+from harvest_lib.outbox import OutboxTable
+
+_LOCK = "SELECT FROM {} LIMIT 0"
+
+# Tables are read as the transaction's snapshot has the catalogue; functions say what it has now.
+_CHANGED = """
+WITH RECURSIVE seen AS (
+  SELECT named.oid::oid AS oid, c.relkind, c.relfilenode, named.oid AS root
+  FROM unnest(%(tables)s::text[]::regclass[]) AS named (oid) LEFT JOIN pg_class AS c ON c.oid = named.oid
+  UNION ALL
+  SELECT i.inhrelid, c.relkind, c.relfilenode, seen.root
+  FROM seen JOIN pg_inherits AS i ON i.inhparent = seen.oid AND NOT i.inhdetachpending
+  JOIN pg_class AS c ON c.oid = i.inhrelid
+)
+SELECT oid::regclass::text FROM seen
+WHERE relkind IS NULL
+  OR (relkind = 'r' AND pg_relation_filenode(oid) IS DISTINCT FROM relfilenode)
+  OR (oid <> root AND oid NOT IN (SELECT relid FROM pg_partition_tree(root)))
+ORDER BY 1 LIMIT 1
+"""
+
+
+def require_unchanged(connection: psycopg.Connection[Any], tables: Sequence[OutboxTable]) -> None:
+    """Lock tables until the transaction ends, and raise DatabaseError if one has changed since its snapshot."""
+    with translated():
+        for each in tables:
+            connection.execute(sql.SQL(_LOCK).format(in_statement(each.identifier)))
+        row = connection.execute(_CHANGED, {"tables": [str(each) for each in tables]}).fetchone()
+    if row is not None:
+        raise DatabaseError(
+            "a table was rewritten or emptied, or lost a segment, while the audit began: the snapshot is older",
+            evidence=f"it is {row[0]}",
+            next_step="run the audit again: the result tables are as before",
+        )
