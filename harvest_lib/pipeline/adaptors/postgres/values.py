@@ -6,8 +6,7 @@ settings of `SETTINGS`, whose spelling this is.
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -24,7 +23,6 @@ _BOOL, _BYTEA, _NUMERIC, _TIMESTAMPTZ = 16, 17, 1700, 1184
 _WHOLE = (20, 21, 23, 26)
 _FLOAT = (700, 701)
 _JSON = frozenset({"json", "jsonb"})
-_NEEDS_QUOTES = re.compile(r'[{}",\\\s]|^$|^null$', re.IGNORECASE)
 
 
 def _point_in_time(text: str) -> datetime | str:
@@ -77,17 +75,23 @@ def _infinite(value: float) -> str:
 
 
 def _array(values: list[Any] | tuple[Any, ...], type_name: str) -> str:
-    parts = []
-    for each in values:
-        if isinstance(each, list | tuple) and type_name not in _JSON:
-            parts.append(_array(each, type_name))
-            continue
-        text = text_of(each, type_name)
-        if text is None:
-            parts.append("NULL")
-        elif _NEEDS_QUOTES.search(text):
-            escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-            parts.append(f'"{escaped}"')
-        else:
-            parts.append(text)
+    parts = [
+        _array(each, type_name)
+        if isinstance(each, list | tuple) and type_name not in _JSON
+        else _element(text_of(each, type_name))
+        for each in values
+    ]
     return "{" + ",".join(parts) + "}"
+
+
+def array_of(texts: Iterable[str | None]) -> str:
+    """Return an array of texts, as Postgres reads it. psycopg's own array of them is made by a regular expression,
+    during which no other thread runs: 1.7 s for 4 MB of JSON."""
+    return "{" + ",".join(map(_element, texts)) + "}"
+
+
+def _element(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -28,7 +28,7 @@ from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
 from harvest_lib.pipeline.adaptors.postgres.money import has_money, require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.target import Key, Target, find
-from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, text_of
+from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, array_of, text_of
 from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting, refusal
 from harvest_lib.pipeline.message import Message, Op
 
@@ -165,10 +165,10 @@ def _keyed(
 
 
 def _execute(
-    connection: psycopg.Connection[Any], statement: sql.Composed, columns: Sequence[Sequence[Any]]
+    connection: psycopg.Connection[Any], statement: sql.Composed, columns: Sequence[Sequence[str | None]]
 ) -> psycopg.Cursor[Any]:
     cursor = psycopg.RawCursor(connection)
-    return cursor.execute(statement, [list(each) for each in columns], prepare=True)
+    return cursor.execute(statement, list(map(array_of, columns)), prepare=True)
 
 
 def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
