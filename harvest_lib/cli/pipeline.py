@@ -212,12 +212,14 @@ def compact(file: _File) -> None:
 
 def _run_until_stopped(file: Path, *, resume_only: bool = False, listen: str | None = None) -> None:
     from harvest_lib.harvester.interpreter import tune_interpreter
+    from harvest_lib.pipeline.allocator import return_large_values
     from harvest_lib.pipeline.declaration import load
     from harvest_lib.pipeline.pipeline import Pipeline
     from harvest_lib.pipeline.telemetry import PipelineTelemetry
     from harvest_lib.telemetry.service import observed
 
     tune_interpreter()
+    return_large_values()
     pipeline = Pipeline(load(file))
     stop_on_signals(pipeline.stop)
     with observed(PipelineTelemetry(pipeline), listen):

@@ -7,6 +7,7 @@ Promises
 
 from collections.abc import Mapping, Sequence
 from operator import methodcaller
+from sys import getsizeof
 from typing import Any
 
 BATCH_BYTES = 4 << 20
@@ -48,7 +49,9 @@ class Room:
 
 def size_of(value: Any) -> int:
     """Return about how many bytes a value of a message, or its data, takes."""
-    if isinstance(value, str | bytes | bytearray):
+    if isinstance(value, str):
+        return len(value) if value.isascii() else getsizeof(value)  # one wide character makes all of it wide
+    if isinstance(value, bytes | bytearray):
         return len(value)
     if isinstance(value, Mapping):
         return sum(_VALUE_BYTES + size_of(each) for each in value.values())
@@ -61,6 +64,12 @@ def size_decoded(encodings: Sequence[bytes]) -> int:
     """Return about how many bytes the objects of encoded data take, from above: a comma is before each value."""
     return (
         _MESSAGE_BYTES * len(encodings)
-        + sum(map(len, encodings))
+        + sum(map(_text_bytes, encodings))
         + _VALUE_BYTES * int(sum(map(methodcaller("count", b","), encodings)))
     )
+
+
+def _text_bytes(encoding: bytes) -> int:
+    if not encoding.isascii():
+        return getsizeof(encoding.decode(errors="replace"))
+    return 4 * len(encoding) if b"\\u" in encoding else len(encoding)

@@ -2,6 +2,8 @@
 
 import json
 import random
+import sys
+import tracemalloc
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -81,6 +83,19 @@ def test_the_cache_counts_objects_not_encodings_alone():
     assert size_decoded([b'{"a":1,"b":[1,2]}']) > 3 * 100
 
 
+@pytest.mark.parametrize("wide", ["\N{GRINNING FACE}", "\ud800"])
+def test_a_text_with_one_wide_character_counts_as_what_it_takes(wide):
+    """Python has two or four bytes for each character of it. Half of a pair is escaped in the encoding."""
+    text, cache = "x" * 100_000 + wide, MessageCache(most_bytes=4_000_000)
+    assert size_of(text) >= sys.getsizeof(text)
+    assert size_of({"text": [text]}) >= sys.getsizeof(text)
+    for number in range(40):
+        cache.add(number, encoded([message("A", number, text=text)]))
+    left = [number for number in range(40) if cache.run(number, 40, 1) is not None]
+    assert left
+    assert len(left) * (sys.getsizeof(text) + len(text)) <= 4_000_000
+
+
 def read_all(reader):
     return [batch for batch in reader.read({}) if batch]
 
@@ -100,3 +115,19 @@ def test_parquet_comes_by_bytes_also_where_the_file_has_a_value_once(tmp_path, u
     batches = read_all(opened(reading("file"), path=str(tmp_path), format="parquet"))
     assert [each.data["n"] for batch in batches for each in batch if each.op is not Op.NOOP] == list(range(40))
     assert max(sizes(batches)) <= BATCH_BYTES + 2 * HALF
+
+
+def test_of_a_parquet_file_one_row_at_a_time_is_made(tmp_path):
+    """A dictionary has a value once, and each row that is made has one of its own."""
+    size, count = 2 * BATCH_BYTES, 16
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["x" * size])
+    pq.write_table(pa.table({"n": list(range(count)), "text": text}), tmp_path / "t.parquet")
+    batches = opened(reading("file"), path=str(tmp_path), format="parquet").read({})
+    tracemalloc.start()
+    try:
+        found = sum(len(next(batches)) for _ in range(count))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == count
+    assert peak < 3 * size

@@ -37,13 +37,10 @@ def rows_of(pa: Any, path: Path, most_rows: int) -> Iterator[dict[str, Any]]:
                 table = pa.Table.from_batches([batch]).cast(schema)
             except pa.ArrowInvalid as error:
                 raise _refused_time(path, str(error)) from error
-            step = max(1, len(table) * BATCH_BYTES // max(1, table.nbytes))
-            for begin in range(0, len(table), step):
-                for row in _listed(path, table.slice(begin, step)):
-                    values = {name: _value(each) for name, each in row.items()}
-                    if old_calendar and any(map(_is_ancient, row.values())):
-                        raise _refused_time(path, "a time before 1900, in the calendar of Spark before version 3")
-                    yield values
+            for row in _rows(path, table):
+                if old_calendar and any(map(_is_ancient, row.values())):
+                    raise _refused_time(path, "a time before 1900, in the calendar of Spark before version 3")
+                yield {name: _value(each) for name, each in row.items()}
 
 
 def encoded_columns(pa: Any, path: Path, metadata: Mapping[bytes, bytes]) -> set[str]:
@@ -132,11 +129,14 @@ def _in_microseconds(pa: Any, kind: Any) -> Any:
     return kind
 
 
-def _listed(path: Path, table: Any) -> list[dict[str, Any]]:
-    try:
-        return list(table.to_pylist())
-    except (ValueError, OverflowError) as error:  # a value that Python has no room for
-        raise _refused_time(path, f"{type(error).__name__}: {error}") from error
+def _rows(path: Path, table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table, of which one at a time is made: a dictionary's value may be that of each row."""
+    names = table.column_names
+    for row in zip(*table.columns, strict=True):
+        try:
+            yield {name: value.as_py() for name, value in zip(names, row, strict=True)}
+        except (ValueError, OverflowError) as error:  # a value that Python has no room for
+            raise _refused_time(path, f"{type(error).__name__}: {error}") from error
 
 
 def _value(value: Any) -> Any:
