@@ -1,6 +1,7 @@
 """The Postgres adaptor beyond the contract: every kind of change, restarts, the slot, what writing refuses."""
 
 import threading
+from base64 import b64encode
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +16,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.adaptors import writing
+from harvest_lib.pipeline.adaptors.postgres import copy
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotWatch
 from harvest_lib.pipeline.message import Message, Mode, Op
@@ -649,3 +651,40 @@ def test_a_lock_of_another_is_waited_for_and_the_reader_can_be_stopped_meanwhile
     found = taken(batches, 3)
     while content(found, "public.u") != {7: 7}:
         found += next(batches)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_pipeline_that_was_stopped_while_its_slot_was_made_begins_once_it_can(
+    source, reader, caplog, monkeypatch, prepared
+):
+    monkeypatch.setattr(copy, "_PATIENCE_SECONDS", 0.0)
+    source.put(1)
+    holder = psycopg.connect(source.dsn)
+    name = source.slot
+    if prepared:
+        holder.tpc_begin(holder.xid(1, name, "b"))
+    holder.execute("INSERT INTO t VALUES (2, 'open')")
+    if prepared:
+        holder.tpc_prepare()
+    left_behind = Replication(source.dsn, {})
+    left_behind.ask(f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput EXPORT_SNAPSHOT')
+    place = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    eventually(lambda: source.connection.execute(place, (name,)).fetchone() is not None, "the slot is being made")
+    left_behind.close()  # as at a stop: the server's side does not notice
+    assert source.connection.execute(place, (name,)).fetchone() == (None,)
+    batches = reader().read({})
+    with caplog.at_level("INFO"):
+        while not (said := [each for each in caplog.records if each.msg == "reader_waits"]):
+            assert next(batches) == []
+    who = f"'1_{b64encode(name.encode()).decode()}_" if prepared else f"pid {holder.info.backend_pid} (idle in"
+    assert who in said[0].reason
+    holder.tpc_commit() if prepared else holder.commit()
+    holder.close()
+    found = []
+    while not any(each.mode is Mode.COMPLETE for each in found):
+        found += next(batches)
+    assert next(batches) == []  # the copy's transaction is over
+    assert [each.data["id"] for each in found if each.mode is Mode.COPY] == [1, 2]
+    assert [each.data["lsn"] for each in found if each.namespace == f"postgres/{name}"] != ["None"]
+    source.put(3)
+    assert [each.data["id"] for each in taken(batches, 1)] == [3]

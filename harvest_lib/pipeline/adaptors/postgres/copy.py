@@ -37,6 +37,16 @@ _LOCK = sql.SQL("SELECT {} FROM {} LIMIT 0")
 """It locks the partitions too, and needs no more rights than to read the columns."""
 _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
+# Who holds the lock of a transaction's number: all roles see that, and it has prepared ones.
+_OPEN = """
+SELECT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''),
+                'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction')
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+  AND l.pid IS DISTINCT FROM pg_backend_pid()
+GROUP BY 1 ORDER BY max(age(l.transactionid)) DESC LIMIT 3
+"""
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::int8 >= %s"
 
 
@@ -105,7 +115,7 @@ class Copy:
         already, such have to be over, so that the snapshot sees their changes.
         """
         (latest,) = rows_of(connection, "transactions", _XMAX)
-        patience = waiting(self._slot, "transactions that are open")
+        patience = waiting(self._slot, lambda: open_transactions(connection))
         while rows_of(connection, "transactions", _ENDED, latest) != [(True,)]:
             next(patience)
             time.sleep(_WAIT_SECONDS)
@@ -121,14 +131,20 @@ class Copy:
             connection.execute("COMMIT")
 
 
-def waiting(slot: str, what: str) -> Iterator[None]:
+def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
     """Log, once it has taken long, that others are waited for. Asked at each turn of the wait."""
     deadline = Deadline(_PATIENCE_SECONDS)
     while not deadline.passed:
         yield
-    _log.info("reader_waits", extra={"slot": slot, "reason": what})
+    _log.info("reader_waits", extra={"slot": slot, "reason": what if isinstance(what, str) else what()})
     while True:
         yield
+
+
+def open_transactions(connection: psycopg.Connection[Any]) -> str:
+    """Return a text that names who has the oldest transactions that are open, on the whole server."""
+    names = [str(name) for (name,) in rows_of(connection, "transactions", _OPEN)]
+    return ": ".join(["transactions that are open", *([", ".join(names)] if names else [])])
 
 
 @contextmanager

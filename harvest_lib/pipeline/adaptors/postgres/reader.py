@@ -39,7 +39,7 @@ from harvest_lib.errors import AdaptorError, DatabaseUnavailable, HarvestError
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.changes import Changes
-from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, waiting
+from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, open_transactions, waiting
 from harvest_lib.pipeline.adaptors.postgres.fetch import row_of
 from harvest_lib.pipeline.adaptors.postgres.history import Resent
 from harvest_lib.pipeline.adaptors.postgres.money import MONEY_OIDS, require_two_digits
@@ -50,6 +50,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
     Known,
     gone_for_good,
     known_of,
+    maker_of,
     place_of,
     require_followed,
     require_members,
@@ -107,6 +108,7 @@ class PostgresReader:
             if MONEY_OIDS & set(table.columns.values()):
                 with catalog.refusals("to read its settings", "see the server's words"):
                     require_two_digits(connection, table.namespace)
+        yield from self._until_made(connection)
         confirmed = place_of(connection, options.slot, before.data if before is not None else None)
         self._system = system_of(connection)
         replication = Replication(self._conninfo, READING)
@@ -142,11 +144,22 @@ class PostgresReader:
         """See `SlotReader`."""
         return self._watch.seen()
 
+    def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
+        """Wait while another connection makes the slot, which a pipeline may have left behind as it was stopped."""
+        patience = None
+        while (maker := maker_of(connection, self._options.slot)) is not None:
+            patience = patience or waiting(
+                self._options.slot, f"pid {maker}, which makes the slot; {open_transactions(connection)}"
+            )
+            next(patience)
+            time.sleep(_WAIT_SECONDS)
+            yield []
+
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
         """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
-        patience = waiting(self._options.slot, "transactions that are open")
+        patience = waiting(self._options.slot, lambda: open_transactions(self._connect()))
         while True:
             with catalog.refusals(f"to make the slot {self._options.slot!r}", remedy):
                 rows = replication.answer(_WAIT_SECONDS)

@@ -23,12 +23,27 @@ publication's options, those of its entries there), None for those that are not 
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
 """
+# Until a slot is made its first connection has it, and it has no place yet. A physical one never has.
+_MAKER = """
+SELECT coalesce(active_pid, 0) FROM pg_replication_slots
+WHERE slot_name = %s AND slot_type = 'logical' AND confirmed_flush_lsn IS NULL
+"""
 _SERVER = "SELECT system_identifier::text, pg_current_wal_flush_lsn()::text FROM pg_control_system()"
 
 
 def system_of(connection: psycopg.Connection[Any]) -> str:
     """Return the server's identifier, which a copy of its files has too."""
     return _server(connection)[0]
+
+
+def maker_of(connection: psycopg.Connection[Any], slot: str) -> int | None:
+    """Return the process id of the connection that makes a slot and has not done so yet, None if none does.
+
+    It waits for transactions that were open, and does not notice meanwhile that its client has gone: a pipeline that
+    was stopped while it waited leaves it behind. It goes, and the slot with it, once it need not wait any more.
+    """
+    found = catalog.rows_of(connection, "slots", _MAKER, (slot,))
+    return int(found[0][0]) if found else None
 
 
 def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str, Any] | None) -> str | None:
@@ -55,6 +70,12 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
             f"the slot {slot!r} is another's",
             evidence=f"its plugin is {plugin}, its database {database}",
             next_step="give `slot` a name of its own",
+        )
+    if confirmed is None:
+        raise AdaptorError(
+            f"the slot {slot!r} is still being made by another connection",
+            evidence="it has no place in the server's log yet",
+            next_step="run it again once that connection has ended (pg_replication_slots has its `active_pid`)",
         )
     if is_lost:
         raise PositionLost(
