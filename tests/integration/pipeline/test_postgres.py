@@ -140,6 +140,66 @@ def test_columns_may_be_renamed_and_dropped_while_nobody_reads(source, reader):
     ]
 
 
+def test_under_the_full_row_as_identity_a_key_that_becomes_another_leaves_no_row_behind(source, reader, write, unique):
+    run, copy_of = source.connection.execute, unique("copy")[:50]
+    run("CREATE TABLE full_row (id int, b int NOT NULL, v text, PRIMARY KEY (id))")
+    run("ALTER TABLE full_row REPLICA IDENTITY FULL")
+    run(f"CREATE TABLE {copy_of} (LIKE full_row INCLUDING ALL)")
+    batches = following(reader(tables=["full_row"]))
+
+    def copied(count):
+        write(*[(each.op, copy_of, each.data) for each in taken(batches, count)])
+        return run(sql.SQL("SELECT * FROM {} ORDER BY b").format(sql.Identifier(copy_of))).fetchall()
+
+    run("INSERT INTO full_row VALUES (1, 10, 'x'), (2, 20, NULL)")
+    assert copied(2) == [(1, 10, "x"), (2, 20, None)]
+    for table in ("full_row", copy_of):
+        run(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD PRIMARY KEY (b)")
+    run("UPDATE full_row SET b = 11 WHERE b = 10")  # the first key stays
+    run("UPDATE full_row SET id = 3 WHERE b = 20")
+    run("UPDATE full_row SET id = id")
+    run("INSERT INTO full_row VALUES (3, 30, 'y')")
+    run("DELETE FROM full_row WHERE b = 20")
+    assert copied(8) == run("SELECT * FROM full_row ORDER BY b").fetchall() == [(1, 11, "x"), (3, 30, "y")]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_under_the_full_row_as_identity_the_key_may_be_renamed(source, reader, stopped):
+    run = source.connection.execute
+    run("CREATE TABLE named (id int PRIMARY KEY, note text)")
+    run("ALTER TABLE named REPLICA IDENTITY FULL")
+    made = reader(tables=["named"])
+    if stopped:
+        _, last = collect(
+            made, until=lambda _, last: "public.named" in last and last["public.named"].mode is Mode.COMPLETE
+        )
+        made.close()
+    batches = None if stopped else following(made)
+    run("INSERT INTO named VALUES (1, 'a')")
+    run("UPDATE named SET note = 'b'")
+    if batches:
+        assert [each.op for each in taken(batches, 2)] == [Op.INSERT, Op.UPDATE]
+    run("ALTER TABLE named RENAME id TO ident")
+    run("UPDATE named SET note = NULL")
+    run("DELETE FROM named")
+    row = {"ident": 1, "note": None}
+    if not stopped:
+        assert changes(taken(batches, 3)) == [
+            (Op.DELETE, {"ident": 1, "note": "b"}),
+            (Op.INSERT, row),
+            (Op.DELETE, row),
+        ]
+        return
+    batches = reader(tables=["named"]).read(last)
+    assert changes(taken(batches, 5)) == [
+        (Op.INSERT, {"id": 1, "note": "a"}),
+        (Op.DELETE, {"id": 1, "note": "a"}),
+        (Op.INSERT, {"id": 1, "note": "b"}),
+        (Op.UPDATE, row),
+        (Op.DELETE, row),
+    ]
+
+
 def test_a_key_that_carries_other_columns_is_still_the_key(source, reader, write):
     run = source.connection.execute
     run("CREATE TABLE carries (id int, note text, PRIMARY KEY (id) INCLUDE (note))")

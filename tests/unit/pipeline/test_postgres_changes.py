@@ -40,7 +40,7 @@ FULL = RELATION._replace(columns=[each._replace(is_key=True) for each in RELATIO
 
 class Source:
     def __init__(self, found=None):
-        self.found, self.asked = found, []
+        self.found, self.asked, self.key = found, [], ["id"]
 
     def fetch(self, table, key, columns):
         self.asked.append((table.namespace, dict(key), list(columns)))
@@ -54,7 +54,7 @@ def source():
 
 @pytest.fixture
 def changes(source):
-    made = Changes([FLIGHTS], base_type=lambda oid: oid, fetch=source.fetch)
+    made = Changes([FLIGHTS], base_type=lambda oid: oid, key_of=lambda oid: source.key, fetch=source.fetch)
     for each in (Begin(1, 1_000, 5), RELATION, OTHER):
         assert made.take(each) == ()
     return made
@@ -187,10 +187,17 @@ def test_a_change_without_all_of_its_key_is_refused_and_asks_for_no_row(changes,
     assert not source.asked
 
 
-def test_a_column_of_the_key_that_is_called_otherwise_is_an_error(changes):
-    changes.take(RELATION._replace(columns=[Column("number", 23, -1, is_key=True)], identity="f"))
-    with pytest.raises(AdaptorError, match="without all that names its row"):
-        changes.take(updated(["1"], ["1"], is_key=False))
+@pytest.mark.parametrize(
+    ("number", "key_now"), [("number", ["id"]), ("number", ["number"]), ("id", ["note"]), ("id", [])]
+)
+def test_a_full_row_whose_key_cannot_be_told_is_replaced(changes, source, number, key_now):
+    source.key = key_now
+    changes.take(FULL._replace(columns=[FULL.columns[0]._replace(name=number), FULL.columns[1]]))
+    before, after = {number: 1, "note": None}, {number: 1, "note": "a"}
+    assert taken(changes, updated(["1", None], ["1", "a"], is_key=False)) == [(Op.DELETE, before), (Op.INSERT, after)]
+    assert taken(changes, updated(["1", "a"], ["1", "a"], is_key=False)) == [(Op.UPDATE, after)]
+    assert taken(changes, Delete(7, ["1", None], old_is_key=False)) == [(Op.DELETE, before)]
+    assert not source.asked
 
 
 def test_another_table_of_the_same_name_is_an_error(changes):

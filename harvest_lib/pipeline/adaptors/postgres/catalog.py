@@ -27,15 +27,20 @@ _PUBLICATION = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FRO
 _PUBLISHED = "SELECT to_jsonb(t) FROM pg_publication_tables AS t WHERE pubname = %s ORDER BY schemaname, tablename"
 
 # An index may carry columns (INCLUDE) that are no part of its key.
-_TABLE = """
-SELECT c.oid::int8, c.relreplident::text, c.relkind = 'p', ARRAY(
+_KEY = """ARRAY(
   SELECT a.attname::text FROM pg_index AS i
   JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
   WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
-  ORDER BY array_position(i.indkey::int2[], a.attnum))
+  ORDER BY array_position(i.indkey::int2[], a.attnum))"""
+_KEY_OF = "SELECT " + _KEY + " FROM pg_class AS c WHERE c.oid = %s"  # noqa: S608 - it is above
+_TABLE = (
+    "SELECT c.oid::int8, c.relreplident::text, c.relkind = 'p', "
+    + _KEY
+    + """
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
 """
+)
 
 _COLUMNS = """
 SELECT attname::text, atttypid::oid::int8, attgenerated::text FROM pg_attribute
@@ -238,6 +243,12 @@ def placed(connection: psycopg.Connection[Any], table: Table) -> Table | None:
     """Return a table by the schema and name that it has by now, None if it was dropped."""
     found = rows_of(connection, table.namespace, _NAME, (table.oid,))
     return replace(table, schema=found[0][0], name=found[0][1]) if found else None
+
+
+def key_of(connection: psycopg.Connection[Any], oid: int) -> Sequence[str]:
+    """Return the columns that name a row of a table now; none if nothing does, or it was dropped."""
+    found = rows_of(connection, "keys", _KEY_OF, (oid,))
+    return found[0][0] if found else ()
 
 
 def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]:

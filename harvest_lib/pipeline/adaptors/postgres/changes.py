@@ -1,6 +1,8 @@
 """Decoded changes of transactions that committed, as messages. No input and output: its lookups are passed in.
 
-- An update of a key is a delete of the old one and an insert of the new one.
+- An update of a key is a delete of the old one and an insert of the new one. With the full row as replica identity
+  Postgres does not say which columns are the key. Where they are others by now, or had other names, each update that
+  changes anything is a delete of the old row and an insert of the new one: that is right whatever the key was.
 - An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity
   is the full row, it comes with the old row. Else it is asked for, as it is by now. Where the row is gone by now the
   update is left out: its delete follows. Where the column is gone by now it is left out of the message.
@@ -38,6 +40,10 @@ Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, str | None] | None]
 """Return columns of the row with a key, as text, but dropped ones; None if there is no such row."""
 
+KeyOf = Callable[[int], Sequence[str]]
+"""Return the columns that name a row of a table now."""
+
+_FULL = "f"
 _INDEXED = {"d", "i"}
 """Replica identities whose columns alone are marked in the description of a table."""
 
@@ -46,16 +52,20 @@ _INDEXED = {"d", "i"}
 class _Layout:
     table: Table
     names: Sequence[str]
-    key: Sequence[str]
+    key: Sequence[str] | None
+    """None where nothing says which columns they were: the whole row is sent."""
     readers: Sequence[Callable[[str], Any]]
 
 
 class Changes:
     """Takes decoded changes in their order. `end` is the LSN after the last transaction that was taken whole."""
 
-    def __init__(self, tables: Sequence[Table], *, base_type: Callable[[int], int], fetch: Fetch) -> None:
+    def __init__(
+        self, tables: Sequence[Table], *, base_type: Callable[[int], int], key_of: KeyOf, fetch: Fetch
+    ) -> None:
         self._tables = {each.oid: each for each in tables}
         self._base_type = base_type
+        self._key_of = key_of
         self._fetch = fetch
         self._layouts: dict[int, _Layout | None] = {}
         self._timestamp = 0
@@ -97,13 +107,22 @@ class Changes:
         if table is None:
             self._require_other(relation)
             return None  # the publication has more than is wanted
-        marked = [column.name for column in relation.columns if column.is_key]
+        names = [column.name for column in relation.columns]
         return _Layout(
             table,
-            [column.name for column in relation.columns],
-            marked if relation.identity in _INDEXED else table.key,
+            names,
+            self._key_then(table, relation, names),
             [reader_of(self._base_type(column.type_oid)) for column in relation.columns],
         )
+
+    def _key_then(self, table: Table, relation: Relation, names: Sequence[str]) -> Sequence[str] | None:
+        """Return the columns that named a row when changes were made, None if that cannot be told."""
+        if relation.identity in _INDEXED:
+            return [column.name for column in relation.columns if column.is_key]
+        if relation.identity != _FULL:
+            return table.key
+        is_same = list(self._key_of(table.oid)) == list(table.key) and set(table.key).issubset(names)
+        return table.key if is_same else None
 
     def _require_other(self, relation: Relation) -> None:
         name = f"{relation.schema}.{relation.name}"
@@ -128,6 +147,8 @@ class Changes:
 
     def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
         new, old = update.new, update.old
+        if layout.key is None:
+            return self._replaced(layout, old, new)
         if old is not None:
             sent = layout.key if update.old_is_key else layout.names
             named = zip(layout.names, old, new, strict=True)
@@ -139,6 +160,12 @@ class Changes:
             return [self._message(Op.UPDATE, layout, data) for data in row]
         gone = self._message(Op.DELETE, layout, self._old(layout, old, update.old_is_key))
         return [gone, *(self._message(Op.INSERT, layout, data) for data in row)]
+
+    def _replaced(self, layout: _Layout, old: Row | None, new: Row) -> Sequence[Message]:
+        row = self._row(layout, new)
+        if old is None or list(old) == list(new):
+            return [self._message(Op.UPDATE, layout, row)]
+        return [self._message(Op.DELETE, layout, self._row(layout, old)), self._message(Op.INSERT, layout, row)]
 
     def _whole(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Row | None:
         """Return the new row, with values fetched that were not sent; None if it is gone."""
@@ -152,16 +179,19 @@ class Changes:
         return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named]
 
     def _old(self, layout: _Layout, old: Row, is_key: bool) -> Mapping[str, Any]:  # noqa: FBT001 - as decoded
-        key, row = self._key(layout, old), self._row(layout, old)
+        row = self._row(layout, old)
+        if layout.key is None:
+            return row
+        key = self._key(layout, old)
         return {name: row[name] for name in key} if is_key else row
 
     def _key(self, layout: _Layout, row: Row) -> Mapping[str, str]:
         """Return the whole key of a row, as text. Raises AdaptorError: part of a key names another row, or many."""
-        named = dict(zip(layout.names, row, strict=True))
-        key = {name: value for name in layout.key if isinstance(value := named.get(name), str)}
-        if key and len(key) == len(layout.key):
+        named, columns = dict(zip(layout.names, row, strict=True)), layout.key or ()
+        key = {name: value for name in columns if isinstance(value := named.get(name), str)}
+        if key and len(key) == len(columns):
             return key
-        missing = [name for name in layout.key if name not in key]
+        missing = [name for name in columns if name not in key]
         raise AdaptorError(
             f"Postgres sent a change of {layout.table.namespace} without all that names its row",
             evidence=f"not sent: {', '.join(missing)}" if missing else "no column names a row",

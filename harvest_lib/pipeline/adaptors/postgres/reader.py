@@ -235,6 +235,7 @@ class PostgresReader:
         changes = Changes(
             tables,
             base_type=lambda oid: catalog.base_type(self._connect(), oid),
+            key_of=lambda oid: catalog.key_of(self._connect(), oid),
             fetch=lambda table, key, columns: row_of(self._connect(), table, key, columns),
         )
         resent = Resent(place, confirmed, next_step=gone_for_good(slot))
