@@ -59,9 +59,9 @@ def taken(batches, count):
     return found
 
 
-def quick(source):
+def quick(source, tables=("t",)):
     """A reader that looks around every so often."""
-    options = reading("postgres").options(data_source=source.dsn, slot=source.slot, tables=["t"])
+    options = reading("postgres").options(data_source=source.dsn, slot=source.slot, tables=list(tables))
     return PostgresReader(options, position_seconds=0.1)
 
 

@@ -9,7 +9,7 @@ from psycopg.conninfo import make_conninfo
 from support.pipeline_ends import collect, drop_slots, following, quick, refused, taken
 from support.waiting import eventually
 
-from harvest_lib.errors import DatabaseAccessDenied, PositionLost
+from harvest_lib.errors import DatabaseAccessDenied, HarvestError, PositionLost
 from harvest_lib.pipeline.message import Mode, Op
 
 pytestmark = pytest.mark.gate
@@ -140,6 +140,55 @@ def test_partitions_that_are_followed_by_the_entry_of_their_table_are_missed_wit
     last = logged(reader(publication="leaves", tables=["parted_1"]))
     run("ALTER PUBLICATION leaves DROP TABLE parted; ALTER PUBLICATION leaves ADD TABLE parted")
     assert "it is back by now" in lost(reader(publication="leaves", tables=["parted_1"]), last).evidence
+
+
+@pytest.fixture
+def parted(source):
+    """A partitioned table with one partition; what executes statements."""
+    run = source.connection.execute
+    run("CREATE TABLE parted (id int PRIMARY KEY, u int NOT NULL) PARTITION BY RANGE (id)")
+    run("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (100)")
+    run("CREATE UNIQUE INDEX by_u ON parted_1 (u)")
+    yield run
+    run("DROP TABLE parted")
+
+
+UNSENT = {
+    "an unlogged partition": "CREATE UNLOGGED TABLE parted_2 PARTITION OF parted FOR VALUES FROM (100) TO (200)",
+    "a partition that becomes unlogged": "ALTER TABLE parted_1 SET UNLOGGED",
+    "another replica identity": "ALTER TABLE parted_1 REPLICA IDENTITY USING INDEX by_u",
+}
+
+
+@pytest.mark.parametrize("statement", UNSENT.values(), ids=UNSENT)
+def test_a_partition_whose_changes_are_not_sent_is_refused_before_any_slot_is_made(source, reader, parted, statement):
+    parted(statement)
+    error = refused(reader(tables=["parted"]))
+    assert error.cause == "public.parted cannot be followed: Postgres does not send all its changes"
+    assert "public.parted_" in error.evidence
+    assert not parted("SELECT FROM pg_replication_slots WHERE slot_name = %s", (source.slot,)).fetchall()
+    parted(error.next_step.partition(";")[0])
+    following(reader(tables=["parted"]))
+
+
+@pytest.mark.parametrize("statement", UNSENT.values(), ids=UNSENT)
+def test_a_partition_whose_changes_are_not_sent_any_more_stops_the_reader(source, parted, statement):
+    with closing(quick(source, tables=["parted"])) as made:
+        batches = following(made)
+        parted(statement)
+        with pytest.raises(HarvestError) as stopped:
+            for _, _batch in zip(range(200), batches, strict=False):
+                pass
+    assert isinstance(stopped.value, PositionLost) == ("UNLOGGED" in statement)
+    assert "public.parted_" in stopped.value.evidence
+
+
+def test_changes_of_a_partition_that_was_unlogged_while_nobody_read_are_lost(source, reader, parted):
+    last = logged(reader(tables=["parted"]))
+    parted("ALTER TABLE parted_1 SET UNLOGGED")
+    error = lost(reader(tables=["parted"]), last)
+    assert "unlogged" in error.evidence
+    assert error.next_step.startswith("ALTER TABLE public.parted_1 SET LOGGED")
 
 
 def test_a_table_of_a_schema_that_is_published_is_missed_without_it(source, reader):

@@ -54,6 +54,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
     place_of,
     require_followed,
     require_members,
+    require_sent,
     require_timeline,
     system_of,
 )
@@ -104,6 +105,7 @@ class PostgresReader:
         # Of one that is copied, and of which nothing was sent, nothing is missing whatever happened to it.
         kept = [each for each in tables if each.namespace in last or not options.initial_copy]
         require_followed(kept, known, slot=options.slot)
+        require_sent(connection, tables, {each.namespace for each in kept} & set(known), slot=options.slot)
         for table in tables:
             if MONEY_OIDS & set(table.columns.values()):
                 with catalog.refusals("to read its settings", "see the server's words"):

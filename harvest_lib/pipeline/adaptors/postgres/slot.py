@@ -4,7 +4,7 @@ A gap has changes that will never be sent: the slot is gone or was moved on; a t
 recreated; the server was restored to an earlier time, or promoted before it had everything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -13,6 +13,7 @@ from harvest_lib.errors import AdaptorError, PositionLost
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.history import fork_of
+from harvest_lib.pipeline.adaptors.postgres.leaves import unsent
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.source.server_identity import lsn_number
 
@@ -140,11 +141,32 @@ def require_followed(tables: Sequence[Table], known: Known, *, slot: str) -> Non
             raise _gap(table.namespace, slot, _altered(altered, table.altered))
 
 
+def require_sent(
+    connection: psycopg.Connection[Any], tables: Sequence[Table], followed: Collection[str], *, slot: str
+) -> None:
+    """Raise if Postgres does not send all changes of one of the tables: PositionLost for a table that is among the
+    namespaces that were `followed`, and has lost some, else AdaptorError."""
+    for table in tables:
+        found = unsent(connection, table)
+        if found is None:
+            continue
+        if found.is_lost and table.namespace in followed:
+            raise _gap(table.namespace, slot, found.evidence, remedy=f"{found.remedy}; ")
+        raise AdaptorError(
+            f"{table.namespace} cannot be followed: Postgres does not send all its changes",
+            evidence=found.evidence,
+            next_step=f"{found.remedy}; or name in `tables` the partitions that can be followed, if the publication is "
+            "without publish_via_partition_root",
+        )
+
+
 def require_members(
     connection: psycopg.Connection[Any], publication: str, tables: Sequence[Table], *, slot: str
 ) -> None:
     """Raise PositionLost if changes of one of the tables may not have come since: it was taken out of the publication,
-    the publication was altered, or another table has its name. One that was dropped has no changes."""
+    the publication was altered, another table has its name, or it is unlogged. One that was dropped has no changes.
+    Raises AdaptorError if its next changes will not come: see `require_sent`."""
+    require_sent(connection, tables, {each.namespace for each in tables}, slot=slot)
     for table in tables:
         now = catalog.standing(connection, publication, table.oid, table.namespace)
         if now.named not in {0, table.oid}:
@@ -187,12 +209,12 @@ def _server(connection: psycopg.Connection[Any]) -> tuple[str, str]:
     return system, end
 
 
-def _gap(namespace: str, slot: str, evidence: str) -> PositionLost:
+def _gap(namespace: str, slot: str, evidence: str, *, remedy: str = "") -> PositionLost:
     return PositionLost(
         f"{namespace} was not followed for a while, and what changed in it meanwhile is gone",
         evidence=evidence,
-        next_step="leave it out here, and give it a pipeline of its own, which copies it (another `folder`, `slot` and "
-        f"`publication`); or have all copied again: {_how_to_copy_again(slot)}",
+        next_step=f"{remedy}leave it out here, and give it a pipeline of its own, which copies it (another `folder`, "
+        f"`slot` and `publication`); or have all copied again: {_how_to_copy_again(slot)}",
     )
 
 
