@@ -3,7 +3,7 @@
 An owner that is frozen in a transaction holds its locks; Postgres ends that transaction after IDLE_SECONDS.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,9 @@ WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND
   AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
 """
 """For a role with a `statement_timeout`: a wait for a lock ends before it, and differs from a slow statement."""
+_SCHEMA = """
+SELECT n.nspname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
 _IN_TRANSACTION = int(TransactionStatus.INTRANS)
 _CREATE = (
     """
@@ -81,7 +84,7 @@ def create_tables(dsn: str, table: str = "consumers") -> None:
     with connect(dsn) as connection, translated(), connection.transaction():
         connection.execute(LOCK_DDL)
         for statement in _CREATE:
-            connection.execute(_named(statement, table))
+            connection.execute(_named(statement, name_parts(table)))
 
 
 class PostgresStore:
@@ -94,9 +97,8 @@ class PostgresStore:
         """`table` is the one that `create_tables` made, with its schema before a dot if it has one."""
         self.shard = shard
         self._dsn = dsn
-        self._statements = {
-            statement: _named(statement, table).as_string(None) for statement in (_FENCE, _COMMIT, _PARK)
-        }
+        self._table = table
+        self._statements: dict[str, str] = {}
         self._open: psycopg.Connection[Any] | None = None
         self._fence = 0
 
@@ -104,6 +106,8 @@ class PostgresStore:
         self.close()
         self._open = connect(self._dsn)
         with translated(), self.connection.transaction():
+            table = self._placed()
+            self._statements = {each: _named(each, table).as_string(None) for each in (_FENCE, _COMMIT, _PARK)}
             self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
             self.connection.execute(_TELL_WAITS)
             first = Jsonb(Checkpoint(shard=self.shard).to_json())
@@ -116,6 +120,19 @@ class PostgresStore:
             )
         self._fence, kept = row
         return Checkpoint.of_json(kept)
+
+    def _placed(self) -> tuple[str, str]:
+        """Return schema and name of the table of checkpoints: a function may set another `search_path`."""
+        parts = name_parts(self._table)
+        name = sql.Identifier(*parts).as_string(None)
+        row = self.connection.execute(_SCHEMA, (name,)).fetchone()
+        if row is None:
+            raise DatabaseError(
+                f"the consumer's table {self._table!r} is not there",
+                evidence=f"to_regclass finds no {name}",
+                next_step="make it with `create_tables`, or correct `table`, or the `search_path` of the role",
+            )
+        return str(row[0]), parts[-1]
 
     @property
     def connection(self) -> "psycopg.Connection[Any]":
@@ -183,7 +200,6 @@ def refusing() -> Iterator[None]:
         raise StateRefused(error) from error
 
 
-def _named(statement: str, table: str) -> sql.Composed:
-    return sql.SQL(statement).format(
-        table=sql.Identifier(*name_parts(table)), parked=sql.Identifier(*name_parts(table, "_parked"))
-    )
+def _named(statement: str, parts: Sequence[str]) -> sql.Composed:
+    parked = (*parts[:-1], f"{parts[-1]}_parked")
+    return sql.SQL(statement).format(table=sql.Identifier(*parts), parked=sql.Identifier(*parked))

@@ -11,9 +11,9 @@ from support.clock import Clock
 from support.consuming import Counting, Running, read_keys
 from support.waiting import eventually
 
-from harvest_lib.consume import Fenced, Flag, new_producer_id, pack
+from harvest_lib.consume import Fenced, Flag, PostgresStore, create_tables, new_producer_id, pack
 from harvest_lib.consume.postgres_store import IDLE_SECONDS
-from harvest_lib.errors import CheckpointError
+from harvest_lib.errors import CheckpointError, DatabaseError
 
 pytestmark = pytest.mark.full
 
@@ -153,6 +153,33 @@ def test_a_function_that_ends_or_breaks_the_transaction_is_that_message_s_alone(
     ((offset, key, reason),) = counted.parked()
     assert (offset, key) == (1, b"bad")
     assert "the transaction" in reason
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+@pytest.mark.parametrize("statement", ["SET search_path = tenant", "SET LOCAL search_path = tenant"])
+def test_a_function_may_set_the_schemas_that_it_works_in(counted, statement, has_tables):
+    class OfTenants(Counting):
+        def consume_message(self, transaction, message):
+            transaction.state.execute(statement)
+            super().consume_message(transaction, message)
+
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA tenant; CREATE TABLE tenant.counts (LIKE counts INCLUDING ALL)")
+    if has_tables:
+        create_tables(counted.dsn, "tenant.consumers")
+    counted.write(["a", "bad", "b"])
+    running = Running(counted.shard(OfTenants(fails=("bad",)), max_attempts=1).run)
+    with psycopg.connect(counted.dsn, autocommit=True) as connection:
+        seen = connection.execute
+        eventually(lambda: dict(seen("SELECT key, n FROM tenant.counts")) == {"a": 1, "b": 1}, "the others are counted")
+        assert running.end() is None
+    assert [key for _, key, _ in counted.parked()] == [b"bad"]
+    assert counted.store().restore().offset == 3
+
+
+def test_a_table_of_consumers_that_is_missing_is_named(counted):
+    with pytest.raises(DatabaseError, match=r"table 'nowhere' is not there[^$]*create_tables"):
+        PostgresStore(counted.dsn, counted.place, table="nowhere").restore()
 
 
 def test_what_fails_as_a_transaction_is_finalized_is_found_out_and_set_aside(counted):
