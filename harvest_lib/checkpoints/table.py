@@ -35,7 +35,7 @@ from harvest_lib.checkpoints.refusals import FIELD as REFUSED
 from harvest_lib.checkpoints.refusals import check_server, remember
 from harvest_lib.checkpoints.subscription_rows import check_subscription, lock_subscription
 from harvest_lib.database import connect, in_statement, translated
-from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegressed
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
@@ -179,10 +179,18 @@ class CheckpointTable:
         leader |= {"shards": self.subscription.shards, "source": self.subscription.source}
         self._row["shard"] = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
         with translated(), self.connected().transaction(force_rollback=True):
-            self.connected().execute(self._lead, {**self._row, **leader})
+            led = self.connected().execute(self._lead, {**self._row, **leader})
+            if not led.rowcount:
+                table = self._table.as_string(None)
+                raise OutboxTableError(
+                    f"the table {table} does not keep what is written into it",
+                    evidence="the row of a leader was passed over, without an error",
+                    next_step=f"see its triggers and rules with psql's `\\d {table}`, and disable the one that does it",
+                )
             self.save(Checkpoint(generation=0))
             self.leadership_status()
             yield
+            self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a trigger may wait for the end
 
     def leadership_status(self) -> tuple[LeadershipStatus, Checkpoint | None]:
         """Return the status of this leader, and its checkpoint unless it was fenced; MOVED is returned once.

@@ -31,6 +31,7 @@ from harvest_lib.harvester.other_readers import refuse_readers
 from harvest_lib.harvester.tracing import batch_tracing
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox.marks import rehearse_marks
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source import BatchSource
 
@@ -120,6 +121,7 @@ def marking_checks(
     return [
         ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
         ("no subscription reads it", lambda: refuse_readers(connection, config, table)),
+        ("marks, tried out and undone", lambda: rehearse_marks(connection, table)),
     ]
 
 

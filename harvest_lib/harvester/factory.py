@@ -24,6 +24,7 @@ from harvest_lib.delivery import (
     acknowledge_again,
     exactly_once,
 )
+from harvest_lib.delivery.transactional import Transactional
 from harvest_lib.harvester.choices import not_chosen
 from harvest_lib.harvester.pools import make_rivals
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -69,8 +70,13 @@ def certificates_of(config: HarvestConfig) -> Certificates:
 
 
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
-    """Raise ConfigError for a setting that librdkafka does not take, before anything starts."""
-    PipelinedBatches(_batch_settings(config, producer_provider), make_topics(config)).abandon()
+    """Raise ConfigError for a setting that librdkafka does not take, before anything starts: with the timeouts of the
+    delivery, once that is chosen."""
+    settings, topics = _batch_settings(config, producer_provider), make_topics(config)
+    if config.delivery == "transactional":
+        Transactional(settings, topics, f"{config.checkpoint_topic}.check", _checkpoint_place(config, 0)).abandon()
+    else:
+        PipelinedBatches(settings, topics).abandon()
 
 
 def make_batch_source(

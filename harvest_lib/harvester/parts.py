@@ -14,6 +14,7 @@ from harvest_lib.delivery import Delivery
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Engine
+from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.pools import make_leadership, read_pool, refuse_group
 from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_warnings import warn_of_table
@@ -84,6 +85,8 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
     with connect(conninfo) as connection:
         choices = read_choices(given, connection, table, marks=own.mark)
         config = resolved(given, choices, table)
+        if config.delivery != given.delivery and own.delivery is None:
+            refuse_bad_settings(config, own.producer_provider)
         pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
         engine = _make_engine(config, table, own, pool)
         engine.check(connection)

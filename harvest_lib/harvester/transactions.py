@@ -10,6 +10,7 @@ from confluent_kafka.admin._acl import AclOperation
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, removes_checkpoints
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery.errors import FENCED, NO_TOPIC
+from harvest_lib.delivery.transactional import TRANSACTION_TIMEOUT
 from harvest_lib.errors import KafkaAccessDenied, KafkaUnavailable, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
 from harvest_lib.kafka_client import (
@@ -70,7 +71,8 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
 def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
     """Try out a transactional id beside those of the shards: nobody is fenced by it. Raises KafkaAccessDenied."""
     settings = config.kafka_settings(for_producer=True)
-    producer = provider(client_settings(settings, **{"transactional.id": f"{config.checkpoint_topic}.check"}))
+    own = {"transactional.id": f"{config.checkpoint_topic}.check", **TRANSACTION_TIMEOUT}
+    producer = provider(client_settings(settings, **own))
     try:
         producer.init_transactions(_SECONDS)
     except KafkaException as error:

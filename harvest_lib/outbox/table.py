@@ -1,5 +1,6 @@
 """The outbox table by name: its definition, the check that it is one, and its backlog."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 )"""
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, NULL)
+SELECT a.attname, format_type(a.atttypid, NULL), a.attnotnull
 FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
@@ -78,6 +79,9 @@ _EXPECTED_NATIVE = {
     "kafka_value": {"character varying", "text", "bytea"},
     "transaction_id": {"xid8"},
 }
+
+_NEVER_NULL = ("id", "kafka_topic", "kafka_header_keys", "kafka_header_values")
+"""A record without one of these has no place in Kafka, nor can it be parked by its topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +232,11 @@ class OutboxTable:
         expected = _EXPECTED_NATIVE if kind == "native" else _EXPECTED
         with translated():
             columns = self._columns(connection)
+        kinds = {name: kind for name, (kind, _) in columns.items()}
         wrong = [
-            f"{name} is {columns[name]}, not {' or '.join(sorted(types))}" if name in columns else f"{name} is missing"
+            f"{name} is {kinds[name]}, not {' or '.join(sorted(types))}" if name in kinds else f"{name} is missing"
             for name, types in expected.items()
-            if columns.get(name) not in types
+            if kinds.get(name) not in types
         ]
         if wrong:
             raise OutboxTableError(
@@ -239,7 +244,19 @@ class OutboxTable:
                 evidence="; ".join(wrong),
                 next_step="compare it with `harvest init --print`, or name another with `outboxTable`",
             )
+        self._refuse_nullable([name for name in _NEVER_NULL if not columns[name][1]])
         return kind
+
+    def _refuse_nullable(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        clauses = [sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(name)) for name in names]
+        statement = sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(clauses))
+        raise OutboxTableError(
+            f"the table {self} allows records without {', '.join(names)}, which cannot be delivered",
+            evidence="these columns are not NOT NULL",
+            next_step=f"as the owner, once no row has a null there: {statement.as_string(None)}",
+        )
 
     def check_native(self, connection: psycopg.Connection[Any]) -> None:
         """Raise OutboxTableError unless this is a native table, which subscriptions need."""
@@ -283,8 +300,9 @@ class OutboxTable:
             row = connection.execute(sql.SQL(_OLDEST).format(table=self.identifier)).fetchone()
         return max(0.0, row[0] or 0.0) if row is not None else 0.0
 
-    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, str]:
-        return dict(connection.execute(_COLUMNS, (str(self),)).fetchall())
+    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, tuple[str, bool]]:
+        """Return the type of each column, and whether it is NOT NULL."""
+        return {name: (kind, strict) for name, kind, strict in connection.execute(_COLUMNS, (str(self),))}
 
     def _absent(self, connection: psycopg.Connection[Any]) -> OutboxTableError:
         self.refuse_hidden(connection)

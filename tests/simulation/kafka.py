@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
 
-from harvest_lib.delivery.transactional import _TRANSACTION_SECONDS
+from harvest_lib.delivery.transactional import TRANSACTION_TIMEOUT
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing import message_id
+
+_TRANSACTION_SECONDS = TRANSACTION_TIMEOUT["transaction.timeout.ms"] / 1000
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS = "checkpoints"

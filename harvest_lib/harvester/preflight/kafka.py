@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from harvest_lib.checkpoints.topic import COMPACTED, removes_checkpoints
 from harvest_lib.clock import Deadline
@@ -75,9 +75,9 @@ class _Cluster:
         config, run = self._config, self._report.run
         if config.leadership == "neli":
             run("kafka", f"the group {config.leader_group_id}", self._group)
-            self._own_topic(config.leader_topic, creates=config.create_leader_topic, config={})
+            self._own_topic(config.leader_topic, creates=config.create_leader_topic, grows=False, config={})
         if config.delivery == "transactional":
-            self._own_topic(config.checkpoint_topic, creates=True, config=COMPACTED)
+            self._own_topic(config.checkpoint_topic, creates=True, grows=True, config=COMPACTED)
             self._compacted(config.checkpoint_topic)
             run("kafka", "transactions", lambda: try_transactions(config))
         for topic in sorted(topics):
@@ -111,11 +111,13 @@ class _Cluster:
                 self._require("group", name, described.authorized_operations, {"Read": AclOperation.READ})
                 return
 
-    def _own_topic(self, topic: str, *, creates: bool, config: Mapping[str, str]) -> None:
-        """Check a topic of the harvester's own, with a partition for each shard."""
-        self._report.run("kafka", f"the topic {topic}", lambda: self._check_own(topic, creates=creates, config=config))
+    def _own_topic(self, topic: str, *, creates: bool, grows: bool, config: Mapping[str, str]) -> None:
+        """Check a topic of the harvester's own, with a partition for each shard. A start that `creates` makes a missing
+        topic, and one that `grows` adds partitions."""
+        check = partial(self._check_own, topic, creates=creates, grows=grows, config=config)
+        self._report.run("kafka", f"the topic {topic}", check)
 
-    def _check_own(self, topic: str, *, creates: bool, config: Mapping[str, str]) -> None:
+    def _check_own(self, topic: str, *, creates: bool, grows: bool, config: Mapping[str, str]) -> None:
         needed = self._config.shards
         if topic not in self._present:
             if not creates:
@@ -131,8 +133,16 @@ class _Cluster:
             return
         operations = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
         self._require("topic", topic, self._describe(topic, "Read").authorized_operations, operations)
-        if self._present[topic] < needed:
-            raise topic_too_small(topic, partitions=self._present[topic], needed=needed, why="one for each shard")
+        if (present := self._present[topic]) < needed:
+            if not grows:
+                raise topic_too_small(topic, partitions=present, needed=needed, why="one for each shard")
+            self._try_to_grow(topic, needed)
+
+    def _try_to_grow(self, topic: str, needed: int) -> None:
+        """Raise KafkaError unless a start may add the partitions that are lacking."""
+        more = [NewPartitions(topic, needed)]
+        future = self._admin.create_partitions(more, validate_only=True, request_timeout=_SECONDS)[topic]
+        self._result(future, "topic", topic, "Alter")
 
     def _compacted(self, topic: str) -> None:
         """Warn if Kafka removes checkpoints by age or size, as it does by default from a topic that somebody made."""
@@ -147,6 +157,12 @@ class _Cluster:
 
     def _topic(self, topic: str) -> None:
         """Check a topic that records go to."""
+        if self._config.is_own_topic(topic):
+            raise KafkaError(
+                f"the topic {topic!r} is of the harvesters: its records would be parked",
+                evidence="`leaderTopic` or `checkpointTopic` names it, or it is called as those of this group are",
+                next_step="give it another name in these settings, or write records for another topic",
+            )
         if topic not in self._present:
             create = self._command("kafka-topics.sh", "--create", "--topic", topic, "--partitions", "6")
             raise TopicMissing(
@@ -170,8 +186,8 @@ class _Cluster:
             )
 
     def _replication(self, topics: Collection[str]) -> None:
-        """Report topics whose acknowledged records could be lost with one broker, or that take none without all."""
-        single, unsafe, strict = [], [], []
+        """Warn of topics whose acknowledged records could be lost with one broker, or that take none without all."""
+        single, unsafe, strict, starved = [], [], [], []
         for topic in sorted(topics):
             if topic not in self._present:
                 continue
@@ -182,11 +198,7 @@ class _Cluster:
             known = self._configured(topic).get("min.insync.replicas")
             least = int(known) if known else None
             if least is not None and least > replicas:
-                self._report.run(
-                    "kafka",
-                    f"replicas of {topic}",
-                    partial(self._refuse_replicas, topic, least, replicas),
-                )
+                starved.append(topic)
             elif replicas == 1:
                 single.append(topic)
             elif least == 1:
@@ -200,6 +212,14 @@ class _Cluster:
                 f"one broker's disk is all that has the records of {names(single)}",
                 evidence="replication factor 1",
                 next_step="recreate them with --replication-factor 3 where there are three brokers",
+            )
+        if starved:
+            self._report.warn(
+                "kafka",
+                f"{names(starved)} ask for more copies than there are: Kafka before 3.7 takes no records of them",
+                evidence="min.insync.replicas is above the replication factor; since 3.7 fewer copies are enough",
+                next_step="; ".join(self._alter(each, "min.insync.replicas=1") for each in starved)
+                + "; or add replicas: kafka-reassign-partitions.sh",
             )
         if unsafe:
             self._report.warn(
@@ -220,13 +240,6 @@ class _Cluster:
                 evidence="min.insync.replicas is as high as the replication factor",
                 next_step="; or ".join([*lower, "add replicas: kafka-reassign-partitions.sh"]),
             )
-
-    def _refuse_replicas(self, topic: str, least: int, replicas: int) -> None:
-        raise KafkaError(
-            f"the topic {topic!r} can take no records: it asks for more copies than there are",
-            evidence=f"min.insync.replicas is {least}, the replication factor {replicas}",
-            next_step=self._alter(topic, f"min.insync.replicas={max(1, replicas - 1)}"),
-        )
 
     def _describe(self, topic: str, operation: str) -> Any:
         answer = self._admin.describe_topics(

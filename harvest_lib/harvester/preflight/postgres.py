@@ -117,13 +117,15 @@ class _Table:
         found.config = self._config
         if self._elects_otherwise:
             found.checks.append(("nobody elects through Kafka", self._refuse_group))
-        sound = run("postgres", "columns", self._columns)
+        sound = has_columns = run("postgres", "columns", self._columns)
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
-            run("postgres", "index", self._index)
-            if self._mode == "batches":
-                run("postgres", "transaction ids by a trigger", self._stamped)
-        run("postgres", "ids that last", self._ids)
+        if has_columns:
+            if self._config.columns is None:
+                run("postgres", "index", self._index)
+                if self._mode == "batches":
+                    run("postgres", "transaction ids by a trigger", self._stamped)
+            run("postgres", "ids that last", self._ids)
         sound &= run("postgres", "tables beside it", self._beside)
         sound &= run("postgres", "grants", self._grants)
         sound &= run("postgres", "row-level security", self._all_rows)
@@ -147,7 +149,8 @@ class _Table:
         if self._mode == "mark":
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
         if self._missing():  # a start creates them, and finds nothing in them
-            return checks, []
+            marks = marking_checks(connection, config, table, parks=False) if self._mode == "mark_batches" else []
+            return [*checks, *marks], []
         engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
         return engine.checks(connection), engine.checks_with_kafka()
 

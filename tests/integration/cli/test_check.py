@@ -177,9 +177,55 @@ def parked_elsewhere(connection):
     connection.execute("CREATE TABLE outbox_parked (id bigint)")
 
 
+NO = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$"
+RAISES, SKIPS = NO.format("RAISE 'no';"), NO.format("RETURN NULL;")
+NEVER_MARKED = "CREATE TRIGGER no BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION no()"
+NEVER_PURGED = "CREATE TRIGGER no BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION no()"
+NEVER_COMMITTED = """
+CREATE CONSTRAINT TRIGGER no AFTER INSERT ON outbox_subscriptions DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION no()
+"""
+NEVER_KEPT = "CREATE TRIGGER no BEFORE INSERT ON outbox_subscriptions FOR EACH ROW EXECUTE FUNCTION no()"
+REFERRED_TO = "CREATE TABLE invoice (record bigint REFERENCES outbox)"
+PUBLISHED = "CREATE PUBLICATION everything FOR TABLE outbox"
+NULLABLE = "ALTER TABLE outbox ALTER COLUMN {} DROP NOT NULL"
+
+
+RECORD = """
+INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)
+VALUES (now(), 'orders', 'k', '{}', '{}')
+"""
+
+
+def altered_by(*statements, make=goharvest):
+    """Return a maker of a table with a record, and with a change that its owner has made."""
+    return partial(_altered, statements=statements, make=make)
+
+
+def _altered(connection, statements, make):
+    make(connection)
+    for statement in statements:
+        connection.execute(statement)
+    connection.execute(RECORD)
+    if REFERRED_TO in statements:
+        connection.execute("INSERT INTO invoice SELECT id FROM outbox")
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "said"),
     [
+        (altered_by(RAISES, NEVER_MARKED), {}, "refused a statement"),
+        (altered_by(RAISES, NEVER_PURGED), {}, "refused a statement"),
+        (altered_by(SKIPS, NEVER_MARKED), {}, "from being marked and purged"),
+        (altered_by(SKIPS, NEVER_PURGED), {"delivery": "transactional"}, "from being marked and purged"),
+        (altered_by(REFERRED_TO), {}, "refused a statement"),
+        (altered_by(PUBLISHED, "ALTER TABLE outbox REPLICA IDENTITY NOTHING"), {}, "refused a statement"),
+        (altered_by(NULLABLE.format("kafka_topic")), {}, "without kafka_topic"),
+        (altered_by(NULLABLE.format("kafka_header_keys"), make=native_table), {}, "without kafka_header_keys"),
+        (altered_by(RAISES, NEVER_COMMITTED, make=native_table), {}, "refused a statement"),
+        (altered_by(SKIPS, NEVER_KEPT, make=native_table), {}, "does not keep"),
+        (goharvest, {"producer_kafka_config": {"linger.ms": 600_000}, "delivery": "auto"}, "linger.ms"),
+        (native_table, {"producer_kafka_config": {"linger.ms": 600_000}, "delivery": "auto"}, "linger.ms"),
         (goharvest, {}, ""),
         (goharvest, {"shards": 2}, "`mark` has one writer"),
         (goharvest, {"source": "snapshot"}, "does not say which transaction"),
@@ -197,7 +243,7 @@ def test_it_finds_what_a_harvester_refuses_to_start_with(dsn, configured, make, 
     with psycopg.connect(dsn, autocommit=True) as connection:
         make(connection)
     config = configured(**settings)
-    found = causes(preflight.inspect(config))
+    found = [each for each in causes(preflight.inspect(config)) if "the topic 'orders'" not in each]
     refused = ""
     try:
         Harvest(config).drain(60)
@@ -327,15 +373,45 @@ def test_a_clock_that_is_off_is_a_warning(native, inspected, monkeypatch):
     assert "ahead of" in said.cause
 
 
-def test_replicas_are_judged(native, inspected, make_topic):
-    impossible = make_topic(**{"min.insync.replicas": 2})
+def test_replicas_are_judged(native, inspected, configured, make_topic):
+    starved = make_topic(**{"min.insync.replicas": 2})
     plain = make_topic()
-    report = inspected(impossible, plain)
-    (said,) = [each for each in report.errors if impossible in each.cause]
-    assert "min.insync.replicas is 2, the replication factor 1" in said.evidence
-    assert f"--topic {impossible} --add-config min.insync.replicas=1" in said.next_step
+    report = inspected(starved, plain)
+    (said,) = [each for each in report.findings if starved in each.cause]
+    assert (said.severity, "before 3.7" in said.cause) == ("warning", True)
+    append(native, [OutboxRecord(topic=starved, key="k", value="v")])
+    assert Harvest(configured()).drain(60).records == 1, "Kafka takes as many copies as there are"
+    assert f"--topic {starved} --add-config min.insync.replicas=1" in said.next_step
     (warned,) = [each for each in report.findings if plain in each.cause]
     assert (warned.severity, warned.evidence) == ("warning", "replication factor 1")
+
+
+def test_an_id_that_is_no_number_is_one_error(dsn, inspected):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        goharvest(connection)
+        connection.execute("ALTER TABLE outbox ALTER id DROP DEFAULT, ALTER id TYPE text")
+    report = inspected()
+    (said,) = report.errors
+    assert "id is text" in said.evidence
+    assert [each for each in report.findings if "CREATE" in each.next_step and "INDEX" in each.next_step] == []
+
+
+def test_a_topic_of_the_harvesters_own_takes_no_records(native, inspected, make_topic, group_id):
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    assert causes(inspected(topic, delivery="transactional")) == []
+    for settings in ({"checkpoint_topic": topic, "delivery": "transactional"}, {"leader_topic": topic}):
+        (said,) = causes(inspected(topic, **settings))
+        assert "is of the harvesters" in said
+
+
+def test_what_a_start_does_by_itself_is_no_error(native, inspected, configured, make_topic, group_id):
+    """It adds partitions for checkpoints, and has a transaction timeout of its own."""
+    topic = make_topic(partitions=1, name=f"{group_id}.checkpoint", **{"cleanup.policy": "compact"})
+    how = {"delivery": "transactional", "leadership": "postgres", "checkpoint_topic": topic, "shards": 3}
+    how["producer_kafka_config"] = {"transaction.timeout.ms": 3_600_000}
+    assert causes(inspected(**how)) == []
+    append(native, [OutboxRecord(topic=make_topic(), key="k", value="v")])
+    assert Harvest(configured(**how)).drain(60).records == 1
 
 
 def test_a_compacted_topic_is_an_error_for_sequenced_delivery_alone(native, inspected, make_topic):
