@@ -9,6 +9,7 @@ from dagster_harvest.daemon import as_failure
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.archive import archive_segments, closed_segments, unarchived_segments
+from harvest_lib.archive.urls import shown
 from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
 
@@ -42,7 +43,7 @@ def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -
         deps=[dg.AssetDep(settings.outbox_key, partition_mapping=dg.AllPartitionMapping())],
         group_name=settings.name,
         kinds={"parquet"},
-        description=f"Closed segments, as Parquet files in {archive.url}.",
+        description=f"Closed segments, as Parquet files in {shown(archive.url)}.",
         partitions_def=segments,
         required_resource_keys={settings.resource_key},
     )
@@ -66,7 +67,7 @@ def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -
             )
         if failure is not None:
             raise failure
-        return dg.MaterializeResult(metadata={**metadata, "url": archive.url})
+        return dg.MaterializeResult(metadata={**metadata, "url": shown(archive.url)})
 
     return archived
 

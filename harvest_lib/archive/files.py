@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from harvest_lib.archive.urls import secrets, shown, without_secrets
 from harvest_lib.durable_files import make_folder, replacing
 from harvest_lib.errors import ArchiveError, install_hint
 
@@ -57,23 +58,32 @@ class Manifest:
 class ArchiveFiles:
     """The files of one archive, under a URL of fsspec or a path: a folder here, `s3://…`, `hdfs://…`.
 
-    All calls raise ArchiveError if the file system refuses.
+    All calls raise ArchiveError if the file system refuses. No error holds a secret of the URL.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self._url = url.rstrip("/")
+        self.url = shown(self._url)
+        """The URL without its secrets, by which the archive is named and noted."""
         try:
             import fsspec.implementations.local  # noqa: PLC0415 - optional
 
-            self._system, self._root = fsspec.core.url_to_fs(self.url)
+            self._system, self._root = fsspec.core.url_to_fs(self._url)
             self._is_folder = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             raise ArchiveError(
-                f"the archive {url} cannot be opened",
-                evidence=str(error),
+                f"the archive {self.url} cannot be opened",
+                evidence=self._said(error),
                 next_step=f"correct the URL, or install what it needs: {install_hint('archive')}, and fsspec's package "
                 "for this file system",
-            ) from error
+            ) from self._cause(error)
+
+    def _said(self, text: object) -> str:
+        return without_secrets(str(text), self._url)
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """Return an error to be shown with ours, None if it might quote a secret."""
+        return None if secrets(self._url) else error
 
     def claim(self, identity: str, outbox: str) -> None:
         """Make the archive that of an outbox. Raises ArchiveError if it is that of another."""
@@ -214,13 +224,15 @@ class ArchiveFiles:
         except ArchiveError:
             raise
         except FileNotFoundError as error:
-            raise self._damaged(str(error.filename or error), "it is missing") from error
-        except OSError as error:
+            raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)
+        except Exception as error:
+            if not isinstance(error, OSError) and self._said(error) == str(error):
+                raise  # of Postgres, or of Parquet
             raise ArchiveError(
                 f"the archive {self.url} could not be {what}",
-                evidence=f"{type(error).__name__}: {error}",
+                evidence=f"{type(error).__name__}: {self._said(error)}",
                 next_step="check space and rights there, then run this again: nothing is dropped that is not archived",
-            ) from error
+            ) from self._cause(error)
 
 
 class HashingFile:

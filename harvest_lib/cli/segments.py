@@ -181,6 +181,7 @@ def verify(
     Example:  harvest segments verify /srv/archive/orders
     """
     from harvest_lib.archive import verify_archive
+    from harvest_lib.archive.urls import shown
 
     done = 0
     for each in verify_archive(url):
@@ -188,7 +189,7 @@ def verify(
         done += 1
     if not done:
         raise NothingChecked(
-            f"the archive {url} has no segment",
+            f"the archive {shown(url)} has no segment",
             evidence="there is no manifest in its folder `segments`",
             next_step="correct the URL, or run `harvest segments archive`",
         )

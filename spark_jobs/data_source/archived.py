@@ -49,11 +49,11 @@ def plan_archived(
     noted = ArchivedSegments(placed)
     names = noted.names(connection, files.url) if placed.archived.exists(connection) else []
     if missing := sorted(set(names) - {each.segment for each in found}):
-        raise _lacks(url, f"the outbox notes {', '.join(missing)} as archived, and there is no manifest of it")
+        raise _lacks(files.url, f"the outbox notes {', '.join(missing)} as archived, and there is no manifest of it")
     before = [each for each in found if each.upper <= floor]
     for each, following in zip(before, [*(each.lower for each in before), floor][1:], strict=True):
         if each.upper != following:
-            raise _lacks(url, f"{each.segment} ends below {each.upper}, what comes next begins at {following}")
+            raise _lacks(files.url, f"{each.segment} ends below {each.upper}, what comes next begins at {following}")
     return [ArchivedPartition(url, file, str(snapshot)) for each in before for file in each.files]
 
 

@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.archive import ArchiveFiles
+from harvest_lib.archive.urls import shown
 from harvest_lib.conninfo import parameters_of
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
@@ -186,7 +187,7 @@ def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place
         begins = f"begins with the id {archived[0].lower}" if archived else "has no segment"
         raise ArchiveError(
             f"records were dropped from {outbox} before its archive began",
-            evidence=f"{place.archive} {begins}, the outbox with {there[0].lower}",
+            evidence=f"{shown(place.archive)} {begins}, the outbox with {there[0].lower}",
             next_step="name the archive that has them, or say --without-dropped to replay what is there",
         )
 

@@ -1,0 +1,73 @@
+"""URLs of archives without their secrets, to be shown, logged and noted.
+
+A URL may carry credentials (`s3://key:secret@bucket/orders`), a signature or a token (`?sig=…`), and fsspec chains URLs
+(`simplecache::s3://…`). Libraries quote it in their errors.
+"""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+# A name before the host is a user's, or a container's; elsewhere it may be a token.
+_NAMES_ONLY = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "hdfs", "webhdfs", "sftp", "ssh", "ftp", "smb"})
+
+_PORT = re.compile(r"[^/@:]*:\d*(/|$)")
+
+_HIDDEN = "***"
+
+_PIECE = 4
+"""Shorter pieces of a secret are words of any text."""
+
+
+def shown(url: str) -> str:
+    """Return a URL without user, password and values of its query. A path stays as it is."""
+    return "::".join(shown for shown, _ in map(_parted, url.split("::")))
+
+
+def without_secrets(text: str, url: str) -> str:
+    """Return a text, such as the error of a library, with all secrets of a URL hidden."""
+    found = {form for each in secrets(url) for form in (each, unquote(each)) if form}
+    for each in sorted(found, key=len, reverse=True):
+        text = text.replace(each, _HIDDEN)
+    return text
+
+
+def secrets(url: str) -> list[str]:
+    """Return what `shown` leaves out."""
+    return [secret for each in url.split("::") for secret in _parted(each)[1]]
+
+
+def _parted(url: str) -> tuple[str, list[str]]:
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return url, []
+    rest, mark, query = url[scheme.end() :].partition("?")
+    user, rest = _user(scheme[0].removesuffix("://").lower(), rest)
+    pairs = [each.partition("=") for each in query.split("&")]
+    kept = "&".join(f"{name}={_HIDDEN}" if equals else _HIDDEN for name, equals, _ in pairs) if query else ""
+    hidden = [*_pieces(user), *(value if equals else name for name, equals, value in pairs)]
+    return f"{scheme[0]}{rest}{mark}{kept}", [each for each in hidden if each]
+
+
+def _user(scheme: str, rest: str) -> tuple[str, str]:
+    """Return the credentials before a host or bucket, "" if there are none, and the rest. A secret may have `/` and `@`
+    in it, unquoted: it ends at the last `@` then."""
+    first = rest.partition("/")[0]
+    if ":" in first.partition("@")[0] and not _PORT.match(rest) and "@" in rest:
+        user, _, rest = rest.rpartition("@")
+        return user, rest
+    if "@" in first and scheme not in _NAMES_ONLY:
+        user, _, rest = rest.partition("@")
+        return user, rest
+    return "", rest
+
+
+def _pieces(user: str) -> Iterator[str]:
+    name, colon, password = user.partition(":")
+    if colon:
+        yield user
+        yield password
+        yield from (piece for piece in re.split("[/@]", password) if len(piece) >= _PIECE)  # as a library may cut it
+    yield name
