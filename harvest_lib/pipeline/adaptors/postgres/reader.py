@@ -53,6 +53,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
     maker_of,
     place_of,
     require_followed,
+    require_log,
     require_members,
     require_sent,
     require_timeline,
@@ -187,9 +188,11 @@ class PostgresReader:
                 with catalog.refusals("to send changes", "see the server's words, and its log"):
                     for batch in self._attached(tables, place, confirmed):
                         place = next((each.data for each in reversed(batch) if each.op is Op.NOOP), place)
-                        pause, waits = _WAIT_SECONDS, False
+                        if self._following:
+                            pause, waits = _WAIT_SECONDS, False
                         yield batch
             except DatabaseUnavailable as error:
+                require_log(error, self._options.slot)
                 if not waits:
                     _log.warning("reader_waits", extra={"slot": self._options.slot, "reason": error.evidence})
                 waits = True

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 
-from harvest_lib.errors import AdaptorError, PositionLost
+from harvest_lib.errors import AdaptorError, DatabaseUnavailable, PositionLost
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.history import fork_of
@@ -109,6 +110,18 @@ def require_timeline(replication: Replication, before: Mapping[str, Any], slot: 
                 next_step=f"compare the destinations with the source; {gone_for_good(slot)}",
             )
     return now
+
+
+def require_log(error: DatabaseUnavailable, slot: str) -> None:
+    """Raise PositionLost if a server that was asked for changes has lost a file of its log, or of the slot. Postgres
+    answers with the class of errors of the system, most of which pass."""
+    if isinstance(error.__cause__, pg.UndefinedFile):
+        raise PositionLost(
+            f"the server's log lacks what was kept for the slot {slot!r}: it was reset (pg_resetwal), or files of it "
+            "were removed",
+            evidence=error.evidence,
+            next_step=f"compare the destinations with the source; {gone_for_good(slot)}",
+        ) from error
 
 
 def gone_for_good(slot: str) -> str:
