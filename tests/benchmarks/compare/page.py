@@ -60,17 +60,15 @@ def put(text: str, file: Path) -> None:
 
 
 def _ratios(results: Sequence[Result], titles: Mapping[str, str]) -> Iterator[str]:
-    yield "| drain, median of the rounds' ratios | ratio | least and greatest | target | |"
-    yield "| --- | ---: | --- | ---: | --- |"
+    yield "| drain, median of the rounds' ratios | ratio | least and greatest |"
+    yield "| --- | ---: | --- |"
     for result in results:
         ours, _, other = result.name.removeprefix("long-").partition("-to-")
         if other in titles and result.ratio is not None and result.ratios is not None:
-            target = "" if result.target is None else f"{result.target:.0f}"
-            met = {None: "", True: "met", False: "missed"}[result.met]
             least, greatest = result.ratios
             spread = f"{least:.1f} to {greatest:.1f}"
             kind = ", long" if result.name.startswith("long-") else ""
-            yield f"| {titles[ours]} to {titles[other]}{kind} | {result.ratio:.1f} | {spread} | {target} | {met} |"
+            yield f"| {titles[ours]} to {titles[other]}{kind} | {result.ratio:.1f} | {spread} |"
 
 
 def _cell(result: Result | None, *, alone: bool) -> str:
