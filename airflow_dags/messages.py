@@ -8,12 +8,12 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import Message
 
 from harvest_lib.errors import KafkaError
-from harvest_lib.record.header import origin_of
+from harvest_lib.record.header import headers_of, origin_of
 
 
 def harvested(message: Message) -> dict[str, Any] | None:
     """Return where a harvested message came from; None if it has no header of the harvester's."""
-    found = origin_of(message.headers())  # type: ignore[arg-type]  # as read, a list of pairs
+    found = origin_of(headers_of(message))
     if found is None:
         return None
     leader, outbox_id = found

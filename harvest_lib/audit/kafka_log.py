@@ -19,7 +19,7 @@ from harvest_lib.audit.records import ObservedRecord, content_of
 from harvest_lib.errors import KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, client_settings, log_range, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
-from harvest_lib.record.header import HEADER_NAME, split
+from harvest_lib.record.header import HEADER_NAME, headers_of, split
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -167,7 +167,7 @@ def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes
     record_id: int | None = None
     leader: bytes | None = None
     message_id: bytes | None = None
-    for name, value in message.headers() or ():
+    for name, value in headers_of(message) or ():
         if name == HEADER_NAME and value is not None:
             try:
                 leader, outbox_id = split(value)

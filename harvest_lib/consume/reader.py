@@ -16,6 +16,7 @@ from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
 from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
 from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
+from harvest_lib.record.header import headers_of_all
 from harvest_lib.sequencing.batch import Batch, Message, bytes_of
 from harvest_lib.sequencing.message_id import HEADER_NAME
 from harvest_lib.sequencing.sequencer import Replay, Sequencer
@@ -213,7 +214,7 @@ def _offsets_of(records: Sequence[Any]) -> list[int] | range:
 
 
 def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
-    found = [record.headers() for record in records]
+    found = headers_of_all(records)
     with suppress(TypeError, ValueError):
         ids = [value for ((name, value),) in found if name == HEADER_NAME]  # most have this one alone
         b"".join(ids)  # none is None

@@ -10,6 +10,7 @@ commit arrives.
 from typing import Any, Protocol
 
 from harvest_lib.consume.checkpoint import Checkpoint
+from harvest_lib.record.header import headers_of
 from harvest_lib.sequencing.batch import Message
 
 
@@ -71,8 +72,10 @@ class Store(Protocol):
 
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
-    """Return the headers of a message that is parked, as JSON takes them: their bytes in hexadecimal."""
-    return [[storable(name), value if value is None else bytes(value).hex()] for name, value in record.headers() or ()]
+    """Return the headers of a message that is parked, as JSON takes them: their bytes in hexadecimal. None are there if
+    the client cannot read them."""
+    headers = headers_of(record) or ()
+    return [[storable(name), value if value is None else bytes(value).hex()] for name, value in headers]
 
 
 def reason_of(error: BaseException) -> str:

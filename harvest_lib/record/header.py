@@ -8,11 +8,13 @@ All but the id is constant within a term, so `stamp` pays for one pack per recor
 compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from struct import Struct
 from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
+from typing import Any
 from uuid import UUID
 
 HEADER_NAME = "harvest"
@@ -20,6 +22,7 @@ HEADER_NAME = "harvest"
 VERSION = 1
 
 _PREFIX_AND_ID = Struct(">17sq")
+_HEADERS = methodcaller("headers")
 _WHOLE = Struct(">B16sq")
 
 
@@ -48,6 +51,33 @@ def split(value: bytes) -> tuple[bytes, int]:
     if version != VERSION:
         raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this one is of {version}")
     return leader, outbox_id
+
+
+def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
+    """Return the headers of a record as its client read them; None if one of their names is not UTF-8.
+
+    To Kafka a name is any bytes. For such a record the client for Python returns a list that ends the process with a
+    segmentation fault where it is looked at, and leaves an exception behind. Where the call comes from C, Python looks
+    for that, and raises SystemError. The record has no headers from then on, as the client would return the list again.
+    """
+    try:
+        return _HEADERS(record) or ()
+    except SystemError:
+        record.set_headers([])
+        return None
+
+
+def headers_of_all(records: Sequence[Any]) -> list[Any]:
+    """Return the headers of each record, as `headers_of` does, for readers of millions of records."""
+    found: list[Sequence[tuple[str, bytes | None]] | None] = []
+    left = iter(records)
+    while len(found) < len(records):
+        try:
+            found.extend(map(_HEADERS, left))
+        except SystemError:  # of the first that is not in the list
+            records[len(found)].set_headers([])
+            found.append(None)
+    return found
 
 
 def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:

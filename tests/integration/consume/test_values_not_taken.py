@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.consuming import Running
+from support.consuming import Counting, Running
+from support.raw_headers import write_raw_header
 from support.recorded import Machines
 from support.waiting import eventually
 
@@ -229,6 +230,22 @@ def test_an_error_without_a_text_is_parked(counted):
     counted.write(["a"])
     ran(counted.shard(Odd(()), max_attempts=1), 1)
     assert counted.parked() == [(0, b"a", "WithoutText: its text cannot be had (RuntimeError)")]
+
+
+def test_headers_that_the_client_cannot_read_hold_up_no_partition(counted):
+    class Reading(Counting):
+        def consume_message(self, transaction, message):
+            headers = dict(message.record.headers() or ())
+            assert not headers or message.record.key() == b"a"
+            super().consume_message(transaction, message)
+
+    counted.write(["a"])
+    for key in (b"b", b"bad", b"c"):
+        write_raw_header(counted.settings["bootstrap.servers"], counted.topic, b"\xff\xfe", key=key)
+    running = Running(counted.shard(Reading(fails=("bad",)), max_attempts=1).run)
+    eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, "the others are counted")
+    assert running.end() is None
+    assert [key for _, key, _ in counted.parked()] == [b"bad"]
 
 
 CONSTRAINED = (

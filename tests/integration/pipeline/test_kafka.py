@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
 from support.pipeline_ends import KafkaSource, KafkaTarget, collect
+from support.raw_headers import write_raw_header
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
@@ -185,6 +186,14 @@ def test_records_of_others_are_taken_as_they_are(source, reader):
         "offset": 0,
     }
     assert found[1].data["value"] is None
+
+
+def test_headers_that_the_client_cannot_read_are_null_and_stop_nothing(source, reader):
+    write_raw_header(source.servers, source.namespace, b"\xff\xfe")
+    produce(source, {"headers": []}, {"headers": [("h", b"")]})
+    found, _ = collect(reader(content="record"), until=lambda found, _: len(found) == 3)
+    assert [each.data["headers"] for each in found] == [None, [], [["h", ""]]]
+    assert found[0].data["value"] == "v"
 
 
 def test_rows_and_tombstones(source, reader):

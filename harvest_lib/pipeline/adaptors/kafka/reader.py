@@ -14,7 +14,7 @@ Promises
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import KafkaError as ClientError
@@ -42,10 +42,9 @@ from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
 from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.record.header import headers_of
 
 _log = logging.getLogger(__name__)
-
-Headers = Sequence[tuple[str, bytes | None]]
 
 _UNREADABLE = {
     ClientError._BAD_MSG,  # noqa: SLF001 - their names
@@ -296,10 +295,11 @@ def _damaged(record: Record, error: ClientError) -> AdaptorError:
 
 
 def _whole(record: Record) -> dict[str, Any]:
+    headers = headers_of(record)
     return {
         "key": _text(record.key()),
         "value": _text(record.value()),
-        "headers": [[name, _text(value)] for name, value in cast("Headers", record.headers() or ())],
+        "headers": [[name, _text(value)] for name, value in headers] if headers is not None else None,
         "partition": record.partition(),
         "offset": record.offset(),
     }
