@@ -55,6 +55,7 @@ from harvest_lib.outbox import (
     create_beside,
     translate_missing_table,
 )
+from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.identity import check_identities
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
@@ -99,7 +100,9 @@ class CheckpointEngine(Engine):
             self._check_parked(connection)
         elif self._config.columns is not None:
             check_column_mapping(connection, self._table, self._config.columns)
+            require_durable(connection, str(self._table))
         else:
+            require_durable(connection, str(self._table))
             self._table.check_native(connection)
             self._table.check_sequence(connection)
         check_all_rows(connection, [self._table.identifier])

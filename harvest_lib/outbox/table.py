@@ -11,6 +11,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdSequences
 from harvest_lib.table_names import name_parts
 
@@ -273,6 +274,7 @@ class OutboxTable:
         """Raise OutboxTableError or DatabaseAccessDenied if the table cannot be marked and purged."""
         self.check_columns(connection)
         self.check_sequence(connection)
+        require_durable(connection, str(self))
         with translated():
             answer = connection.execute(_PRIVILEGES, {"table": str(self)}).fetchone()
         if answer is not None and not answer[0]:

@@ -22,6 +22,7 @@ from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_grou
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.harvester.table_warnings import ids_end, rows_unstamped
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
+from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdsEnd
 from harvest_lib.outbox.native_table import index_statement
 from harvest_lib.outbox.row_security import check_all_rows
@@ -120,6 +121,7 @@ class _Table:
         sound = has_columns = run("postgres", "columns", self._columns)
         if self._config.columns is None:
             sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
+        sound &= run("postgres", "what a crash leaves", lambda: require_durable(connection, str(table)))
         if has_columns:
             if self._config.columns is None:
                 run("postgres", "index", self._index)

@@ -136,6 +136,18 @@ def test_a_sequence_that_will_end_or_come_again_is_said_in_time(native, inspecte
     assert not [each for each in report.findings if "sequence" in each.cause]
 
 
+def test_tables_that_a_crash_would_empty_are_refused_and_what_is_said_mends_them(native, inspected, servers, harvest):
+    for each in ("TABLE outbox_from_0", "TABLE outbox_tail", "TABLE outbox_subscriptions", "SEQUENCE outbox_id_seq"):
+        native.execute(f"ALTER {each} SET UNLOGGED")
+    (refused,) = [each for each in inspected().findings if each.severity == "error"]
+    assert "a crash of the server would empty" in refused.cause
+    assert refused.evidence == "UNLOGGED: outbox_from_0, outbox_subscriptions, outbox_tail, outbox_id_seq"
+    done = harvest("run", **servers)
+    assert (done.returncode, refused.cause in done.stdout + done.stderr) == (4, True)
+    native.execute(refused.next_step.partition(" (as the owner")[0].encode())
+    assert causes(inspected()) == []
+
+
 def test_two_servers_that_are_away_are_two_problems(checked):
     code, found = checked(
         HARVEST_DSN="host=127.0.0.1 port=1 dbname=shop user=bob password=" + CANARY,

@@ -1,0 +1,44 @@
+"""Tables whose rows a crash of the server would remove: those that are UNLOGGED, and the sequence of the ids.
+
+Postgres writes nothing of them to its log, so it empties them when it starts after a crash. Records that were committed
+and are not delivered would be lost, positions and parked records too, and ids would begin again.
+"""
+
+from typing import Any
+
+import psycopg
+
+from harvest_lib.database import translated
+from harvest_lib.errors import OutboxTableError
+
+_BESIDE = ("_parked", "_set_aside", "_subscriptions", "_segments")
+
+_UNLOGGED = """
+SELECT c.oid::regclass::text, c.relkind = 'S'
+FROM pg_class AS o JOIN pg_class AS c ON c.relpersistence = 'u' AND (
+  c.oid = o.oid OR c.oid IN (SELECT relid FROM pg_partition_tree(o.oid))
+  OR (c.relkind = 'r' AND c.relnamespace = o.relnamespace
+      AND c.relname::text IN (SELECT o.relname || suffix FROM unnest(%(beside)s::text[]) AS suffix))
+  OR (c.relkind = 'S' AND c.oid IN (
+    SELECT d.refobjid FROM pg_attrdef AS f JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
+    WHERE f.adrelid = o.oid AND d.refclassid = 'pg_class'::regclass
+    UNION SELECT d.objid FROM pg_depend AS d
+    WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.refobjid = o.oid)))
+WHERE o.oid = to_regclass(%(table)s) ORDER BY 2, 1
+"""
+
+
+def require_durable(connection: psycopg.Connection[Any], table: str) -> None:
+    """Raise OutboxTableError if a crash of the server would empty the table, one of its segments, or a table of the
+    harvester's beside it, or put its ids back. `table` is quoted as in SQL. Raises DatabaseError."""
+    with translated():
+        found = connection.execute(_UNLOGGED, {"table": table, "beside": list(_BESIDE)}).fetchall()
+    if found:
+        raise OutboxTableError(
+            f"a crash of the server would empty {table}, or tables of it: committed records would be lost",
+            evidence=f"UNLOGGED: {', '.join(name for name, _ in found)}",
+            next_step="; ".join(
+                f"ALTER {'SEQUENCE' if is_sequence else 'TABLE'} {name} SET LOGGED" for name, is_sequence in found
+            )
+            + " (as the owner; writers wait while a table is written to the log)",
+        )
