@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING
 
 from harvest_lib.errors import CheckpointError
+from harvest_lib.record.last_read import LastRead
 from harvest_lib.sequencing.publisher import Intent
 from harvest_lib.sequencing.sequencer import ProducerState
 
@@ -29,6 +30,7 @@ class Checkpoint:
     `offset` is the one up to which messages were read, `producers` the state of the sequencer by then, `intents` the
     acknowledgements of published messages: to be written, again if need be, once this is kept. `topic_id` is Kafka's
     own id of the topic, which one that is recreated under the same name does not have; empty where nobody knows it.
+    `last` tells the last record before the offset from others: a log that lost its end, and grew again, lacks it.
     """
 
     shard: ShardId
@@ -36,6 +38,7 @@ class Checkpoint:
     offset: int = OFFSET_BEGINNING
     producers: Sequence[ProducerState] = ()
     intents: Sequence[Intent] = ()
+    last: LastRead | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON knows. Clocks are text: some readers of JSON cannot hold 64 bits."""
@@ -48,6 +51,7 @@ class Checkpoint:
                 for each in self.producers
             ],
             "intents": [each.to_json() for each in self.intents],
+            **({} if self.last is None else {"last": list(self.last)}),
         }
 
     @classmethod
@@ -64,6 +68,7 @@ class Checkpoint:
                 for producer, clock, begin, newest, ack in value["producers"]
             ),
             intents=tuple(map(Intent.of_json, value["intents"])),
+            last=LastRead.of_json(value.get("last")),
         )
 
     def require(self, shard: ShardId, topic_id: str) -> None:

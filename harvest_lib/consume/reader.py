@@ -1,7 +1,8 @@
 """Reads a partition from an offset on: all messages, or those that are committed.
 
 Promises: messages come by rising offset; messages that retention removed before they were read are an error, never a
-silent gap; a transaction that is read again comes piece by piece, however long it is.
+silent gap; so is a log that lost its end since a position was kept, however long it has grown again; a transaction
+that is read again comes piece by piece, however long it is.
 """
 
 from bisect import bisect_left
@@ -14,9 +15,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import CheckpointError, TopicMissing
-from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, refused_settings, translate
+from harvest_lib.kafka_client import KafkaConsumerProvider, client_settings, log_range, refused_settings, translate
+from harvest_lib.kafka_offsets.last_reads import BrokersLost, replaced
 from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.record.header import headers_of_all
+from harvest_lib.record.last_read import LastRead
 from harvest_lib.sequencing.batch import Batch, Message, bytes_of
 from harvest_lib.sequencing.message_id import HEADER_NAME
 from harvest_lib.sequencing.sequencer import Replay, Sequencer
@@ -30,6 +33,14 @@ _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
 """The group if nothing more is ready; other groups that are empty mean only that a batch commits nothing."""
+_HOW_TO_GO_ON = (
+    "see what Kafka lost (an unclean election of a leader, a volume that was put back), compare the state with the "
+    "log, and stop the consumer. To go on from there: UPDATE consumers SET checkpoint = checkpoint - 'last' WHERE "
+    "consumer = … AND ROW; to read again from an offset N instead, SET checkpoint = checkpoint - 'last' || "
+    """'{"offset": N, "producers": []}'. With a `SqliteStore`, recreate the recovery log: all is read again, into a """
+    "new state"
+)
+_AWAY = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - librdkafka's own codes
 _READY_SECONDS = 0.1
 """Longest wait for the next message before an empty batch is returned once more."""
 
@@ -45,24 +56,29 @@ def read_uncommitted(
     begin: int,
     end: int | None = None,
     isolation: Isolation = "read_committed",
+    last: LastRead | None = None,
     reached: Callable[[int], None] | None = None,
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Sequence[Message], None, None]:
     """Return all messages of the log, in batches; a message's `record` is the client's.
 
-    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `reached` is
-    called, once a batch was taken, with the offset up to which it was read: some offsets have no message. If the end is
-    known, silence of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
-    CheckpointError where the log does not have `begin` any more, or not yet, TopicMissing, KafkaUnavailable and
-    KafkaAccessDenied.
+    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `last` is the
+    record before `begin` that was read last, if that is known: the log must still have it. `reached` is called, once a
+    batch was taken, with the offset up to which it was read: some offsets have no message. If the end is known, silence
+    of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
+    CheckpointError where the log does not have `begin` any more, or not yet, or another record than `last`,
+    TopicMissing, KafkaUnavailable and KafkaAccessDenied.
     """
-    with _client(settings, topic, isolation, provider) as client:
+    lost = BrokersLost(observer if callable(observer := settings.get("error_cb")) else None)
+    with _client({**settings, "error_cb": lost}, topic, isolation, provider) as client:
         place = TopicPartition(topic, partition, begin)
         try:
             _require(client, place)
+            if last is not None:
+                _require_same(client, settings, place, last)
         except KafkaException as error:
             raise _translated(error.args[0], settings, place) from error
-        yield from _read(client, settings, place, end, reached)
+        yield from _read(client, settings, place, end, reached, last=last, lost=lost)
 
 
 def read_committed(
@@ -101,6 +117,7 @@ def read_committed(
             begin=sequencer.offset,
             end=end,
             isolation=isolation,
+            last=sequencer.last,
             reached=sequencer.pass_over,
             provider=provider,
         ):
@@ -150,10 +167,30 @@ def _read(
     place: TopicPartition,
     end: int | None,
     reached: Callable[[int], None] | None = None,
+    *,
+    last: LastRead | None = None,
+    lost: BrokersLost | None = None,
 ) -> Iterator[Sequence[Message]]:
+    """Once brokers answer again after all were lost, look whether the log still has what was read last."""
     try:
-        client.assign([place])
-        yield from _batches(client, place, end, reached)
+        while True:
+            client.assign([place])
+            for batch in _batches(client, place, end, reached, lost):
+                if batch.last is not None:
+                    last = batch.last
+                yield batch
+            if lost is None or not lost.is_noted:
+                break
+            while lost.is_noted:
+                lost.is_noted = False
+                try:
+                    if last is not None:
+                        _require_same(client, settings, place, last)
+                except KafkaException as error:
+                    if error.args[0].code() not in _AWAY:
+                        raise
+                    lost.is_noted = True
+                    yield NOTHING_READY
         client.unassign()  # or more is fetched ahead
     except KafkaException as error:
         raise _translated(error.args[0], settings, place) from error
@@ -166,9 +203,29 @@ def _require(consumer: Any, place: TopicPartition) -> None:
         raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))  # noqa: SLF001
 
 
+def _require_same(client: Any, settings: Mapping[str, object], place: TopicPartition, last: LastRead) -> None:
+    """Raise CheckpointError if the log has another record than was read last, so that its offsets mean others."""
+    first, end = log_range(client, place.topic, place.partition, timeout_seconds=_ANSWER_SECONDS)
+    if not first <= last.offset < end:
+        return  # retention has removed it, or the log lacks the place itself, which reading it says
+    for evidence in replaced(client, settings, {(place.topic, place.partition): last}).values():
+        row = f"topic = '{place.topic}' AND partition = {place.partition}"
+        raise CheckpointError(
+            f"the log of {place.topic!r}, partition {place.partition}, lost its end since it was read, and has grown "
+            f"again: not all of it that is before offset {place.offset} was read",
+            evidence=evidence,
+            next_step=_HOW_TO_GO_ON.replace("ROW", row),
+        )
+
+
 def _batches(
-    consumer: Any, place: TopicPartition, end: int | None, reached: Callable[[int], None] | None
-) -> Iterator[Sequence[Message]]:
+    consumer: Any,
+    place: TopicPartition,
+    end: int | None,
+    reached: Callable[[int], None] | None,
+    lost: BrokersLost | None,
+) -> Iterator[Batch]:
+    """Yield batches until the end, or until something comes after all brokers were lost; `place` is moved on."""
     position, deadline, is_idle = place.offset, Deadline(_SILENCE_SECONDS), True
     waits, most = OpenTransactionWatch(consumer), min(_FIRST_MESSAGES, _BATCH_MESSAGES)
     while end is None or position < end:
@@ -177,6 +234,9 @@ def _batches(
         found = consumer.consume(most, 0)
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
+        if found and lost is not None and lost.is_noted:
+            place.offset = position
+            return
         is_idle = not found
         if is_idle and end is None:
             waits.look({(place.topic, place.partition): position})
@@ -196,8 +256,8 @@ def _batches(
             position = max(position, good[-1].offset() + 1)
             each_bytes = max(1, bytes_of(good) // len(good))
             most = max(1, min(_BATCH_MESSAGES, _BATCH_BYTES // each_bytes))
-        batch = Batch(_offsets_of(good), _ids_of(good), good)
-        yield batch if end is None else batch[: bisect_left(batch.offsets, end)]
+        batch = Batch(_offsets_of(good), _ids_of(good), good, LastRead.of(good[-1]) if good else None)
+        yield batch if end is None or position <= end else batch[: bisect_left(batch.offsets, end)]
         if found:
             deadline = Deadline(_SILENCE_SECONDS)  # the caller may take its time with them
         if reached is not None:

@@ -148,6 +148,7 @@ class Shard:
             states=self._checkpoint.producers,
             ring=self._limits.ring,
             ring_bytes=self._limits.ring_bytes,
+            last=self._checkpoint.last,
         )
         self._open, quiet_since, idle_polls = None, boot_seconds(), 0
         with closing(self._read(sequencer)) as groups:
@@ -229,6 +230,7 @@ class Shard:
             offset=sequencer.offset,
             producers=sequencer.states(),
             intents=self._publisher.intents() if self._publisher is not None else (),
+            last=sequencer.last,
         )
         if not self._store.commit(checkpoint):
             raise Fenced

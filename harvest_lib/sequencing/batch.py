@@ -4,9 +4,12 @@ A batch is stored in columns. A `Message` is made only when it is asked for: to 
 its acknowledgement would cost as much as all else that is done with it. Pure.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, overload
+
+from harvest_lib.record.last_read import LastRead
 
 
 class Message(NamedTuple):
@@ -28,11 +31,17 @@ def bytes_of(records: Sequence[Any]) -> int:
 class Batch(Sequence[Message]):
     """Messages by rising offset. `records` are the client's alone, for callers that need neither offsets nor ids."""
 
-    __slots__ = ("ids", "offsets", "records")
+    __slots__ = ("ids", "last", "offsets", "records")
 
-    def __init__(self, offsets: list[int] | range, ids: list[bytes | None], records: list[Any]) -> None:
-        """Columns of one length; they become the batch's own."""
-        self.offsets, self.ids, self.records = offsets, ids, records
+    def __init__(
+        self,
+        offsets: list[int] | range,
+        ids: list[bytes | None],
+        records: list[Any],
+        last: LastRead | None = None,
+    ) -> None:
+        """Columns of one length; they become the batch's own. `last` tells its last record from others, if known."""
+        self.offsets, self.ids, self.records, self.last = offsets, ids, records, last
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "Batch":
@@ -41,6 +50,14 @@ class Batch(Sequence[Message]):
         for message in messages:
             held.append(message)
         return held
+
+    def last_below(self, offset: int) -> LastRead | None:
+        """Return what tells the last record below an offset from others: not its content, where it is not the last of
+        the batch, as the caller may have changed that. None without one, or if it is unknown."""
+        number = bisect_left(self.offsets, offset)
+        if number == len(self.ids):
+            return self.last
+        return LastRead.at(self.records[number - 1]) if number else None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -14,7 +14,8 @@ Promises
 - All messages that one acknowledgement commits come together.
 - At most `ring` messages, of `ring_bytes` in all, are held, whatever is pending. Where it is full, the transaction that
   began first is let go, and is read again once it is acknowledged.
-- Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there.
+- Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there, and
+  `last` what tells whether the log is still the same.
 
 One limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
 some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, but
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from harvest_lib.record.last_read import LastRead
 from harvest_lib.sequencing.batch import Batch, GrowingBatch, Message, bytes_of
 from harvest_lib.sequencing.message_id import ZERO, Flag, MalformedId, parts, unpack
 from harvest_lib.sequencing.pending_runs import find_runs
@@ -103,9 +105,10 @@ class Sequencer:
         states: Iterable[ProducerState] = (),
         ring: int = 8_192,
         ring_bytes: int = RING_BYTES,
+        last: LastRead | None = None,
     ) -> None:
-        """Go on from a checkpoint. `ring` limits the pending messages that are held, at least 1, and `ring_bytes` the
-        bytes of their values."""
+        """Go on from a checkpoint, whose position is behind the record `last`. `ring` limits the pending messages that
+        are held, at least 1, and `ring_bytes` the bytes of their values."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
@@ -124,6 +127,7 @@ class Sequencer:
         """Acknowledgements that found nothing pending."""
         self.regressions = 0
         """Acknowledgements at a clock before the last committed one of their producer."""
+        self._batch, self._last = Batch([], [], []), last  # the batch that is taken, and what was read last before it
         self._ring, self._ring_bytes = ring, ring_bytes
         self._producers = {
             each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
@@ -146,6 +150,11 @@ class Sequencer:
     def pass_over(self, offset: int) -> None:
         """Go on from an offset, where all before it was taken, or is no message."""
         self.offset = max(self.offset, offset)
+
+    @property
+    def last(self) -> LastRead | None:
+        """Return what tells the last record below `offset` from others; None where none was taken of a batch yet."""
+        return self._batch.last_below(self.offset) or self._last
 
     @property
     def newest(self) -> int:
@@ -172,6 +181,7 @@ class Sequencer:
         if not isinstance(messages, Batch):
             yield from self._take(messages)
             return
+        self._batch, self._last = messages, self.last
         done = 0
         for begin, end in find_runs(messages.ids):
             yield from self._take(messages[done : begin + 1])

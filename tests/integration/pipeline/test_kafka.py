@@ -259,7 +259,9 @@ def test_behind_the_end_of_a_transaction_an_emptied_topic_has_lost_nothing(sourc
     assert [each.data["id"] for each in found] == [2]
 
 
-def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(source, reader, admin):
+@pytest.fixture
+def made_again(source, reader, admin):
+    """Read a record, and put another log, of three other records, in the place of the topic's; return the position."""
     source.put(1)
     _, last = collect(reader(), until=lambda found, _: bool(found))
     admin.delete_topics([source.namespace])[source.namespace].result(60)
@@ -273,8 +275,29 @@ def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(so
 
     eventually(made, "the topic is made again")
     KafkaSource(source.servers, source.namespace).put(7, 8, 9)
+    return last
+
+
+def test_a_topic_that_was_made_again_is_known_by_its_id_however_much_it_holds(made_again, reader):
     with pytest.raises(PositionLost, match="was recreated"):
-        next(reader().read(last))
+        next(reader().read(made_again))
+
+
+def test_a_log_that_lost_its_end_is_known_by_its_records_however_much_it_holds(source, made_again, reader):
+    """The same log, as far as its id tells: of a broker whose volume was put back."""
+    place = made_again[f"kafka/{source.namespace}"]
+    last = {place.namespace: place._replace(data={**place.data, "id": ""})}
+    for _ in range(2):
+        with pytest.raises(PositionLost, match="lost its end, and has grown again") as refused:
+            next(reader().read(last))
+        assert refused.value.wears_off
+    del place.data["last"]
+    found, _ = collect(
+        reader(),
+        last={place.namespace: place._replace(data={**place.data, "id": ""})},
+        until=lambda found, _: len(found) == 2,
+    )
+    assert [each.data["id"] for each in found] == [8, 9], "from a position without a record it goes on"
 
 
 def test_a_topic_that_is_not_there(bootstrap_servers, unique):

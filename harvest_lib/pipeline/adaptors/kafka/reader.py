@@ -1,14 +1,15 @@
 """Topics of Kafka, read without a group: the pipeline's log has the offsets.
 
-    NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog"}
-                                                          the next offset of each partition, and Kafka's id of the topic
+    NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog","last":{"0":[1020,1356999300,"1f…"]}}
+                       the next offset of each partition, Kafka's id of the topic, and what tells the record of a
+                       partition that was read last from others (`LastRead`)
 
 Promises
 - Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
   after it. Partitions that are added while it reads are found.
 - The offsets in the log move over what is no record, too: ends of transactions, aborted records, compacted ones.
-- Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, and
-  a record that is damaged (checksums are checked).
+- Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, a
+  log that lost its end, however long it has grown again, and a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
 """
 
@@ -35,6 +36,7 @@ from harvest_lib.kafka_client import (
     translate,
 )
 from harvest_lib.kafka_offsets import Place
+from harvest_lib.kafka_offsets.last_reads import BrokersLost, replaced
 from harvest_lib.kafka_offsets.open_transactions import OpenTransactionWatch
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode
@@ -43,6 +45,7 @@ from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
 from harvest_lib.pipeline.message import Message, Op
 from harvest_lib.record.header import headers_of
+from harvest_lib.record.last_read import LastRead
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +77,10 @@ class KafkaReader(Reader):
         self._admin: Any = None
         self._ids: dict[str, str] = {}
         self._last = LastError()
+        self._lost = BrokersLost(self._last)
+        self._is_back = False
         self._offsets: dict[str, dict[int, int]] = {}
+        self._lasts: dict[str, dict[int, LastRead]] = {}
         self._retention = RetentionWatch(options.kafka, self._positions)
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
@@ -83,6 +89,7 @@ class KafkaReader(Reader):
             kept = before.data if before is not None else {}
             self._offsets[topic] = {int(partition): offset for partition, offset in kept.get("offsets", {}).items()}
             self._ids[topic] = kept.get("id", "")
+            self._lasts[topic] = {int(partition): LastRead(*last) for partition, last in kept.get("last", {}).items()}
         consumer = self._consumer = self._make()
         try:
             new = self._begin(consumer, self._options.start)
@@ -91,6 +98,10 @@ class KafkaReader(Reader):
             waits = OpenTransactionWatch(consumer)
             while True:
                 yield self._batch(consumer)
+                if self._is_back or not consumer.assignment():
+                    self._is_back = self._lost.is_noted = False
+                    consumer.unassign()
+                    yield [self._position(topic, 0) for topic in self._look(consumer)]
                 waits.look(self._positions())
                 if boot_seconds() >= look_at:
                     yield [self._position(topic, 0) for topic in self._look(consumer)]
@@ -129,6 +140,7 @@ class KafkaReader(Reader):
         """Assign all partitions, new ones from where they start; return the topics that have such. All or nothing."""
         is_first = not consumer.assignment()
         found: dict[str, dict[int, int]] = {}
+        there: dict[Place, LastRead] = {}
         for topic, offsets in self._offsets.items():
             partitions = self._partitions(consumer, topic)
             self._require_same(topic)
@@ -148,8 +160,14 @@ class KafkaReader(Reader):
                         f"it holds {low} to {high}, {offset} is to be read next",
                         wears_off=offset > high,
                     )
+                last = self._lasts[topic].get(partition)
+                if is_first and last is not None and low <= last.offset < high:
+                    there[topic, partition] = last
                 if new:
                     found[topic][partition] = offset
+        for (topic, partition), evidence in replaced(consumer, self._options.kafka, there).items() if there else ():
+            what = f"partition {partition} of {topic!r} lost its end, and has grown again"
+            raise _lost(what, evidence, wears_off=True)
         self._offsets.update(found)
         if found or is_first:
             consumer.assign(
@@ -198,6 +216,7 @@ class KafkaReader(Reader):
     def _batch(self, consumer: Any) -> Sequence[Message]:
         batch: list[Message] = []
         touched: dict[str, int] = {}
+        newest: dict[Place, Record] = {}
         for record in self._records(consumer):
             if (error := record.error()) is not None:
                 if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
@@ -219,6 +238,9 @@ class KafkaReader(Reader):
                 batch.append(message)
             self._offsets[record.topic()][record.partition()] = record.offset() + 1
             touched[record.topic()] = _when(record)
+            newest[record.topic(), record.partition()] = record
+        for (topic, partition), record in newest.items():
+            self._lasts[topic][partition] = LastRead.of(record)
         return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
 
     def _records(self, consumer: Any) -> Iterator[Any]:
@@ -228,6 +250,9 @@ class KafkaReader(Reader):
         while not room.is_full:
             most, most_bytes = room.left
             records = consumer.consume(min(count, most, max(1, most_bytes // largest)), wait)
+            if records and self._lost.is_noted:  # they may be of logs that were put back meanwhile
+                self._is_back = True
+                return
             sizes = [len(record.value() or b"") + len(record.key() or b"") + 1 for record in records]
             for record, size in zip(records, sizes, strict=True):
                 room.take(size)
@@ -255,7 +280,8 @@ class KafkaReader(Reader):
 
     def _position(self, topic: str, timestamp: int) -> Message:
         offsets = {str(partition): offset for partition, offset in sorted(self._offsets[topic].items())}
-        return Message(Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic]})
+        lasts = {str(partition): list(last) for partition, last in sorted(self._lasts[topic].items())}
+        return Message(Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic], "last": lasts})
 
     def _make(self) -> Any:
         own = {
@@ -268,7 +294,7 @@ class KafkaReader(Reader):
             "allow.auto.create.topics": False,
             "check.crcs": True,
             "fetch.wait.max.ms": 50,
-            "error_cb": self._last,
+            "error_cb": self._lost,
         }
         with refused_settings("kafka"):
             return self._provider(client_settings({**_MEMORY, **self._options.kafka}, **own))

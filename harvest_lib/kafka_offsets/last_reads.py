@@ -1,0 +1,87 @@
+"""Looks whether partitions still have the records that were read last: a log that lost its end has others.
+
+A reader looks when it begins, and once brokers answer again after all were away: they may have been put back, and the
+epochs of their leaders with them. Nothing can be told of a record that retention removed, or compaction where the
+topic's policy may not be read.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from harvest_lib.clock import Deadline
+from harvest_lib.kafka_client import client_settings, topic_settings
+from harvest_lib.kafka_offsets import Place
+from harvest_lib.record.last_read import LastRead
+
+_ANSWER_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+
+
+class BrokersLost:
+    """An `error_cb` that notes that all brokers went away, and passes errors on."""
+
+    def __init__(self, then: Callable[[KafkaError], object] | None = None) -> None:
+        self.is_noted = False
+        self._then = then
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - its name
+            self.is_noted = True
+        if self._then is not None:
+            self._then(error)
+
+
+def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, LastRead]) -> Mapping[Place, str]:
+    """Return the evidence for each partition whose log is not the one that was read.
+
+    `lasts` are within what the partitions hold. The client reports the ends of partitions, and is assigned to nothing
+    afterwards. Raises KafkaException, also if a record does not come in time.
+    """
+    found: dict[Place, str] = {}
+    gone: dict[Place, str] = {}
+    waiting, deadline = dict(lasts), Deadline(_ANSWER_SECONDS)
+    client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
+    while waiting:
+        if deadline.passed:
+            where = ", ".join(f"{topic}/{partition} at {last.offset}" for (topic, partition), last in waiting.items())
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records that were read do not come: {where}"))  # noqa: SLF001
+        record = client.poll(_POLL_SECONDS)
+        if record is None or (place := (record.topic(), record.partition())) not in waiting:
+            _require_good(record)
+            continue
+        last = waiting[place]
+        if (error := record.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
+            raise KafkaException(error)
+        if error is not None and record.offset() <= last.offset:
+            continue  # a leader that was just elected may not show all yet
+        if error is not None or record.offset() != last.offset:
+            gone[place] = f"offset {last.offset} has no record any more, and one was read there"
+        elif not last.fits(record):
+            written = LastRead.at(record).timestamp
+            found[place] = (
+                f"offset {last.offset} has another record than was read there: its time is {written}, and was "
+                f"{last.timestamp}"
+            )
+        del waiting[place]
+        client.pause([TopicPartition(*place)])
+    client.resume([TopicPartition(*place) for place in lasts])  # or they stay paused when they are assigned again
+    client.unassign()
+    return found | _not_compacted(settings, gone)
+
+
+def _require_good(record: Any) -> None:
+    error = record.error() if record is not None else None
+    if error is not None and error.code() not in {KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED}:  # noqa: SLF001
+        raise KafkaException(error)
+
+
+def _not_compacted(settings: Mapping[str, object], gone: Mapping[Place, str]) -> dict[Place, str]:
+    """Return those whose topic keeps all records until retention removes them from its beginning."""
+    if not gone:
+        return {}
+    with AdminClient(client_settings(settings)) as admin:
+        known = topic_settings(admin, {topic for topic, _ in gone}, timeout_seconds=_ANSWER_SECONDS)
+    return {place: said for place, said in gone.items() if known[place[0]].get("cleanup.policy") == "delete"}

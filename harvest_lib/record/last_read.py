@@ -1,0 +1,42 @@
+"""The record of a partition that was read last: evidence, beside a position, that the log is the one that was read.
+
+A log that lost its end (an unclean election of a leader, a volume that was put back) may grow past a position again.
+Topic id and offsets then look as before, and only the record tells. Pure.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+_DIGEST_BYTES = 8
+
+
+class LastRead(NamedTuple):
+    """Offset and timestamp (in milliseconds, -1 without one) of a record, and a digest of the rest; "" if unknown."""
+
+    offset: int
+    timestamp: int
+    digest: str = ""
+
+    @classmethod
+    def of(cls, record: Any) -> "LastRead":
+        """Return what tells a client's record from others. Nobody may have changed it since it came."""
+        value, headers = record.value(), list(record.headers() or ())
+        rest = blake2b(repr((record.key(), headers, value is None)).encode(), digest_size=_DIGEST_BYTES)
+        rest.update(value or b"")
+        return cls.at(record)._replace(digest=rest.hexdigest())
+
+    @classmethod
+    def at(cls, record: Any) -> "LastRead":
+        """Return the same of a record whose content may have been changed."""
+        return cls(record.offset(), record.timestamp()[1])
+
+    @classmethod
+    def of_json(cls, value: Sequence[Any] | None) -> "LastRead | None":
+        """Return what JSON made a list of; None for None."""
+        return None if value is None else cls(*value)
+
+    def fits(self, record: Any) -> bool:
+        """Return True if a record is this one, as far as is known."""
+        found = self.of(record)
+        return found[:2] == self[:2] and self.digest in {"", found.digest}
