@@ -3,44 +3,11 @@
 import logging
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import Sampler
 from support.consuming import Counting, Running
+from support.raising_observers import Panic, Raising
 from support.waiting import eventually
 
 pytestmark = pytest.mark.gate
-
-
-class Panic(BaseException):
-    """What bindings to other languages raise."""
-
-
-class Raising(SpanProcessor, Sampler):
-    """Observers that raise at a step; `calls` counts how often."""
-
-    def __init__(self, step, error):
-        self._step, self._error, self.calls = step, error, 0
-
-    def _at(self, step):
-        if step == self._step:
-            self.calls += 1
-            raise self._error
-
-    def on_start(self, span, parent_context=None):  # noqa: ARG002 - OpenTelemetry's own
-        self._at("on_start")
-
-    def on_end(self, span):  # noqa: ARG002 - as above
-        self._at("on_end")
-
-    def should_sample(self, *_arguments, **_named):
-        self._at("sampler")
-
-    def get_description(self):
-        return "raises"
-
-    def get_tracer(self, *_arguments, **_named):
-        self._at("provider")
 
 
 class Grouping(Counting):
@@ -53,9 +20,7 @@ class Grouping(Counting):
 @pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
 def test_tracing_that_raises(counted, monkeypatch, caplog, step, error):
     raising = Raising(step, error)
-    provider = TracerProvider(**({"sampler": raising} if step == "sampler" else {}))
-    provider.add_span_processor(raising)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", raising if step == "provider" else provider)
+    raising.use(monkeypatch)
     counted.write(["a", "b"])
     publisher = counted.publisher()
     for key in ("c", "d"):

@@ -3,47 +3,14 @@
 import logging
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import Sampler
 from support.outbox import harvest_config, read_topic, steps_back
+from support.raising_observers import Panic, Raising
 
 from harvest_lib.harvester.harvest import Harvest
 
 pytestmark = pytest.mark.gate
 
 RECORDS, BATCHES = 60, 5
-
-
-class Panic(BaseException):
-    """What bindings to other languages raise."""
-
-
-class Raising(SpanProcessor, Sampler):
-    """Observers that raise at a step; `calls` counts how often."""
-
-    def __init__(self, step, error):
-        self._step, self._error, self.calls = step, error, 0
-
-    def _at(self, step):
-        if step == self._step:
-            self.calls += 1
-            raise self._error
-
-    def on_start(self, span, parent_context=None):  # noqa: ARG002 - OpenTelemetry's own
-        self._at("on_start")
-
-    def on_end(self, span):  # noqa: ARG002 - as above
-        self._at("on_end")
-
-    def should_sample(self, *_arguments, **_named):
-        self._at("sampler")
-
-    def get_description(self):
-        return "raises"
-
-    def get_tracer(self, *_arguments, **_named):
-        self._at("provider")
 
 
 @pytest.fixture
@@ -74,9 +41,7 @@ def events(caplog, name):
 @pytest.mark.parametrize("step", ["on_start", "on_end", "sampler", "provider"])
 def test_tracing_that_raises(outbox, config, bootstrap_servers, monkeypatch, caplog, step, error):
     raising = Raising(step, error)
-    provider = TracerProvider(**({"sampler": raising} if step == "sampler" else {}))
-    provider.add_span_processor(raising)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", raising if step == "provider" else provider)
+    raising.use(monkeypatch)
     assert Harvest(config()).drain(60).records == RECORDS
     check(outbox, bootstrap_servers)
     assert raising.calls >= (1 if step == "provider" else BATCHES), "each batch is tried again"
@@ -86,9 +51,8 @@ def test_tracing_that_raises(outbox, config, bootstrap_servers, monkeypatch, cap
 
 
 def test_it_raises_after_the_commit_of_a_transaction_too(outbox, config, bootstrap_servers, monkeypatch):
-    provider, raising = TracerProvider(), Raising("on_end", ValueError("broken"))
-    provider.add_span_processor(raising)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    raising = Raising("on_end", ValueError("broken"))
+    raising.use(monkeypatch)
     assert Harvest(config("transactional")).drain(60).records == RECORDS
     check(outbox, bootstrap_servers)
     assert raising.calls >= BATCHES
