@@ -59,12 +59,13 @@ def judged_lost(summary: AuditSummary) -> Verdict:
 
 
 def judged_unknown(summary: AuditSummary) -> Verdict:
-    """Fail if Kafka has a record of ours that was never committed."""
+    """Fail if Kafka has a record of ours that was never committed, or not with its value."""
     return _none(
         summary,
         "unknown",
-        "in Kafka and never committed",
-        unknown=summary.unknown,
+        "in Kafka and never committed, or not with that value",
+        unknown=summary.unknown + summary.other_contents,
+        other_contents=summary.other_contents,
         foreign_messages=summary.foreign_messages,
     )
 

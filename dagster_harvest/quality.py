@@ -25,7 +25,7 @@ SAMPLED_ROWS = 10_000
 
 JUDGED_ELSEWHERE = frozenset(
     {
-        *("lost", "unknown", "reordered", "keys_with_gaps"),
+        *("lost", "unknown", "other_contents", "reordered", "keys_with_gaps"),
         *("duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch"),
         *("backlog_records", "backlog_age_seconds"),
     }

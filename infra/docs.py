@@ -70,9 +70,9 @@ _METRICS_PARTS = (
     (
         "Audits",
         "Of the last audit, in the file that `--metrics-file` names ([audits](monitoring.md#audits)). `topics` are the "
-        "audited topics with commas between, cut off at 200 characters. `finding` is `lost`, `unknown`, `reordered` or "
-        "`unexplained_duplicates`; of `harvest audit` also `other_contents`, `wrong_keys`, `order_violations` or "
-        "`split_keys`.",
+        "audited topics with commas between, cut off at 200 characters. `finding` is `lost`, `unknown`, "
+        "`other_contents`, `reordered` or `unexplained_duplicates`; of `harvest audit` also `wrong_keys`, "
+        "`order_violations` or `split_keys`.",
         catalogue.OF_AUDITS,
     ),
 )

@@ -10,7 +10,10 @@ from typing import Any
 
 from harvest_lib.errors import NothingChecked
 
-MUST_BE_ZERO = ("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "keys_with_gaps")
+MUST_BE_ZERO = (
+    *("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "other_contents"),
+    "keys_with_gaps",
+)
 """The counts of an `AuditSummary` that make it not `ok`."""
 
 
@@ -51,8 +54,11 @@ class AuditSummary:
     """Keys whose records were compared, of each topic. None where an earlier version audited, where a record is lost
     whose row was purged, so that nobody knows its key, or where a state of an earlier version had found a gap."""
     keys_with_gaps: int | None = None
-    """Those of them of which a record is lost, out of order or unknown: the others' are all there, in order. None where
-    `keys` is."""
+    """Those of them of which a record is lost, out of order, unknown or of another content: the others' are all there,
+    in order. None where `keys` is."""
+    other_contents: int = 0
+    """Records in Kafka under an id whose committed record has another value: the database was put back to an earlier
+    time and ids came again, or a row was changed after it was delivered. They are no copies of that record."""
 
     @property
     def is_empty(self) -> bool:

@@ -23,6 +23,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
+from harvest_lib.audit.records import CONTENT
 from harvest_lib.database import translated
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import OutboxTable, Segments
@@ -100,7 +101,7 @@ class Taken:
     target: JdbcTarget = field(repr=False)
 
     def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
-        """Return the committed records: record, since, state, is_new.
+        """Return the committed records: record, since, state, content, is_new.
 
         `still_open` has the records of earlier audits that had not come: their state is read again.
         """
@@ -112,7 +113,8 @@ class Taken:
             return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
         # Nearly all committed records are purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
-        return rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
+        rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
+        return rows.withColumn("content", F.lit(None).cast("bigint"))  # nobody knows what the purged rows had
 
     def keys_of(self, spark: SparkSession, records: DataFrame) -> DataFrame | None:
         """Return topic and key of records that were committed, None where nobody knows them: the rows are purged."""
@@ -187,6 +189,7 @@ def taken_from_outbox(
         topics=sql.Literal(list(topics)),
         is_parked=is_parked,
         encoding=sql.SQL(queries.KEY_ENCODING),
+        content=_content(connection, outbox),
         passed=delivered(shards, _OUTER),
         filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
         **_states(),
@@ -245,6 +248,12 @@ def taken_from_ledger(
         id_header=business.id_header,
         target=target,
     )
+
+
+def _content(connection: psycopg.Connection[Any], outbox: OutboxTable) -> sql.SQL:
+    is_bytes = outbox.value_type(connection) == "bytea"
+    content = CONTENT.format(value="o.kafka_value" if is_bytes else "convert_to(o.kafka_value, 'UTF8')")
+    return sql.SQL(queries.CONTENT.format(content=content))
 
 
 def _existing(connection: psycopg.Connection[Any], *tables: OutboxTable) -> list[OutboxTable]:

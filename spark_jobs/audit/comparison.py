@@ -12,9 +12,13 @@ A *record* is the unit compared: an outbox id, or the value of a header of its o
 key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is one of a topic's of which a
 record is lost, out of order or unknown. Knows neither Kafka nor Postgres.
 
-A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, `is_settled`
-(false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for those dropped from
-the outbox since). A frame `committed` has record, since, state, and `is_new`: false if an earlier audit counted it.
+A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, content,
+`is_settled` (false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for those
+dropped from the outbox since). A frame `committed` has record, since, state, content (null where it is not known, and
+not compared), and `is_new`: false if an earlier audit counted it.
+
+A message under the id of a record that was committed with another content is no copy of it: the id came again. `others`
+finds them, and the comparison is made again without them.
 """
 
 from collections.abc import Mapping
@@ -34,7 +38,7 @@ ADJACENT, SEPARATED, CROSS_EPOCH = "adjacent", "separated", "cross_epoch"
 LOST, DUPLICATE, REORDERED, UNKNOWN = "lost", "duplicate", "reordered", "unknown"
 """The kinds of findings."""
 
-COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at")
+COPY = ("record", "outbox_id", "leader", "topic", "partition", "offset", "key", "at", "content")
 """The columns of a copy."""
 ENDS = ("topic", "partition", "key", "offset", "record", "outbox_id", "has_gap")
 """The columns of the end of a sequence: its last record, where that is, the outbox id of its last first copy, and
@@ -50,11 +54,15 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
 
     `earlier` has the copies that an earlier audit read of records that came again.
     """
-    copies = observed.select("record", "outbox_id", "at", "is_settled", "is_judged", F.lit(0).alias("before"))
+    known_content = F.col("content").alias("known_content")
+    copies = observed.select(
+        "record", "outbox_id", "at", "content", "is_settled", "is_judged", F.lit(0).alias("before")
+    )
     if earlier is not None:
-        copies = copies.unionByName(earlier.select("record", F.lit(1).alias("before")), allowMissingColumns=True)
+        before = earlier.select("record", known_content, F.lit(1).alias("before"))
+        copies = copies.unionByName(before, allowMissingColumns=True)
     rows = copies.unionByName(
-        committed.select("record", "since", "state", F.col("is_new").cast("int").alias("is_new")),
+        committed.select("record", "since", "state", known_content, F.col("is_new").cast("int").alias("is_new")),
         allowMissingColumns=True,
     )
     # Buffers of fixed width alone, so that it is a hash aggregate and nothing is sorted.
@@ -68,7 +76,11 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         F.max("since").alias("since"),
         F.max("state").alias("state"),
         F.max("is_new").alias("is_new"),
+        F.min("content").alias("least_content"),
+        F.max("content").alias("most_content"),
+        F.max("known_content").alias("content"),
     )
+    differs = (F.col("least_content") != F.col("content")) | (F.col("most_content") != F.col("content"))
     known, is_missing = F.col("is_new").isNotNull(), (F.col("copies") == 0) & (F.col("before") == 0)
     return verdicts.select(
         *("record", "outbox_id", "since", "state"),
@@ -77,12 +89,23 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         (known & is_missing & (F.col("state") == WAITS)).alias("is_waiting"),
         (~known & (F.col("judged") > 0) & (F.col("before") == 0)).alias("is_unknown"),
         ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
+        F.coalesce(differs, F.lit(False)).alias("has_others"),  # noqa: FBT003
+        "content",
         # Records without a settled copy: the next audit reads their copies again, and needs to know them.
         (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
         F.when(
             known & (F.col("copies") > 0) & (F.col("before") == 0), _milliseconds("at") - _milliseconds("since")
         ).alias("delay_ms"),
     )
+
+
+def others(observed: DataFrame, differing: DataFrame) -> DataFrame:
+    """Return the messages with another content than was committed under their record.
+
+    `differing` are rows of `by_record` with `has_others`.
+    """
+    known = differing.select("record", F.col("content").alias("known_content"))
+    return observed.join(known, "record").where("content <> known_content").drop("known_content")
 
 
 def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
@@ -120,11 +143,13 @@ def by_sequence(
     *,
     unknown: DataFrame | None = None,
     lost: DataFrame | None = None,
+    other: DataFrame | None = None,
 ) -> DataFrame:
     """Return a row for each copy, with findings on it and on those before it of its key.
 
     `repeated` is the result of `repeats`, None if there is none. `ends` are those of an earlier audit. `unknown` has
-    the records that nobody committed, `lost` topic and key of each lost record; None without any.
+    the records that nobody committed, `lost` topic and key of each lost record, `other` the result of `others`; None
+    without any.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
     if repeated is not None:
@@ -144,6 +169,9 @@ def by_sequence(
     if lost is not None:
         is_lost = F.lit(True).alias("is_lost")  # noqa: FBT003
         rows = rows.unionByName(lost.select("topic", "key", is_lost), allowMissingColumns=True)
+    if other is not None:
+        is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")  # noqa: FBT003
+        rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
     # By a hash first: a sort compares it before it looks at whole rows. Rows shuffled and sorted by key need not be
     # again for its sequences.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
@@ -218,6 +246,7 @@ def record_numbers() -> list[Column]:
         _count(F.col("is_waiting")).alias("backlog_records"),
         _count(F.col("is_repeated")).alias("repeated"),
         _count(F.col("is_open")).alias("open"),
+        _count(F.col("has_others")).alias("differing"),
         F.unix_micros(F.min(F.when(F.col("is_waiting"), F.col("since")))).alias("backlog_since"),
         F.percentile_approx("delay_ms", list(_PERCENTILES), _ACCURACY).alias("delays_ms"),
         F.max("delay_ms").alias("delay_max_ms"),
@@ -263,15 +292,23 @@ def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def findings(verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, *, most: int) -> DataFrame:
-    """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them."""
+def findings(
+    verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, other: DataFrame | None = None, *, most: int
+) -> DataFrame:
+    """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them.
+
+    Those of `others` are unknown records: nobody committed them as they are.
+    """
     strange = observed.join(verdicts.where("is_unknown").select("record"), "record", "left_semi")
     first = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
+    strange = strange.withColumn("copy", F.row_number().over(first)).where("copy = 1").drop("copy")
+    if other is not None:
+        strange = strange.unionByName(other.select(*strange.columns))
     kinds = [
         (LOST, verdicts.where("is_lost")),
         (DUPLICATE, stepped.where("duplicate IS NOT NULL")),
         (REORDERED, stepped.where("is_reordered").drop("duplicate")),
-        (UNKNOWN, strange.withColumn("copy", F.row_number().over(first)).where("copy = 1")),
+        (UNKNOWN, strange),
     ]
     found = None
     for kind, rows in kinds:

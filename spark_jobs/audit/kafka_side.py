@@ -37,6 +37,8 @@ _STAMP = f"try_element_at(filter(headers, h -> {IS_STAMP}), -1).value"
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
 """Fields of the column `stamp`."""
+CONTENT = "CASE WHEN value IS NULL THEN 0 ELSE CAST(conv(substr(sha2(value, 256), 1, 16), 16, -10) AS bigint) END"
+"""The content of a message, as `harvest_lib.audit.records.content_of` has it, as a number; 0 for a tombstone."""
 _OWN_ID = "CAST(try_element_at(filter(headers, h -> h.key = {name}), -1).value AS string)"
 _LEGAL_ID = r"^[\x20-\x7e]{1,200}$"
 
@@ -166,6 +168,7 @@ class Topics:
             # A record without a key has no sequence.
             F.coalesce("key", record.cast("string").cast("binary")).alias("key"),
             F.col("timestamp").alias("at"),
+            F.expr(CONTENT).alias("content"),
             *IDS,
         )
 

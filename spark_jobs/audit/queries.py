@@ -44,10 +44,16 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdroppe
 # As Kafka has it. `SQL_ASCII` may hold text that is none, which is not converted.
 KEY_ENCODING: LiteralString = "CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
 
+# Bytes that are no text of any encoding come to Kafka in several ways. A tombstone has no bytes: 0.
+CONTENT = """
+CASE WHEN getdatabaseencoding() <> 'SQL_ASCII'
+     THEN ('x' || rpad(encode({content}, 'hex'), 16, '0'))::bit(64)::bigint END
+"""
+
 OUTBOX: LiteralString = """
 SELECT o.id AS part, o.id AS record, CASE WHEN isfinite(o.create_time) THEN o.create_time END AS since,
        CASE WHEN {is_parked} THEN {parked_} WHEN {passed} THEN {must_come} ELSE {waits} END AS state,
-       o.kafka_topic AS topic, convert_to(o.kafka_key, {encoding}) AS key
+       o.kafka_topic AS topic, convert_to(o.kafka_key, {encoding}) AS key, {content} AS content
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 """
 
@@ -114,7 +120,8 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
     backlog_records        bigint NOT NULL,
     backlog_age_seconds    double precision NOT NULL,
     keys                   bigint,
-    keys_with_gaps         bigint
+    keys_with_gaps         bigint,
+    other_contents         bigint NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS harvest_audit.audited (
     audit_id    text NOT NULL,
@@ -182,6 +189,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
 ADD_COLUMNS = """
 ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys bigint;
 ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys_with_gaps bigint;
+ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS other_contents bigint NOT NULL DEFAULT 0;
 """
 
 # Two at once can both find nothing to be there, and one then fails.

@@ -204,9 +204,10 @@ def _summary(audit_id: str, taken: Taken, counted: Mapping[str, Any]) -> AuditSu
     return AuditSummary(
         audit_id=audit_id,
         at=datetime.fromtimestamp(taken.at, UTC),
-        records=counted["ours"] + counted["foreign"],
+        records=counted["ours"] + counted["other_contents"] + counted["foreign"],
         **{name: counted[name] for name in names},
         unknown=counted["unknown"],
+        other_contents=counted["other_contents"],
         foreign_messages=counted["foreign"],
         **comparison.delays_of(counted),
         backlog_records=waiting,

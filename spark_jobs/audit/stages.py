@@ -23,12 +23,13 @@ from spark_jobs.audit.kafka_side import Logs, Topics, end_of
 from spark_jobs.audit.state import Past
 from spark_jobs.data_source.sequenced import carried, decided, is_acknowledgement
 
+_PLACE = ("topic", "partition", "offset")
 _SHUFFLE_RECORDS = 250_000
 _MOST_SHUFFLE_PARTS = 4_000
 _FORGETS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 _BROADCAST_RECORDS = 1_000_000
 
-TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown")
+TOTALS = (*COPY_NUMBERS, "foreign", "committed", "unknown", "other_contents")
 """The numbers that audits add up, from one to the next."""
 
 
@@ -60,12 +61,13 @@ class Stages:
             F.col("is_settled") if taken.floor is None else F.col("is_settled") & (F.col("outbox_id") >= taken.floor),
         )
         again = self._again(observed)
-        verdicts, of_records = self._kept(
-            "verdicts",
-            comparison.by_record(observed, taken.read(self._spark, self._of_past("open")), again),
-            comparison.record_numbers(),
-            "is_lost OR is_unknown OR is_repeated" + (" OR is_open" if self._left else ""),
-        )
+        committed = taken.read(self._spark, self._of_past("open"))
+        verdicts, of_records = self._verdicts("verdicts", observed, committed, again)
+        other, of_others = None, dict.fromkeys(("other_contents", "settled_other_contents"), 0)
+        if of_records["differing"]:
+            other, of_others = self._others(observed, verdicts)
+            observed = observed.join(other.select(*_PLACE), list(_PLACE), "left_anti")
+            verdicts, of_records = self._verdicts("verdicts-without-others", observed, committed, again)
         repeated = (
             comparison.repeats(observed, verdicts.where("is_repeated"), again) if of_records["repeated"] else None
         )
@@ -80,25 +82,48 @@ class Stages:
                 ends,
                 unknown=verdicts.where("is_unknown") if of_records["unknown"] else None,
                 lost=lost,
+                other=other,
             ),
             comparison.copy_numbers(),
             "duplicate IS NOT NULL OR is_reordered" + (" OR is_end" if self._left else ""),
         )
         of_keys = {} if knows_all else dict.fromkeys(KEY_NUMBERS)
-        numbers = {**seen, **of_records, **of_copies, **of_keys}
+        numbers = {**seen, **of_records, **of_copies, **of_keys, **of_others}
         totals = {name: numbers[name] for name in TOTALS}
         settled = {name: numbers.get(f"settled_{name}", numbers[name]) for name in TOTALS}
         for name, before_this in (self._past.numbers if self._past else {}).items():
             totals[name] += before_this
             settled[name] += before_this
-        found = self._found(verdicts, stepped, observed, most) if _is_worth({**numbers, **totals}) else None
+        found = self._found(verdicts, stepped, observed, other, most) if _is_worth({**numbers, **totals}) else None
         if self._left is not None:
             left = comparison.ends_of(stepped)
             (left if knows_keys else left.drop("has_gap")).write.parquet(str(self._left / "ends"))
             verdicts.where("is_open").select("record").write.parquet(str(self._left / "open"))
             if found is not None:
                 found.where("is_settled").write.parquet(str(self._left / "found"))
+            if other is not None:  # they are no copies for later audits either
+                observed.drop("is_judged").write.parquet(str(self._work / "true-copies"))
+                shutil.rmtree(self._left / "copies")
+                shutil.move(self._work / "true-copies", self._left / "copies")
         return Compared(numbers={**numbers, **totals}, found=found, settled=settled)
+
+    def _verdicts(
+        self, name: str, observed: DataFrame, committed: DataFrame, again: DataFrame | None
+    ) -> tuple[DataFrame, dict[str, Any]]:
+        return self._kept(
+            name,
+            comparison.by_record(observed, committed, again),
+            comparison.record_numbers(),
+            "is_lost OR is_unknown OR is_repeated OR has_others" + (" OR is_open" if self._left else ""),
+        )
+
+    def _others(self, observed: DataFrame, verdicts: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
+        """Return the messages of another content than was committed, and how many these are."""
+        place = str(self._work / "others")
+        comparison.others(observed, verdicts.where("has_others")).write.parquet(place)
+        other = self._spark.read.parquet(place)
+        settled = other.where("is_settled").count()
+        return other, {"other_contents": other.count(), "settled_other_contents": settled}
 
     def _configure(self, size: int) -> None:
         parts = -(-size // _SHUFFLE_RECORDS)
@@ -184,8 +209,10 @@ class Stages:
         frame.observe(observation, first, *rest).where(worth).write.parquet(str(self._work / name))
         return self._spark.read.parquet(str(self._work / name)), observation.get
 
-    def _found(self, verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, most: int) -> DataFrame:
-        found = comparison.findings(verdicts, stepped, observed, most=most)
+    def _found(
+        self, verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, other: DataFrame | None, most: int
+    ) -> DataFrame:
+        found = comparison.findings(verdicts, stepped, observed, other, most=most)
         if (before := self._of_past("found")) is not None:
             found = comparison.lowest(found.unionByName(before), most=most)
         found.coalesce(1).write.parquet(str(self._work / "found"))
@@ -203,5 +230,11 @@ class Stages:
 
 
 def _is_worth(numbers: Mapping[str, Any]) -> bool:
-    found = ("lost", "unknown", "reordered", *(name for name in COPY_NUMBERS if name.startswith("duplicates")))
+    found = (
+        "lost",
+        "unknown",
+        "other_contents",
+        "reordered",
+        *(name for name in COPY_NUMBERS if name.startswith("duplicates")),
+    )
     return any(numbers[name] for name in found)

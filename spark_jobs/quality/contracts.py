@@ -310,6 +310,7 @@ AUDIT_SUMMARY = Contract(
         # A summary of an earlier version lacks them.
         "keys": _KNOWN_COUNT,
         "keys_with_gaps": _KNOWN_COUNT,
+        "other_contents": _COUNT,
     },
     rows={
         "no_more_keys_with_gaps_than_keys": (
@@ -319,9 +320,11 @@ AUDIT_SUMMARY = Contract(
         "gaps_in_keys_are_those_of_records": (
             lambda frame: (
                 frame["keys_with_gaps"].isna()
-                | (frame["keys_with_gaps"].fillna(0) > 0).eq(frame["lost"] + frame["reordered"] + frame["unknown"] > 0)
+                | (frame["keys_with_gaps"].fillna(0) > 0).eq(
+                    frame["lost"] + frame["reordered"] + frame["unknown"] + frame["other_contents"] > 0
+                )
             ),
-            "coalesce((keys_with_gaps > 0) = (lost + reordered + unknown > 0), true)",
+            "coalesce((keys_with_gaps > 0) = (lost + reordered + unknown + other_contents > 0), true)",
         ),
         "no_more_lost_than_committed": (lambda frame: frame["lost"] <= frame["committed"], "lost <= committed"),
         "no_more_foreign_messages_than_records": (

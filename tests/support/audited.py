@@ -60,13 +60,13 @@ class Audited:
     def log(self):
         return read_topic(self.servers, self.outbox.topic, isolation="read_committed")
 
-    def produce(self, like, *, outbox_id=None, leader=None, headers=None, header=True):
-        """Send a record to where one like it is; by its leader, unless another is named."""
+    def produce(self, like, *, outbox_id=None, leader=None, headers=None, header=True, value=None):
+        """Send a record to where one like it is; by its leader and of its value, unless others are named."""
         outbox_id = like.outbox_id if outbox_id is None else outbox_id
         own = [(HEADER_NAME, stamp(leader or like.leader_id)(outbox_id))] if header is True else header
         self.producer.produce(
             self.outbox.topic,
-            "by hand",
+            like.value if value is None else value,
             like.key,
             like.partition,
             headers=[*(like.headers if headers is None else headers), *own],
