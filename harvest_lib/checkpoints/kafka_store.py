@@ -1,6 +1,7 @@
 """The store of checkpoints in Kafka, with a mirror in Postgres."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,11 @@ from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.checkpoints.topic import (
     Found,
     ensure_checkpoint_topic,
+    known_to_controller,
     read_checkpoints,
     topic_id,
 )
-from harvest_lib.clock import boot_seconds
+from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.config.model import default_checkpoint_topic
 from harvest_lib.delivery import CheckpointPlace
 from harvest_lib.errors import (
@@ -40,6 +42,10 @@ _MARKERS_SECONDS = 5.0
 """Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
 _ANSWER_SECONDS = 2.0
 """A stop waits for this attempt; a longer one is abandoned and retried."""
+
+_CATCH_UP_SECONDS = 5.0
+"""A broker that has just come back knows all topics by then."""
+_AGAIN_SECONDS = 0.2
 
 _VOUCH_SECONDS = 0.2
 """No transaction commits when the row was written longer ago than this: of a server that is put back to before that
@@ -141,7 +147,7 @@ class KafkaStore(PostgresStore):
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
         found: Sequence[Found] = ()
         try:
-            found = self._find(choice)
+            found = self._find_surely(choice) if lost and mirror.kept_in == "kafka" else self._find(choice)
         except TopicMissing as error:
             if isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0]):
                 return  # it is not ours to see, which others say
@@ -152,6 +158,25 @@ class KafkaStore(PostgresStore):
                 self._refuse_regressed(each.record, tell=tell)
         if lost and not found:
             choice.newest(None)
+
+    def _find_surely(self, choice: CheckpointChoice) -> Sequence[Found]:
+        """Read Kafka's checkpoints, where a topic that is missing is a loss: ask again before that is said. Raises
+        KafkaUnavailable if only a broker does not know it, TopicMissing if the controller does not, or does not say."""
+        deadline = Deadline(_CATCH_UP_SECONDS)
+        while True:
+            try:
+                return self._find(choice)
+            except TopicMissing as error:
+                is_there = known_to_controller(self._kafka, self._place.topic)
+                if is_there and deadline.passed:
+                    raise KafkaUnavailable(
+                        f"a broker does not know the checkpoint topic {self._place.topic!r} yet, which is there",
+                        evidence=f"{error.evidence}; the controller knows it",
+                        next_step="wait until the broker has caught up, and start again",
+                    ) from error
+                if is_there is False or deadline.passed:
+                    raise
+            time.sleep(_AGAIN_SECONDS)
 
     def _refuse_regressed(self, record: Mapping[str, Any], *, tell: bool) -> None:
         """Raise if the row, or the server, lacks what a checkpoint in Kafka has passed. Its leader may live: the row is

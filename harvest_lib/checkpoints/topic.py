@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import Deadline
@@ -62,6 +62,18 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
         except KafkaException as error:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # else it has as many, or more, by now
                 raise translate(error.args[0], settings=settings) from error
+
+
+def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | None:
+    """Ask the controller whether a topic is there, by an attempt to create it that changes nothing: a broker that has
+    just come back may not know it yet. None if the controller does not say, as to a role that may not create it."""
+    with AdminClient(client_settings(settings)) as admin:
+        asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=_READ_SECONDS)
+        try:
+            answer_of(asked[topic], 2 * _READ_SECONDS)
+        except KafkaException as error:
+            return True if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS else None
+    return False
 
 
 def removes_checkpoints(cleanup_policy: str) -> bool:

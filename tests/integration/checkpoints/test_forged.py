@@ -9,7 +9,9 @@ from support.servers import await_replicated, standby_of
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.checkpoints import kafka_store
+from harvest_lib.errors import CheckpointError, KafkaUnavailable, ServerRegressed
+from harvest_lib.kafka_client import topic_missing
 from harvest_lib.local_stack.postgres import PostgresServer
 
 pytestmark = pytest.mark.full
@@ -321,6 +323,30 @@ def test_a_topic_that_was_deleted_is_told_by_its_id(outbox, admin):
         drain(outbox)
     assert "the topic was deleted" in error.value.cause
     assert "the topic's id was" in error.value.evidence
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("late", [2, 10**9])
+def test_a_topic_that_only_a_broker_does_not_know_yet_is_not_said_to_be_deleted(outbox, monkeypatch, late):
+    outbox.write("1")
+    drain(outbox)
+    real, answers = kafka_store.read_checkpoints, []
+
+    def lagging(settings, topic, *rest, **named):
+        answers.append(topic)
+        if len(answers) <= late:
+            raise topic_missing(topic, partitions=1, evidence="Broker: Unknown topic or partition")
+        return real(settings, topic, *rest, **named)
+
+    monkeypatch.setattr(kafka_store, "read_checkpoints", lagging)
+    monkeypatch.setattr(kafka_store, "_CATCH_UP_SECONDS", 0.5, raising=False)
+    outbox.write("2")
+    if late > 2:
+        with pytest.raises(KafkaUnavailable, match="the controller knows it"):
+            drain(outbox)
+    else:
+        drain(outbox)
+        assert outbox.committed() == [1, 2]
 
 
 # -- a subscription that was removed, and names that meet

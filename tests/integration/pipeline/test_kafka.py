@@ -13,6 +13,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
 from harvest_lib.local_stack.kafka import KafkaCluster
+from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
 from harvest_lib.pipeline.message import Message, Op
 
@@ -257,6 +258,69 @@ def test_behind_the_end_of_a_transaction_an_emptied_topic_has_lost_nothing(sourc
     source.put(2)
     found, _ = collect(reader(), last, until=lambda found, _: bool(found))
     assert [each.data["id"] for each in found] == [2]
+
+
+class Lagging:
+    """A client that is told of fewer partitions, or of an earlier end, so many times."""
+
+    def __init__(self, settings, late):
+        self._real, self.late = Consumer(settings), late
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def _is_late(self):
+        self.late -= 1
+        return self.late >= 0
+
+    def list_topics(self, topic, timeout):
+        found = self._real.list_topics(topic, timeout)
+        if self._is_late():
+            del found.topics[topic].partitions[1]
+        return found
+
+
+class LaggingEnd(Lagging):
+    def list_topics(self, topic, timeout):
+        return self._real.list_topics(topic, timeout)
+
+    def get_watermark_offsets(self, partition, **how):
+        low, high = self._real.get_watermark_offsets(partition, **how)
+        return low, (0 if self._is_late() else high)
+
+
+@pytest.mark.parametrize("lagging", [Lagging, LaggingEnd])
+@pytest.mark.parametrize("late", [2, 10**9])
+def test_what_a_broker_does_not_know_yet_is_not_lost(
+    bootstrap_servers, make_topic, reader_of, monkeypatch, lagging, late
+):
+    monkeypatch.setattr(kafka_reader_module, "_SECOND_LOOK_SECONDS", 0.5, raising=False)
+    source = KafkaSource(bootstrap_servers, make_topic(partitions=2))
+    envelope = json.dumps({"op": "insert", "timestamp": 1, "namespace": "t", "data": {"id": 1}})
+    produce(source, {"value": envelope, "partition": 0}, {"value": envelope, "partition": 1})
+    _, last = collect(reader_of(source), until=lambda found, _: len(found) == 2)
+    again = reader_of(source, provider=lambda settings: lagging(settings, late))
+    if late > 2:
+        kind = KafkaUnavailable if lagging is Lagging else PositionLost
+        with pytest.raises(kind) as refused:
+            next(again.read(last))
+        assert refused.value.wears_off is (lagging is LaggingEnd)
+    else:
+        next(again.read(last))
+
+
+@pytest.fixture
+def reader_of():
+    made = []
+
+    def make(source, **how):
+        options = reading("kafka").options(kafka={"bootstrap.servers": source.servers}, topics=[source.namespace])
+        made.append(kafka_reader_module.KafkaReader(options, **how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ Promises
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,8 @@ _MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.queue.backoff.ms": 50}
 """Size that is fetched ahead, unless `kafka` says otherwise. It lowers `fetch.max.bytes` to it by itself, but not
 below `message.max.bytes`."""
 _ANSWER_SECONDS = 10.0
+_SECOND_LOOK_SECONDS, _AGAIN_SECONDS = 3.0, 0.2
+"""What would be noted for good is looked at again for so long."""
 _LOOK_SECONDS = 30.0
 """Interval of the search for more partitions."""
 
@@ -143,15 +146,14 @@ class KafkaReader(Reader):
         there: dict[Place, LastRead] = {}
         for topic, offsets in self._offsets.items():
             partitions = self._partitions(consumer, topic)
-            self._require_same(topic)
+            is_same = self._require_same(topic)
+            if offsets.keys() - partitions:
+                partitions = self._partitions_again(consumer, topic, is_same=is_same)
             new = partitions - offsets.keys()
-            if gone := offsets.keys() - partitions:
-                evidence = f"{sorted(gone)} were read, it was recreated"
-                raise _lost(f"the topic {topic!r} has lost partitions", evidence, wears_off=True)
             if new:
                 found[topic] = dict(offsets)
             for partition in sorted(partitions if is_first else new):
-                low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
+                low, high = self._range(consumer, topic, partition)
                 offset = offsets.get(partition, high if start == "end" else low)
                 if not low <= offset <= high:
                     what = "no longer has what was not read yet" if offset < low else "was recreated, or lost its end"
@@ -179,8 +181,36 @@ class KafkaReader(Reader):
             )
         return list(found)
 
-    def _require_same(self, topic: str) -> None:
-        """Raise PositionLost if another topic has the name by now, whose offsets mean other records."""
+    def _partitions_again(self, consumer: Any, topic: str, *, is_same: bool) -> set[int]:
+        """Return the partitions of a topic once it has all that were read: a broker that has just come back may not
+        know them yet. Raises PositionLost, or KafkaUnavailable if the topic is the same: it cannot have lost any."""
+        deadline = Deadline(_SECOND_LOOK_SECONDS)
+        while gone := self._offsets[topic].keys() - (partitions := self._partitions(consumer, topic)):
+            if deadline.passed and is_same:
+                raise KafkaUnavailable(
+                    f"a broker does not know all partitions of {topic!r} yet",
+                    evidence=f"{sorted(gone)} were read, and the topic's id is the same",
+                    next_step="wait until the broker has caught up, and start again",
+                )
+            if deadline.passed:
+                evidence = f"{sorted(gone)} were read, it was recreated"
+                raise _lost(f"the topic {topic!r} has lost partitions", evidence, wears_off=True)
+            time.sleep(_AGAIN_SECONDS)
+        return partitions
+
+    def _range(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset and the end of a partition. An end before our position is asked for again: a leader
+        that was just elected may not know it yet."""
+        deadline = Deadline(_SECOND_LOOK_SECONDS)
+        while True:
+            low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
+            if self._offsets[topic].get(partition, 0) <= high or deadline.passed:
+                return low, high
+            time.sleep(_AGAIN_SECONDS)
+
+    def _require_same(self, topic: str) -> bool:
+        """Return True if the topic is known to be the one that was read. Raise PositionLost if another topic has the
+        name by now, whose offsets mean other records."""
         if self._admin is None:
             self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
@@ -188,10 +218,11 @@ class KafkaReader(Reader):
             found = str(answer_of(asked, 2 * _ANSWER_SECONDS).topic_id)
         except KafkaException as error:
             _log.info("topic_id_unknown", extra={"topic": topic, "reason": str(error)})
-            return
+            return False
         before, self._ids[topic] = self._ids[topic], found
         if before and before != found:
             raise _lost(f"the topic {topic!r} was recreated", f"its id was {before}, and is {found}")
+        return bool(before)
 
     def _partitions(self, consumer: Any, topic: str) -> set[int]:
         deadline = Deadline(_ANSWER_SECONDS)

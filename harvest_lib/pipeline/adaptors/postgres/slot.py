@@ -60,9 +60,9 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
     if not found:
         if before is None:
             return None
+        # Not noted: a failover may bring it late. One that is made anew is told by where it begins.
         raise PositionLost(
             f"the slot {slot!r} is not there any more",
-            wears_off=True,
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
             next_step=copy_again,
         )
