@@ -33,6 +33,7 @@ _LAST_ID_NEXT_STEP = (
 )
 
 # 32 bits of an xmin become 64 by the next transaction's; rows of the catalog for system columns are never changed.
+# A join of the rows with what a restore wrote compares each with each where statistics say that there are none.
 _ORIGINS = """
 WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax),
 made AS (
@@ -40,20 +41,20 @@ made AS (
   FROM now, pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
   JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'ctid'
   WHERE i.inhparent = to_regclass(%(outbox)s)
-), found AS MATERIALIZED (
+), found AS (
   SELECT o.id, o.transaction_id::text::bigint AS transaction_id, made.made_in, now.xmax,
     now.xmax - mod(mod(now.xmax, 4294967296) - o.xmin::text::bigint + 4294967296, 4294967296) AS inserted_in
   FROM now, {outbox} AS o JOIN made ON made.oid = o.tableoid
-), restores AS (
-  SELECT inserted_in FROM found GROUP BY inserted_in HAVING count(DISTINCT transaction_id) > 1
+), beside AS (
+  SELECT found.*, min(transaction_id) OVER once <> max(transaction_id) OVER once AS restored
+  FROM found WINDOW once AS (PARTITION BY inserted_in)
 )
 SELECT CASE
-    WHEN found.transaction_id >= found.xmax OR found.transaction_id > found.inserted_in
-      OR found.transaction_id < found.made_in OR restores.inserted_in IS NOT NULL THEN 'came'
-    WHEN found.transaction_id = found.inserted_in THEN 'written'
+    WHEN transaction_id >= xmax OR transaction_id > inserted_in OR transaction_id < made_in OR restored THEN 'came'
+    WHEN transaction_id = inserted_in THEN 'written'
     ELSE 'unknown' END AS kind,
-  count(*), min(id), max(id), count(*) FILTER (WHERE found.inserted_in < found.made_in)
-FROM found LEFT JOIN restores ON restores.inserted_in = found.inserted_in GROUP BY 1
+  count(*), min(id), max(id), count(*) FILTER (WHERE inserted_in < made_in)
+FROM beside GROUP BY 1
 """
 
 _UNKNOWN_ABOVE = """

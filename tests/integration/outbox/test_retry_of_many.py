@@ -4,11 +4,13 @@ import uuid
 from contextlib import closing
 
 import pytest
+from psycopg import sql
 from support.native import Native
 
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.table import CheckpointTable
-from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection
+from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection, Restamping, drop_passed
+from harvest_lib.outbox.moved_rows import MovedRows, Origin
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 
@@ -70,6 +72,46 @@ def test_all_of_many_keys_that_were_parked_whole(native, analyzed):
     done = ParkedRecords(native.table).retry(native.connection, ParkedSelection())
     assert done.parked == KEYS
     assert native.count() == KEYS
+
+
+@pytest.fixture
+def emptied(native):
+    """Tables of which statistics say that their pages are empty: they were filled and emptied before, and again filled
+    since."""
+    native.connection.execute("ALTER TABLE outbox_from_0 SET (autovacuum_enabled = off)")
+    fill_listed(native)
+    native.connection.execute("DELETE FROM outbox; DELETE FROM outbox_set_aside")
+    native.connection.execute("ANALYZE outbox; ANALYZE outbox_set_aside")
+    native.push(1)
+    fill_listed(native)
+    return native
+
+
+def test_the_origin_of_many_rows(emptied):
+    found = MovedRows(emptied.table.placed(emptied.connection)).origin(emptied.connection)
+    assert found == Origin()
+    emptied.connection.execute("UPDATE outbox SET transaction_id = '900000000000' WHERE id <= 10")
+    found = MovedRows(emptied.table.placed(emptied.connection)).origin(emptied.connection)
+    assert (found.rows, found.last_id) == (10, 10)
+
+
+def test_many_rows_that_are_ranked_and_stamped(emptied):
+    rows = MovedRows(emptied.table.placed(emptied.connection))
+    with emptied.connection.transaction():
+        assert rows.rank(emptied.connection, KEYS, [sql.SQL("true")]) == {"1": KEYS}
+        assert rows.stamp(emptied.connection, {"1": 3}) == KEYS
+
+
+def test_many_rows_that_are_restamped(emptied):
+    emptied.connection.execute("UPDATE outbox SET transaction_id = '900000000000'")
+    assert Restamping(outbox=emptied.table).run(emptied.connection, force=True) == KEYS
+
+
+def test_many_parked_records_whose_rows_are_others_by_now_keep_no_segment(emptied):
+    emptied.connection.execute("UPDATE outbox SET transaction_id = pg_current_xact_id()")
+    emptied.subscribe(emptied.snapshot(), name="default")
+    emptied.push(1_000_001)
+    assert drop_passed(emptied.connection, emptied.table, keep_seconds=0).dropped == ["outbox_from_0"]
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
