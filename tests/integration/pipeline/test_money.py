@@ -112,3 +112,31 @@ def test_other_digits_are_refused_at_both_ends(database, unique, name):
         writer.write([message])
     assert f"lc_monetary is {name}.UTF-8" in found.value.evidence
     assert run(dsn, "SELECT count(*) FROM t") == (0,)
+
+
+HOLDING = {
+    "price": ("CREATE DOMAIN price AS money", "$12.50"),
+    "price[]": ("CREATE DOMAIN price AS money", "{$12.50}"),
+    "prices": ("CREATE DOMAIN prices AS money[]", "{$12.50}"),
+    "item": ("CREATE TYPE item AS (name text, m money)", "(a,$12.50)"),
+    "span": ("CREATE TYPE span AS RANGE (subtype = money)", "[$12.50,$13.00)"),
+    "spans": ("CREATE TYPE span AS RANGE (subtype = money, multirange_type_name = spans)", "{[$12.50,$13.00)}"),
+}
+
+
+@pytest.mark.parametrize("of_type", HOLDING)
+def test_money_inside_of_other_types_is_refused_as_well(database, unique, of_type):
+    made, value = HOLDING[of_type]
+    dsn = database("ja_JP")
+    name = made.split()[2]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"{made}; ALTER TABLE t ADD held {of_type}, DROP m, DROP ms")
+        try:
+            error = refused(opened(reading("postgres"), data_source=dsn, slot=unique("slot")[:63], tables=["t"]))
+            assert "lc_monetary is ja_JP.UTF-8" in error.evidence
+            message = Message(Op.INSERT, 1, "public.t", {"id": 1, "held": value}, offset=0)
+            with closing(opened(writing("postgres"), data_source=dsn)) as writer, pytest.raises(AdaptorError) as found:
+                writer.write([message])
+            assert "lc_monetary is ja_JP.UTF-8" in found.value.evidence
+        finally:
+            connection.execute(f"DROP {made.split()[1]} {name} CASCADE")

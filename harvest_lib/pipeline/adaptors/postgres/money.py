@@ -7,7 +7,7 @@ locale spells it: `12,50` is 1250 in `C`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -15,13 +15,26 @@ import psycopg
 
 from harvest_lib.errors import AdaptorError
 
-MONEY = ("money", "money[]")
-MONEY_OIDS = frozenset({790, 791})
-
 _SPELLED = re.compile(r"\s*(-|\()?\$?([0-9]+|[0-9]{1,3}(,[0-9]{3})+)(\.[0-9]{1,2})?\)?\s*")
 _DIGITS = 2
 _OWN = "SELECT set_config('lc_monetary', reset_val, false), reset_val FROM pg_settings WHERE name = 'lc_monetary'"
 _ONE = "SELECT encode(cash_send('1'::money), 'hex')"
+# Money itself, its arrays, domains of both; and composites, ranges and multiranges that have it somewhere inside.
+_HELD = """
+WITH RECURSIVE held AS (
+  SELECT attname::text AS name, atttypid AS oid, true AS is_whole
+  FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+  UNION
+  SELECT held.name, part.oid, held.is_whole AND part.is_same
+  FROM held JOIN pg_type AS t ON t.oid = held.oid CROSS JOIN LATERAL (
+    SELECT t.typbasetype, true
+    UNION ALL SELECT t.typelem, true
+    UNION ALL SELECT a.atttypid, false FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+    UNION ALL SELECT r.rngsubtype, false FROM pg_range AS r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+  ) AS part (oid, is_same) WHERE part.oid <> 0
+)
+SELECT name, bool_or(is_whole) FROM held WHERE oid = 'money'::regtype GROUP BY name
+"""
 _C = "SELECT set_config('lc_monetary', 'C', false)"
 
 
@@ -52,6 +65,7 @@ def is_carried(value: object) -> bool:
     return isinstance(value, str) and (value.startswith("{") or _SPELLED.fullmatch(value) is not None)
 
 
-def has_money(types: Iterable[str]) -> bool:
-    """Return True if a column is of money."""
-    return any(each in MONEY for each in types)
+def columns_of_money(connection: psycopg.Connection[Any], oid: int) -> Mapping[str, bool]:
+    """Return the columns of a table in which there is money, by name; True for those that are nothing else (an array,
+    a domain), False for composites and ranges. Raises psycopg.Error."""
+    return dict(connection.execute(_HELD, (oid,)).fetchall())

@@ -42,7 +42,7 @@ from harvest_lib.pipeline.adaptors.postgres.changes import Changes
 from harvest_lib.pipeline.adaptors.postgres.copy import Copy, impatient, open_transactions, waiting
 from harvest_lib.pipeline.adaptors.postgres.fetch import row_of
 from harvest_lib.pipeline.adaptors.postgres.history import Resent
-from harvest_lib.pipeline.adaptors.postgres.money import MONEY_OIDS, require_two_digits
+from harvest_lib.pipeline.adaptors.postgres.money import columns_of_money, require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.pgoutput import decode
 from harvest_lib.pipeline.adaptors.postgres.replication import Alive, Change, Replication
@@ -108,8 +108,8 @@ class PostgresReader:
         require_followed(kept, known, slot=options.slot)
         require_sent(connection, tables, {each.namespace for each in kept} & set(known), slot=options.slot)
         for table in tables:
-            if MONEY_OIDS & set(table.columns.values()):
-                with catalog.refusals("to read its settings", "see the server's words"):
+            with catalog.refusals("to read its settings", "see the server's words"):
+                if columns_of_money(connection, table.oid).keys() & table.columns.keys():
                     require_two_digits(connection, table.namespace)
         yield from self._until_made(connection)
         confirmed = place_of(connection, options.slot, before.data if before is not None else None)

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from harvest_lib.errors import AdaptorError, MessageRefused
 from harvest_lib.pipeline.adaptors.postgres.catalog import refusals, split
-from harvest_lib.pipeline.adaptors.postgres.money import MONEY, is_carried
+from harvest_lib.pipeline.adaptors.postgres.money import columns_of_money, is_carried
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.values import text_of
 from harvest_lib.pipeline.message import Message, Op
@@ -26,7 +26,8 @@ _LOCK = "SELECT FROM {} WHERE false"
 _COLUMNS = """
 WITH RECURSIVE found AS (
   SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-  WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'f')
+  WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+    AND NOT EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = c.oid)
 ), above AS (
   SELECT oid FROM found
   UNION SELECT i.inhparent FROM above JOIN pg_inherits AS i ON i.inhrelid = above.oid
@@ -37,10 +38,17 @@ SELECT a.attname::text, format_type(a.atttypid, -1), a.attgenerated <> '',
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a',
        CASE WHEN a.attcollation <> t.typcollation
             THEN quote_ident(s.nspname) || '.' || quote_ident(o.collname) ELSE '' END,
-       coalesce(o.collisdeterministic, true), family.oid
+       coalesce(o.collisdeterministic, true), family.oid, found.oid::int8
 FROM family, found JOIN pg_attribute AS a ON a.attrelid = found.oid JOIN pg_type AS t ON t.oid = a.atttypid
 LEFT JOIN pg_collation AS o ON o.oid = a.attcollation LEFT JOIN pg_namespace AS s ON s.oid = o.collnamespace
 WHERE a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+_OTHER = """
+SELECT CASE WHEN c.relkind = 'v' THEN 'a view' WHEN c.relkind = 'm' THEN 'a materialized view'
+  WHEN c.relkind = 'f' THEN 'a foreign table' WHEN c.relkind NOT IN ('r', 'p') THEN 'no table'
+  WHEN EXISTS (SELECT FROM pg_rewrite AS r WHERE r.ev_class = c.oid) THEN 'a table with rules' END
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
 """
 
 _KEY = """
@@ -83,6 +91,8 @@ class Target:
     """Of columns that have another than their type, quoted."""
     by_bytes: frozenset[str]
     """Columns of text in which other bytes are another value."""
+    money: Mapping[str, bool]
+    """Columns with money: see `columns_of_money`."""
     family: int
     """Tables that may have the same rows have the same."""
 
@@ -118,7 +128,7 @@ class Target:
         data, known = message.data, self.types.keys() | self.generated
         unknown = [each for each in data if each not in known] if message.op is not Op.DELETE else []
         missing = [each for each in self.key if data.get(each) is None]
-        foreign = [each for each in data if self.types.get(each) in MONEY and not is_carried(data[each])]
+        foreign = [each for each in data if self.money.get(each) and not is_carried(data[each])]
         if not unknown and not missing and not foreign:
             return tuple(text_of(data[each], self.types[each]) for each in self.key)
         if unknown:
@@ -163,11 +173,13 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
     """Return the table of a namespace as it is, and stays until the end of the transaction. Raises AdaptorError."""
     name = split(options.table or namespace)
     with refusals(f"to read {'.'.join(name)}", "check the user's grants"):
+        _require_own_rows(name, connection.execute(_OTHER, name).fetchall())
         try:
             connection.execute(sql.SQL(_LOCK).format(sql.Identifier(*name)))
         except (pg.UndefinedTable, pg.InvalidSchemaName) as error:
             raise _no_table(name, namespace, options) from error
         columns = connection.execute(_COLUMNS, name).fetchall()
+        money = columns_of_money(connection, columns[0][8]) if columns else {}
         key = [each for (each,) in connection.execute(_KEY, name).fetchall()]
     key = list(options.key.get(".".join(name), key))
     if not columns:
@@ -188,8 +200,21 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
         generated=frozenset(column for column, _, generated, *_ in columns if generated),
         collations={each[0]: each[5] for each in columns if each[5]},
         by_bytes=frozenset(each[0] for each in columns if each[6]),
+        money=money,
         family=columns[0][7],
     )
+
+
+def _require_own_rows(name: tuple[str, str], found: Sequence[tuple[str | None]]) -> None:
+    """Raise AdaptorError for what has its rows elsewhere: two names may be of one row then, and Postgres does not tell
+    where a row is really written."""
+    if found and found[0][0] is not None:
+        raise AdaptorError(
+            f"rows of {'.'.join(name)} cannot be written in order",
+            evidence=f"it is {found[0][0]}: its rows are in another table, which other names may lead to as well",
+            next_step="write to the table itself, on its own server: name it with `table`, or with the transform "
+            "`route`; drop the rules of a table",
+        )
 
 
 def _no_table(name: tuple[str, str], namespace: str, options: PostgresWriting) -> AdaptorError:

@@ -25,7 +25,7 @@ from harvest_lib import postgres_causes
 from harvest_lib.database import connect, translate
 from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
-from harvest_lib.pipeline.adaptors.postgres.money import has_money, require_two_digits
+from harvest_lib.pipeline.adaptors.postgres.money import require_two_digits
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.target import Key, Target, find
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, array_of, text_of
@@ -138,7 +138,7 @@ class PostgresWriter:
     def _target(self, connection: psycopg.Connection[Any], targets: dict[str, Target], namespace: str) -> Target:
         if namespace not in targets:
             found = targets[namespace] = find(connection, namespace, self._options)
-            if not self._money_is_clear and has_money(found.types.values()):
+            if not self._money_is_clear and found.money:
                 require_two_digits(connection, str(found))
                 self._money_is_clear = True
         return targets[namespace]
