@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
+from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
 
@@ -24,10 +24,11 @@ def rehearse_marks(connection: psycopg.Connection[Any], table: OutboxTable) -> N
     Raises OutboxTableError if the record is passed over without an error, DatabaseError for a refusal.
     """
     with translated(), connection.transaction(force_rollback=True):
+        named = in_statement(table.identifier)
         row = connection.execute(sql.SQL(_FIRST).format(table=table.identifier)).fetchone()
         record_id = row[0] if row is not None else None
         for what, statement in _REHEARSED.items():
-            done = connection.execute(sql.SQL(statement).format(table=table.identifier), (record_id,))
+            done = connection.execute(sql.SQL(statement).format(table=named), (record_id,))
             if row is not None and not done.rowcount:
                 raise OutboxTableError(
                     f"the table {table} keeps its records from being marked and purged",
