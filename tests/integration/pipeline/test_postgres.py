@@ -4,6 +4,7 @@ import threading
 from base64 import b64encode
 from contextlib import closing, suppress
 from dataclasses import replace
+from decimal import Decimal
 from itertools import islice
 
 import psycopg
@@ -100,6 +101,29 @@ def test_a_large_value_that_an_update_leaves_alone_comes_whole(source, reader):
     gone, new = taken(batches, 2)
     assert (gone.op, gone.data) == (Op.DELETE, {"id": 1})
     assert (new.op, len(new.data["note"])) == (Op.INSERT, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("of_type", "value", "becomes", "arrives"),
+    [
+        ("bytea", "decode(repeat('00', 9000), 'hex')", "text USING 'abcd12'", "abcd12"),
+        ("bytea", "decode(repeat('00', 9000), 'hex')", "text USING 'none'", "none"),
+        ("numeric", "repeat('9', 20000)::numeric", "text USING 'none'", "none"),
+        ("text", "repeat('9', 20000)", "numeric USING 1.50", Decimal("1.50")),
+        ("text", "repeat('9', 20000)", "bytea USING '\\x00ff'", b"\0\xff"),
+        ("text", "repeat('9', 20000)", "blob USING '\\x00ff'", b"\0\xff"),
+    ],
+)
+def test_a_large_value_is_of_the_type_that_its_column_has_by_now(source, reader, of_type, value, becomes, arrives):
+    run = source.connection.execute
+    run("CREATE DOMAIN blob AS bytea")
+    run(f"CREATE TABLE large (id int PRIMARY KEY, big {of_type}, n int)")
+    run("ALTER TABLE large ALTER big SET STORAGE EXTERNAL")
+    batches = following(reader(tables=["large"]))
+    run(f"INSERT INTO large VALUES (1, {value}, 1)")  # noqa: S608 - ours
+    run("UPDATE large SET n = 2")
+    run(f"ALTER TABLE large ALTER big TYPE {becomes}")
+    assert taken(batches, 2)[1].data == {"id": 1, "big": arrives, "n": 2}
 
 
 @pytest.mark.parametrize("key", ["uid", "id, uid"])

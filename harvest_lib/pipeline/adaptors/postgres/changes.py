@@ -14,6 +14,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, assert_never
 
 from harvest_lib.errors import AdaptorError, PositionLost
@@ -37,8 +38,9 @@ from harvest_lib.pipeline.message import Message, Op
 TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
-Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, str | None] | None]
-"""Return columns of the row with a key, as text, but dropped ones; None if there is no such row."""
+Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, Any] | None]
+"""Return columns of the row with a key, but dropped ones, each as a value of the type that it has by now; None if there
+is no such row."""
 
 KeyOf = Callable[[int], Sequence[str]]
 """Return the columns that name a row of a table now."""
@@ -154,8 +156,8 @@ class Changes:
             named = zip(layout.names, old, new, strict=True)
             new = [before if after is UNCHANGED and name in sent else after for name, before, after in named]
         key = self._key(layout, new)
-        whole = self._whole(layout, key, new)
-        row = [self._row(layout, whole)] if whole is not None else []
+        fetched = self._fetched(layout, key, new)
+        row = [self._row(layout, new, fetched)] if fetched is not None else []
         if old is None or self._key(layout, old) == key:
             return [self._message(Op.UPDATE, layout, data) for data in row]
         gone = self._message(Op.DELETE, layout, self._old(layout, old, update.old_is_key))
@@ -167,16 +169,10 @@ class Changes:
             return [self._message(Op.UPDATE, layout, row)]
         return [self._message(Op.DELETE, layout, self._row(layout, old)), self._message(Op.INSERT, layout, row)]
 
-    def _whole(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Row | None:
-        """Return the new row, with values fetched that were not sent; None if it is gone."""
+    def _fetched(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Mapping[str, Any] | None:
+        """Return the values of the new row that were not sent; None if it is gone."""
         missing = [name for name, value in zip(layout.names, new, strict=True) if value is UNCHANGED]
-        if not missing:
-            return new
-        found = self._fetch(layout.table, key, missing)
-        if found is None:
-            return None
-        named = zip(layout.names, new, strict=True)
-        return [found.get(name, UNCHANGED) if value is UNCHANGED else value for name, value in named]
+        return self._fetch(layout.table, key, missing) if missing else {}
 
     def _old(self, layout: _Layout, old: Row, is_key: bool) -> Mapping[str, Any]:  # noqa: FBT001 - as decoded
         row = self._row(layout, old)
@@ -200,11 +196,11 @@ class Changes:
             "move the pipeline's folder away, and start again: all is copied again",
         )
 
-    def _row(self, layout: _Layout, values: Row) -> dict[str, Any]:
+    def _row(self, layout: _Layout, values: Row, fetched: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         return {
-            name: read(value) if isinstance(value, str) else None
+            name: read(value) if isinstance(value, str) else fetched.get(name)
             for name, read, value in zip(layout.names, layout.readers, values, strict=True)
-            if value is not UNCHANGED
+            if value is not UNCHANGED or name in fetched
         }
 
     def _message(self, op: Op, layout: _Layout, data: Mapping[str, Any]) -> Message:

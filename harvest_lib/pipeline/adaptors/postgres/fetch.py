@@ -9,6 +9,7 @@ from psycopg import sql
 
 from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, placed, present, refusals, rows_of
+from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.sql_ascii import ESCAPED
 
 # Of the index that identifies a row, so that the index is used. Operators of an extension are in its schema.
@@ -28,8 +29,10 @@ ORDER BY a.attname, i.indisreplident DESC, i.indisprimary DESC
 
 def row_of(
     connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
-) -> Mapping[str, str | None] | None:
-    """Return columns of the row with a key, as text, but dropped ones; None if there is no such row.
+) -> Mapping[str, Any] | None:
+    """Return columns of the row with a key, but dropped ones; None if there is no such row.
+
+    A value is of the type that its column has now: that may be another than when the row was changed.
 
     The table is found by its number, whatever it is called by now. A table that was dropped has no columns.
     """
@@ -56,7 +59,7 @@ def row_of(
 class _Found(NamedTuple):
     is_same: bool
     """False if the name has become another table's."""
-    values: Mapping[str, str | None] | None
+    values: Mapping[str, Any] | None
 
 
 def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]) -> _Found:
@@ -84,10 +87,9 @@ def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, st
         return _Found(is_same=False, values=None)
     if found.get_value(0, 1) is None:
         return _Found(is_same=True, values=None)
-    # As it stands on the wire: text as changes have it.
-    values = [found.get_value(0, place + 2) for place in range(len(columns))]
-    named = {
-        name: value.decode("utf-8", ESCAPED) if value is not None else None
-        for name, value in zip(columns, values, strict=True)
-    }
+    # As it stands on the wire: text as changes have it, and of a domain the type below it.
+    named: dict[str, Any] = {}
+    for place, name in enumerate(columns, start=2):
+        value = found.get_value(0, place)
+        named[name] = reader_of(found.ftype(place))(value.decode("utf-8", ESCAPED)) if value is not None else None
     return _Found(is_same=True, values=named)
