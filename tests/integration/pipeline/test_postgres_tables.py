@@ -68,6 +68,14 @@ def test_rows_of_two_namespaces_in_one_table_come_in_their_order(run, write):
     assert run("SELECT id, note FROM t ORDER BY id").fetchall() == [(id_, "new") for id_ in range(6)]
 
 
+@pytest.mark.parametrize("name", ["excluded", "t", "v", "unnest"])
+def test_a_table_may_have_a_name_that_statements_have_too(run, write, name):
+    run(f"CREATE TABLE {name} (t int PRIMARY KEY, v text, excluded text)")
+    for op, data in ((INSERT, {"t": 1, "v": "a", "excluded": "a"}), (UPDATE, {"t": 1, "v": "b"}), (DELETE, {"t": 2})):
+        write((op, f"public.{name}", data))
+    assert run(f"SELECT t, v, excluded FROM {name}").fetchall() == [(1, "b", "a")]  # noqa: S608 - as above
+
+
 def test_two_names_of_one_table_are_one_table(run, write):
     run("CREATE TABLE t (id int PRIMARY KEY, note text)")
     write(

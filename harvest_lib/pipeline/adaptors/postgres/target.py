@@ -59,7 +59,7 @@ WHERE n.nspname = %s AND c.relname = %s ORDER BY array_position(i.indkey::int2[]
 """
 
 _INSERT = """
-INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {casts} FROM unnest({arrays}) AS v ({columns})
+INSERT INTO {table} AS t ({columns}) OVERRIDING SYSTEM VALUE SELECT {casts} FROM unnest({arrays}) AS v ({columns})
 ON CONFLICT ({key}) DO {action}
 """
 _UPDATE = "UPDATE {table} AS t SET {changes} FROM unnest({arrays}) AS v ({columns}) WHERE {matches}"
