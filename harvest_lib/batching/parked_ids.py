@@ -84,14 +84,16 @@ WHERE s.id IS NULL OR s.held OR s.retry OR NOT {s_matches}
 _DUE = """
 WITH listed AS (
   SELECT s.id, s.kafka_topic, s.kafka_key, s.retry,
-    min(s.id) FILTER (WHERE NOT s.held AND NOT s.retry) OVER (PARTITION BY s.kafka_topic, s.kafka_key) AS stays
+    min(s.id) FILTER (WHERE NOT s.held AND NOT s.retry) OVER (PARTITION BY s.kafka_topic, s.kafka_key) AS stays,
+    max(s.id) OVER (PARTITION BY s.kafka_topic, s.kafka_key) AS last
   FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(keys)s::text[]) AS each (topic, key)) AS moved
   JOIN {parked_ids} AS s
     ON s.kafka_topic = moved.topic AND s.kafka_key = moved.key AND s.subscription = %(subscription)s
     AND s.shard = %(shard)s
   WHERE {s_matches}
 )
-SELECT id FROM listed WHERE stays IS NULL OR id < stays OR (retry AND NOT %(keep_order)s)
+SELECT id, kafka_topic, kafka_key, id = last FROM listed
+WHERE stays IS NULL OR id < stays OR (retry AND NOT %(keep_order)s)
 ORDER BY row_number() OVER (PARTITION BY kafka_topic, kafka_key ORDER BY id), id LIMIT %(limit)s
 """
 
@@ -200,13 +202,14 @@ class ParkedIds:
             rows = self._compared(self._moved, values, len(known))
         return [(topic, key) for topic, key in rows]
 
-    def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> list[int]:
+    def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> dict[int, HeldKey | None]:
         """Return the ids of the keys' records that may be sent: those behind none that stays parked. The first of each
-        key come first, then the second: so a long run of one key delays no other key."""
+        key come first, then the second: so a long run of one key delays no other key. The last that is listed of a key
+        has that key, others None."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._compared(self._due, values, len(keys))
-        return [record_id for (record_id,) in rows]
+        return {record_id: (topic, key) if is_last else None for record_id, topic, key, is_last in rows}
 
     def _compared(self, statement: sql.Composed, values: dict[str, Any], keys: int) -> list[tuple[Any, ...]]:
         connection = self._connected()

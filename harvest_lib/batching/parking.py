@@ -11,6 +11,7 @@ Promises
 
 import logging
 from collections.abc import Sequence, Set
+from itertools import islice
 
 from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.config.limits import Policy
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _SHOWN = 10
 _MOST_FOUND = 10_000
 """Records that are to be parked, in memory until they are written."""
+_LISTED = 50_000
+"""Records that are due, in memory: each look for them reads all that is parked."""
 
 
 class BatchParking:
@@ -48,6 +51,8 @@ class BatchParking:
         self._first: dict[HeldKey, int] = {}  # the lowest id that is parked of each key in its topic
         self._ids: dict[int, HeldKey] = {}  # all of them with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
+        self._due: dict[int, HeldKey | None] = {}  # in order; the last of a key has it
+        self._grown: set[HeldKey] = set()  # keys of which more was held since
         self.lowest: int | None = None
         """The lowest id that is parked, or is to be."""
 
@@ -60,6 +65,7 @@ class BatchParking:
         """Load the parked records, but for `retried`, which are in Kafka; unwritten findings come again. False if we
         were fenced."""
         self._found.clear()
+        self._due.clear()
         if retried:
             return self.release(retried)
         self._learn()
@@ -80,6 +86,7 @@ class BatchParking:
                 continue
             if self._holds and first is not None and record_id > first:
                 self._found.append(Entry(record_id, row[TOPIC], row[KEY], f"held behind {first}", held=True))
+                self._grown.add(row[1:3])
             elif record_id in refusals:
                 self._refuse(row, refusals[record_id])
             else:
@@ -133,12 +140,21 @@ class BatchParking:
     def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:
         """Return the ids of records that an operator retried, or whose hold is released, `limit` at most, but for the
         `skipped` topics."""
+        if self._due and not skipped:
+            wanted = list(islice(self._due, limit))
+            if len(self._parked_ids.matching(wanted)) == len(wanted):  # none of them was dropped since
+                return wanted
         known = [(key, each) for each, key in self._ids.items()] if self._ids else list(self._first.items())
         keys = [key for key in self._parked_ids.moved(known) if key[0] not in skipped]
+        self._due.clear()
         if not keys:
             return []
         self._learn()
-        return self._parked_ids.due(keys, limit, keep_order=self._holds)
+        found = self._parked_ids.due(keys, limit if skipped else _LISTED, keep_order=self._holds)
+        if not skipped:
+            self._due = found
+            self._grown.clear()
+        return list(islice(found, limit))
 
     def forget_topics(self) -> None:
         """Forget the facts about topics: they are why records were parked."""
@@ -167,7 +183,17 @@ class BatchParking:
         """Forget records: they are in Kafka, or nowhere any more. False if we were fenced."""
         if not self._parked_ids.release(ids):
             return False
-        self._learn()
+        gone = [self._due.pop(each, None) for each in ids]
+        if not self._due:
+            self._learn()
+            return True
+        # More is due: what is left of these keys is known without reading all that is parked.
+        for each in ids:
+            self._ids.pop(each, None)
+        if self._holds:
+            for key in {key for key in gone if key is not None} - self._grown:
+                self._first.pop(key, None)
+        self.lowest = min(self._first.values() if self._holds else self._ids, default=None)
         return True
 
     def _parked(self, rows: Sequence[Row]) -> set[int]:
@@ -197,6 +223,7 @@ class BatchParking:
                 next_step=f"correct it in the outbox or delete it there; {self._otherwise}",
             )
         self._found.append(Entry(row[ID], row[TOPIC], row[KEY], reason, held=False))
+        self._due.clear()
         self._note((row[TOPIC], row[KEY]), row[ID])
 
     def _note(self, key: HeldKey, record_id: int) -> None:

@@ -359,7 +359,10 @@ class Statements:
             if tuple(key) in moved and (is_first or (retry and not values["keep_order"])):
                 due.append((found[tuple(key)], record_id))
                 found[tuple(key)] += 1
-        return [(record_id,) for _, record_id in sorted(due)[: values["limit"]]]
+        last = {tuple(key): record_id for record_id, (*key, _, _, _, _) in places}
+        listed = {record_id: tuple(key) for record_id, (*key, _, _, _, _) in places}
+        found = [record_id for _, record_id in sorted(due)[: values["limit"]]]
+        return [(each, *listed[each], last[listed[each]] == each) for each in found]
 
     def release(self, values, transaction):
         if self._row(values)["epoch"] != values["epoch"]:

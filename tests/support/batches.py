@@ -151,7 +151,9 @@ class FakePlaces:
             if key in keys and (record_id < stays.get(key, record_id + 1) or (retry and not keep_order)):
                 due.append((places[key], record_id))
                 places[key] += 1
-        return [record_id for _, record_id in sorted(due)[:limit]]
+        last = {key: record_id for record_id, (key, *_) in sorted(self.rows.items())}
+        found = [(record_id, self.rows[record_id][0]) for _, record_id in sorted(due)[:limit]]
+        return {record_id: key if last[key] == record_id else None for record_id, key in found}
 
     def release(self, ids):
         if self.before_release is not None:

@@ -255,6 +255,82 @@ def places_asked(monkeypatch):
     return runs, asked
 
 
+def retried(runs, number, *, keys):
+    """Have all records of a bench parked, and retried; return a loop that has sent the first of them."""
+    fill(runs, number, keys=keys)
+    runs.topics.bad.update(dict.fromkeys(range(1, number + 1), "bad"))
+    runs.run()
+    assert len(runs.places.rows) == number
+    runs.topics.bad.clear()
+    runs.places.retry(*range(1, keys + 1))
+    loop = runs.loop()
+    while not runs.kafka.ids:
+        loop.turn()
+    return loop
+
+
+def until_idle(loop):
+    while not loop.idle:
+        loop.turn()
+        loop._batch.redelivery._look_at = 0.0
+
+
+@pytest.mark.parametrize("keys", [6_000, 2_000])
+def test_what_is_parked_is_not_read_whole_for_each_batch_of_what_is_retried(places_asked, keys):
+    runs, asked = places_asked
+    loop = retried(runs, 6_000, keys=keys)
+    asked.clear()
+    until_idle(loop)
+    assert runs.places.rows == {}
+    assert sorted(runs.kafka.ids) == list(range(1, 6_001))
+    assert steps_back(runs.kafka.log) == 0
+    assert asked.count("release") >= 3
+    assert asked.count("load") + asked.count("moved") + asked.count("due") <= 3
+
+
+@both
+@pytest.mark.parametrize("keys", [1_200, 400])
+def test_while_others_are_sent_again_a_key_is_held_as_long_as_any_of_it_is_parked(keys, one_per_key):
+    runs = BatchRuns(one_per_key=one_per_key)
+    loop = retried(runs, 1_200, keys=keys)
+    first = runs.kafka.ids[0]
+    more = any(each > first and each % keys == first % keys for each in runs.places.rows)
+    assert more == (keys == 400)
+    runs.table.insert(row(1_201, f"k{first % keys}"), row(1_202, f"k{first % keys}"))
+    loop.turn()
+    assert (1_201 in runs.places.rows) == more
+    for each in range(1_203, 1_223):
+        runs.table.insert(row(each, f"k{first % keys}"))
+        loop.turn()
+    until_idle(loop)
+    assert runs.places.rows == {}
+    assert sorted(runs.kafka.ids) == list(range(1, 1_223))
+    assert steps_back(runs.kafka.log) == 0
+
+
+def test_while_others_are_sent_again_what_was_held_since_keeps_its_key():
+    runs = BatchRuns()
+    loop = retried(runs, 6_000, keys=6_000)
+    runs.table.insert(row(6_001, "k1000"))
+    while 1_000 not in runs.kafka.ids:
+        assert len(runs.kafka.ids) < 1_000
+        loop.turn()
+    assert 6_001 in runs.places.rows
+    assert len(runs.places.rows) > 1_000, "others are still to be sent"
+    runs.table.insert(row(6_002, "k1000"))
+    until_idle(loop)
+    assert sorted(runs.kafka.ids) == list(range(1, 6_003))
+    assert steps_back(runs.kafka.log) == 0
+
+
+def test_what_is_dropped_while_others_are_sent_again_is_not_sent():
+    runs = BatchRuns()
+    loop = retried(runs, 1_200, keys=1_200)
+    del runs.places.rows[1_200], runs.places.rows[1_100]
+    until_idle(loop)
+    assert sorted(runs.kafka.ids) == sorted(set(range(1, 1_201)) - {1_100, 1_200})
+
+
 def test_a_leader_that_dies_before_it_forgets_what_it_retried_repeats_nothing():
     runs = BatchRuns()
     fill(runs, 60)
