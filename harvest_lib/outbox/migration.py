@@ -138,7 +138,7 @@ class Migration:
         placed.check_sequence(connection)
         swap = TableSwap.read(connection, placed, Segments(placed).sequence(connection))
         with translated():
-            values = {"outbox": str(placed)}
+            values = {"outbox": str(placed), "cut": segment_queries.CUT}
             obstacles = [row[0] for row in connection.execute(queries.OBSTACLES, values).fetchall()]
         if obstacles or swap.obstacle:
             raise OutboxTableError(

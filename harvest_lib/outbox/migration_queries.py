@@ -45,6 +45,9 @@ SELECT inhrelid::regclass || ' inherits from it' FROM pg_inherits WHERE inhparen
 UNION
 SELECT 'it inherits from ' || inhparent::regclass FROM pg_inherits WHERE inhrelid = %(outbox)s::regclass
 UNION
+SELECT 'the constraint ' || quote_ident(conname) || ' was never validated' FROM pg_constraint
+WHERE conrelid = %(outbox)s::regclass AND contype <> 'f' AND NOT convalidated AND conname <> %(cut)s
+UNION
 SELECT 'there is no primary key (id)' WHERE NOT EXISTS (
   SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attname = 'id'
   WHERE i.indrelid = %(outbox)s::regclass AND i.indisprimary AND i.indkey::text = a.attnum::text)

@@ -333,6 +333,7 @@ def test_the_old_table_can_be_dropped_and_the_sequence_stays(plain):
         ("ALTER TABLE outbox ALTER id DROP DEFAULT, ALTER id ADD GENERATED ALWAYS AS IDENTITY", "IDENTITY"),
         ("ALTER SEQUENCE outbox_id_seq CACHE 10", "CACHE 10"),
         ("CREATE TABLE other () INHERITS (outbox)", "other inherits"),
+        ("ALTER TABLE outbox ADD CONSTRAINT few CHECK (id < 9) NOT VALID", "the constraint few was never validated"),
     ],
 )
 def test_what_a_native_table_cannot_have_is_named_before_anything_is_changed(plain, change, evidence):
