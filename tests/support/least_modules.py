@@ -207,6 +207,8 @@ EXEMPT = {
     "integration/outbox/test_segment_rotation": "its subject is leaving segments, which is the owner's work",
     "integration/outbox/test_table_visibility": "its subject is a question to the catalog, and no harvester runs",
     "integration/spark/test_archived": "its subject is what Spark reads, and no harvester runs",
+    "integration/spark/test_changed_tables": "its subject is what Spark reads, and no harvester runs",
+    "integration/spark/test_restored": "its subject is what Spark reads, and no harvester runs",
     "integration/spark/test_jars": "its subject is what is downloaded, and no harvester runs",
     "integration/spark/test_declarative_pipeline": _SINK,
     "integration/spark/test_local_cluster": _SINK,
