@@ -4,11 +4,14 @@ import uuid
 from dataclasses import asdict
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from support.audited import BUSINESS, KEYS, PROMOTE, RECORDS, of_one_key, write
+from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.record.header import HEADER_NAME
+from spark_jobs.audit import audit
+from spark_jobs.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -43,6 +46,28 @@ def test_anomalies_of_all_kinds_are_told_apart(native):
         "keys": KEYS,
         "keys_with_gaps": 1,
     }
+
+
+def test_markers_and_logs_without_records_are_passed(native, spark, make_topic, admin, tmp_path, unique):
+    """Partitions that end with an aborted transaction, of which a marker is left, and of which nothing is."""
+    native.deliver(delivery="transactional")
+    emptied, marked = make_topic(), make_topic()
+    producer = Producer({"bootstrap.servers": native.servers, "transactional.id": unique("sender")})
+    producer.init_transactions(60)
+    for is_committed, topic in ((True, emptied), (True, marked), (False, native.outbox.topic), (False, marked)):
+        producer.begin_transaction()
+        producer.produce(topic, b"another's", partition=0)
+        producer.flush(60)  # an abort takes back what was not sent
+        producer.commit_transaction(60) if is_committed else producer.abort_transaction(60)
+    for topic, offset in ((emptied, 2), (marked, 3)):
+        place = TopicPartition(topic, 0, offset)
+        # A transaction has ended before its markers are in the logs.
+        eventually(lambda: not admin.delete_records([place])[place].exception(60), "the marker is there")  # noqa: B023
+    topics, kafka = [native.outbox.topic, emptied, marked], {"bootstrap.servers": native.servers}
+    for _ in range(2):
+        found = audit(dsn=native.outbox.dsn, kafka=kafka, topics=topics, state=tmp_path / "state")
+        assert (found.records, found.committed, found.lost, found.ok) == (RECORDS, RECORDS, 0, True)
+    assert harvested(spark, topics, kafka=kafka).count() == RECORDS
 
 
 def test_keys_with_gaps_are_counted_once_each_and_no_other(native):
