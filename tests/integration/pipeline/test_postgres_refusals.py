@@ -357,3 +357,26 @@ def test_rows_that_a_policy_hides_are_not_left_out_of_the_copy(source, reader, u
         made.close()
         run(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
         run(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+@pytest.mark.parametrize("lacks", ["commit", "timeline", "public.t"])
+def test_a_position_of_another_version_is_refused_by_that_name_and_the_next_step_works(source, reader, lacks):
+    """Not as a gap in the publication, or a server that was put back: nobody would find either."""
+    source.put(1)
+    first = reader()
+    _, last = collect(first, until=lambda found, last: found and place(source) in last and "public.t" in last)
+    first.close()
+    name = f"{place(source)}/tables" if lacks == "public.t" else place(source)
+    data = dict(last[name].data)
+    if lacks == "public.t":
+        data[lacks] = [data[lacks][0], *data[lacks][2:]]
+    else:
+        del data[lacks]
+    error = lost(reader(), {**last, name: last[name]._replace(data=data)})
+    assert "written by another version" in error.cause
+    assert lacks in error.evidence
+    assert f"pg_drop_replication_slot('{source.slot}')" in error.next_step
+    drop_slots(source.connection)
+    again = reader()  # with another folder
+    found, _ = collect(again, until=lambda found, _: found)
+    assert [each.data["id"] for each in found] == [1]

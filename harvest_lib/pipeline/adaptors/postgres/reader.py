@@ -57,6 +57,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
     require_members,
     require_sent,
     require_timeline,
+    require_whole,
     system_of,
 )
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
@@ -101,6 +102,7 @@ class PostgresReader:
         before, followed = last.get(self._namespace), last.get(self._followed)
         known = dict(followed.data) if followed is not None else {}
         options = self._options
+        require_whole(before.data if before is not None else None, known, slot=options.slot)
         catalog.publish(connection, self._publication, options.tables)
         tables = catalog.tables(connection, self._publication, options.tables)
         # Of one that is copied, and of which nothing was sent, nothing is missing whatever happened to it.

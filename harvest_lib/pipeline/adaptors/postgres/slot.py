@@ -22,6 +22,10 @@ Known = Mapping[str, Sequence[int] | None]
 """Tables that were ever followed, by namespace: their numbers (the table's, the transaction that last changed the
 publication's options, those of its entries there), None for those that are not followed any more."""
 
+_PLACE = frozenset({"lsn", "system", "timeline", "commit"})
+_FEWEST_NUMBERS = 3
+"""Of a followed table: its own, that of the publication's options, and an entry."""
+
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
 """
@@ -127,6 +131,18 @@ def require_log(error: DatabaseUnavailable, slot: str) -> None:
 def gone_for_good(slot: str) -> str:
     """Return the next step where changes are gone."""
     return f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
+
+
+def require_whole(place: Mapping[str, Any] | None, known: Known, *, slot: str) -> None:
+    """Raise PositionLost if a log's position lacks what tells a gap: it was written by other code than this."""
+    lacking = sorted(_PLACE - place.keys()) if place is not None else []
+    lacking += [name for name, numbers in known.items() if numbers is not None and len(numbers) < _FEWEST_NUMBERS]
+    if lacking:
+        raise PositionLost(
+            "the position in the pipeline's log was written by another version, and does not say enough to go on from",
+            evidence=f"it lacks what is noted now of: {', '.join(lacking)}",
+            next_step=f"go on with the version that wrote it; or have all copied again: {_how_to_copy_again(slot)}",
+        )
 
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
