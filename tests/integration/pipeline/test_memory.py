@@ -16,7 +16,7 @@ from confluent_kafka.admin import OffsetSpec
 from support.native import Native
 from support.peak import MEGABYTE, peak_of_pipeline
 
-pytestmark = [pytest.mark.full, pytest.mark.long]
+pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(3_600)]
 
 _log = logging.getLogger(__name__)
 
