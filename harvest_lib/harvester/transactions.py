@@ -3,6 +3,7 @@
 import logging
 from contextlib import suppress
 
+from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
@@ -11,7 +12,7 @@ from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, removes_check
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery.errors import FENCED, NO_TOPIC
 from harvest_lib.delivery.transactional import TRANSACTION_TIMEOUT
-from harvest_lib.errors import KafkaAccessDenied, KafkaUnavailable, TopicMissing
+from harvest_lib.errors import KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
 from harvest_lib.kafka_client import (
     KafkaProducerProvider,
@@ -25,6 +26,7 @@ from harvest_lib.kafka_client import (
 _log = logging.getLogger(__name__)
 
 WITHOUT = "or deliver without transactions: `delivery: barrier`"
+_TOO_LONG = ClientError(ClientError.INVALID_TRANSACTION_TIMEOUT).str()
 _SECONDS = 10.0
 """A cluster that has had no transaction yet makes its topic for them first."""
 
@@ -81,6 +83,14 @@ def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Pr
             evidence, operations = error.args[0].str(), ["Write", "Describe"]
             raise lacking(
                 config, "transactional-id", prefix, operations, evidence, prefixed=True, otherwise=f"; {WITHOUT}"
+            ) from error
+        if _TOO_LONG in error.args[0].str():  # a fatal error, whose code is another
+            (milliseconds,) = TRANSACTION_TIMEOUT.values()
+            raise KafkaError(
+                f"Kafka permits no transaction of {milliseconds // 1000} s",
+                evidence=error.args[0].str(),
+                next_step=f"have `transaction.max.timeout.ms` of the brokers be {milliseconds} or more "
+                f"(by default it is 900000); {WITHOUT}",
             ) from error
         if error.args[0].code() not in FENCED:  # by another process that tries it out: both are permitted
             raise KafkaUnavailable(

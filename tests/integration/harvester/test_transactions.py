@@ -3,7 +3,7 @@
 import pytest
 from support.outbox import harvest_config
 
-from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.errors import KafkaError, KafkaUnavailable
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.local_stack.kafka import KafkaCluster
 
@@ -17,9 +17,16 @@ class TooFewBrokers(KafkaCluster):
         return super()._configuration(number) + "transaction.state.log.replication.factor=3\n"
 
 
-@pytest.fixture(scope="module")
-def servers(parts, tmp_path_factory):
-    cluster = TooFewBrokers(tmp_path_factory.mktemp("kafka"), parts=parts)
+class ShortTransactions(KafkaCluster):
+    """One broker, that permits transactions of less than ours."""
+
+    def _configuration(self, number):
+        return super()._configuration(number) + "transaction.max.timeout.ms=10000\n"
+
+
+@pytest.fixture
+def servers(request, parts, tmp_path):
+    cluster = request.param(tmp_path, parts=parts)
     try:
         cluster.start()
         yield cluster.bootstrap_servers
@@ -27,6 +34,15 @@ def servers(parts, tmp_path_factory):
         cluster.kill()
 
 
+@pytest.mark.parametrize("servers", [ShortTransactions], indirect=True)
+def test_brokers_that_permit_no_transaction_of_our_length_are_told_what_to_permit(dsn, servers, unique):
+    config = harvest_config(dsn, servers, unique("group"), delivery="transactional")
+    with pytest.raises(KafkaError, match="permits no transaction of 15 s") as refused:
+        prepare_transactions(config)
+    assert "transaction.max.timeout.ms" in refused.value.next_step
+
+
+@pytest.mark.parametrize("servers", [TooFewBrokers], indirect=True)
 def test_brokers_that_begin_no_transaction_are_not_said_to_be_away(dsn, servers, unique):
     config = harvest_config(dsn, servers, unique("group"), delivery="transactional")
     with pytest.raises(KafkaUnavailable, match="has begun no transaction") as refused:

@@ -21,3 +21,10 @@ class Producer:
 
 def test_another_process_that_tries_it_out_is_no_trouble():
     try_transactions(HarvestConfig(leader_group_id="g"), lambda _: Producer())
+
+
+def test_it_asks_for_the_time_that_delivery_asks_for_whatever_is_configured():
+    given = []
+    config = HarvestConfig(leader_group_id="g", producer_kafka_config={"transaction.timeout.ms": 3_600_000})
+    try_transactions(config, lambda settings: given.append(settings["transaction.timeout.ms"]) or Producer())
+    assert given == [15_000]
