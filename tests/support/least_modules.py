@@ -125,6 +125,8 @@ EXEMPT = {
     "integration/consume/test_fence": _CONSUMER,
     "integration/consume/test_group": _CONSUMER,
     "integration/consume/test_log": _CONSUMER,
+    "integration/consume/test_lost_end": _CONSUMER,
+    "integration/consume/test_many_partitions": _CONSUMER,
     "integration/consume/test_privileges": "its subject is a consumer, always under what is printed for it",
     "integration/consume/test_recovery_log": _CONSUMER,
     "integration/consume/test_retention": _CONSUMER,
