@@ -30,7 +30,9 @@ def rows_unstamped(
 
 def warn_of_table(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> None:
     """Log what does not keep a harvester from working, and keeps writers or their rows from it."""
-    for event, find in (("ids_end", ids_end), ("rows_unstamped", rows_unstamped)):
-        if found := find(connection, config, table):
-            fields = {"reason": found.cause, "evidence": found.evidence, "next_step": found.next_step}
-            _log.warning(event, extra=fields)
+    if end := ids_end(connection, config, table):
+        _log.warning("ids_end", extra={"reason": end.cause, "evidence": end.evidence, "next_step": end.next_step})
+    if gap := rows_unstamped(connection, config, table):
+        _log.warning(
+            "rows_unstamped", extra={"reason": gap.cause, "evidence": gap.evidence, "next_step": gap.next_step}
+        )
