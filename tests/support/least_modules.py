@@ -65,6 +65,8 @@ EXEMPT = {
     "integration/outbox/test_retry_of_many": "its subject is people who resolve parked records, who are best the owner",
     "integration/outbox/test_stamping": "its subject is a trigger, which is the owner's work",
     "integration/pipeline/test_memory": _PIPELINE,
+    "integration/pipeline/test_money": _PIPELINE,
+    "integration/pipeline/test_parquet_memory": _PIPELINE,
     "integration/pipeline/test_postgres_tables": _PIPELINE,
     "integration/pipeline/test_restored": _PIPELINE,
     "integration/spark/test_column_names": _SINK,
