@@ -161,6 +161,7 @@ UNSENT = {
     "an unlogged partition": "CREATE UNLOGGED TABLE parted_2 PARTITION OF parted FOR VALUES FROM (100) TO (200)",
     "a partition that becomes unlogged": "ALTER TABLE parted_1 SET UNLOGGED",
     "another replica identity": "ALTER TABLE parted_1 REPLICA IDENTITY USING INDEX by_u",
+    "the full row of the table alone": "ALTER TABLE parted REPLICA IDENTITY FULL",
 }
 
 

@@ -196,6 +196,8 @@ def test_a_full_row_whose_key_cannot_be_told_is_replaced(changes, source, number
     before, after = {number: 1, "note": None}, {number: 1, "note": "a"}
     assert taken(changes, updated(["1", None], ["1", "a"], is_key=False)) == [(Op.DELETE, before), (Op.INSERT, after)]
     assert taken(changes, updated(["1", "a"], ["1", "a"], is_key=False)) == [(Op.UPDATE, after)]
+    large = updated(["1", LONG], ["2", UNCHANGED], is_key=False)
+    assert taken(changes, large) == [(Op.DELETE, {number: 1, "note": LONG}), (Op.INSERT, {number: 2, "note": LONG})]
     assert taken(changes, Delete(7, ["1", None], old_is_key=False)) == [(Op.DELETE, before)]
     assert not source.asked
 

@@ -149,12 +149,11 @@ class Changes:
 
     def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
         new, old = update.new, update.old
+        if old is not None:
+            named = zip(layout.names, old, new, strict=True)  # a value that is not sent is none of NULL
+            new = [after if after is not UNCHANGED or before is None else before for _, before, after in named]
         if layout.key is None:
             return self._replaced(layout, old, new)
-        if old is not None:
-            sent = layout.key if update.old_is_key else layout.names
-            named = zip(layout.names, old, new, strict=True)
-            new = [before if after is UNCHANGED and name in sent else after for name, before, after in named]
         key = self._key(layout, new)
         fetched = self._fetched(layout, key, new)
         row = [self._row(layout, new, fetched)] if fetched is not None else []

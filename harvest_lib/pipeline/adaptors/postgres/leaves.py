@@ -1,7 +1,8 @@
 """Tables and partitions whose changes Postgres does not send, though a publication has them.
 
 Changes of an unlogged table are in no log. A partition may have a replica identity of its own: its deletes then name a
-row by other columns than its table's key. There are no foreign partitions: a table with a key takes none.
+row by other columns than its table's key, or its old rows lack columns that the table's are said to have. There are no
+foreign partitions: a table with a key takes none.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import Table, rows_of
 _UNSENT = """
 SELECT kind, name, columns FROM (
   SELECT CASE WHEN c.relpersistence = 'u' THEN 'unlogged'
+    WHEN c.oid <> %(oid)s AND c.relreplident <> 'f'
+      AND 'f' = (SELECT relreplident FROM pg_class WHERE oid = %(oid)s) THEN 'narrow'
     WHEN identity.columns <> '{}' AND NOT %(key)s::text[] <@ identity.columns THEN 'identity' END AS kind,
     format('%%I.%%I', n.nspname, c.relname) AS name, array_to_string(identity.columns, ', ') AS columns
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -48,6 +51,9 @@ def unsent(connection: psycopg.Connection[Any], table: Table) -> Unsent | None:
         match kind:
             case "unlogged":
                 evidence, remedy = f"{name} is unlogged: its changes are in no log", f"ALTER TABLE {name} SET LOGGED"
+            case "narrow":
+                evidence = f"{table.namespace} is under REPLICA IDENTITY FULL, and {name} logs less of an old row"
+                remedy = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
             case _:
                 evidence = f"deletes in {name} name a row by {columns}, and the table by {', '.join(table.key)}"
                 remedy = f"ALTER TABLE {name} REPLICA IDENTITY FULL"

@@ -22,7 +22,8 @@ from harvest_lib.pipeline.message import Message, Op
 _LOCK = "SELECT FROM {} WHERE false"
 
 # -1 gives a type without its length: NULL would give `character`, and `bit`, which have one character. `family` is the
-# table at the top of those that it is a partition or a child of: their rows are the same.
+# table at the top of those that it is a partition or a child of: their rows are the same. Types of users, whose oids
+# begin with 16384, may be made of money.
 _COLUMNS = """
 WITH RECURSIVE found AS (
   SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -38,7 +39,8 @@ SELECT a.attname::text, format_type(a.atttypid, -1), a.attgenerated <> '',
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attidentity = 'a',
        CASE WHEN a.attcollation <> t.typcollation
             THEN quote_ident(s.nspname) || '.' || quote_ident(o.collname) ELSE '' END,
-       coalesce(o.collisdeterministic, true), family.oid, found.oid::int8
+       coalesce(o.collisdeterministic, true), family.oid, found.oid::int8,
+       a.atttypid >= 16384 OR a.atttypid IN ('money'::regtype, 'money[]'::regtype)
 FROM family, found JOIN pg_attribute AS a ON a.attrelid = found.oid JOIN pg_type AS t ON t.oid = a.atttypid
 LEFT JOIN pg_collation AS o ON o.oid = a.attcollation LEFT JOIN pg_namespace AS s ON s.oid = o.collnamespace
 WHERE a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
@@ -173,13 +175,13 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
     """Return the table of a namespace as it is, and stays until the end of the transaction. Raises AdaptorError."""
     name = split(options.table or namespace)
     with refusals(f"to read {'.'.join(name)}", "check the user's grants"):
-        _require_own_rows(name, connection.execute(_OTHER, name).fetchall())
+        _require_own_rows(name, connection.execute(_OTHER, name).fetchall())  # before a foreign server is asked
         try:
             connection.execute(sql.SQL(_LOCK).format(sql.Identifier(*name)))
         except (pg.UndefinedTable, pg.InvalidSchemaName) as error:
             raise _no_table(name, namespace, options) from error
         columns = connection.execute(_COLUMNS, name).fetchall()
-        money = columns_of_money(connection, columns[0][8]) if columns else {}
+        money = columns_of_money(connection, columns[0][8]) if any(each[9] for each in columns) else {}
         key = [each for (each,) in connection.execute(_KEY, name).fetchall()]
     key = list(options.key.get(".".join(name), key))
     if not columns:
