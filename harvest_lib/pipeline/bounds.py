@@ -17,6 +17,8 @@ BULK_BYTES = 4 << 20
 
 _MESSAGE_BYTES = 300
 _VALUE_BYTES = 100
+_ESCAPED = b"\\u"
+"""Begins a character that JSON spells, which may be a wide one."""
 
 
 class Room:
@@ -62,9 +64,10 @@ def size_of(value: Any) -> int:
 
 def size_decoded(encodings: Sequence[bytes]) -> int:
     """Return about how many bytes the objects of encoded data take, from above: a comma is before each value."""
+    is_plain = all(map(methodcaller("isascii"), encodings)) and not any(map(methodcaller("count", _ESCAPED), encodings))
     return (
         _MESSAGE_BYTES * len(encodings)
-        + sum(map(_text_bytes, encodings))
+        + sum(map(len if is_plain else _text_bytes, encodings))
         + _VALUE_BYTES * int(sum(map(methodcaller("count", b","), encodings)))
     )
 
@@ -72,4 +75,4 @@ def size_decoded(encodings: Sequence[bytes]) -> int:
 def _text_bytes(encoding: bytes) -> int:
     if not encoding.isascii():
         return getsizeof(encoding.decode(errors="replace"))
-    return 4 * len(encoding) if b"\\u" in encoding else len(encoding)
+    return 4 * len(encoding) if _ESCAPED in encoding else len(encoding)
