@@ -35,10 +35,10 @@ NOTHING_READY: Final[Sequence[Message]] = ()
 """The group if nothing more is ready; other groups that are empty mean only that a batch commits nothing."""
 _HOW_TO_GO_ON = (
     "see what Kafka lost (an unclean election of a leader, a volume that was put back), compare the state with the "
-    "log, and stop the consumer. To go on from there: UPDATE consumers SET checkpoint = checkpoint - 'last' WHERE "
-    "consumer = … AND ROW; to read again from an offset N instead, SET checkpoint = checkpoint - 'last' || "
-    """'{"offset": N, "producers": []}'. With a `SqliteStore`, recreate the recovery log: all is read again, into a """
-    "new state"
+    "log, and stop the consumer; NAME is its name, and `consumers` the table of its `PostgresStore`. To go on from "
+    "there: UPDATE consumers SET checkpoint = checkpoint - 'last' WHERE consumer = 'NAME' AND ROW; to read again from "
+    """an offset N instead, SET checkpoint = checkpoint - 'last' || '{"offset": N, "producers": []}'. With a """
+    "`SqliteStore`, recreate the recovery log: all is read again, into a new state"
 )
 _AWAY = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - librdkafka's own codes
 _READY_SECONDS = 0.1

@@ -38,12 +38,23 @@ def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, 
     """Return the evidence for each partition whose log is not the one that was read.
 
     `lasts` are within what the partitions hold. The client reports the ends of partitions, and is assigned to nothing
-    afterwards. Raises KafkaException, also if a record does not come in time.
+    afterwards, whatever happens. Raises KafkaException, also if a record does not come in time.
     """
+    client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
+    try:
+        found, gone = _compared(client, lasts)
+    finally:
+        client.resume([TopicPartition(*place) for place in lasts])  # or they stay paused when they are assigned again
+        client.unassign()
+    return {**found, **_not_compacted(settings, gone)}
+
+
+def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Place, str], Mapping[Place, str]]:
+    """Return the evidence for partitions with another record, and for those without one. Pauses each when it is
+    done."""
     found: dict[Place, str] = {}
     gone: dict[Place, str] = {}
     waiting, deadline = dict(lasts), Deadline(_ANSWER_SECONDS)
-    client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
     while waiting:
         if deadline.passed:
             where = ", ".join(f"{topic}/{partition} at {last.offset}" for (topic, partition), last in waiting.items())
@@ -67,9 +78,7 @@ def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, 
             )
         del waiting[place]
         client.pause([TopicPartition(*place)])
-    client.resume([TopicPartition(*place) for place in lasts])  # or they stay paused when they are assigned again
-    client.unassign()
-    return found | _not_compacted(settings, gone)
+    return found, gone
 
 
 def _require_good(record: Any) -> None:

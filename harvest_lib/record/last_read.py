@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from harvest_lib.record.header import headers_of
+
 _DIGEST_BYTES = 8
 
 
@@ -21,7 +23,7 @@ class LastRead(NamedTuple):
     @classmethod
     def of(cls, record: Any) -> "LastRead":
         """Return what tells a client's record from others. Nobody may have changed it since it came."""
-        value, headers = record.value(), list(record.headers() or ())
+        value, headers = record.value(), list(headers_of(record) or ())
         rest = blake2b(repr((record.key(), headers, value is None)).encode(), digest_size=_DIGEST_BYTES)
         rest.update(value or b"")
         return cls.at(record)._replace(digest=rest.hexdigest())

@@ -246,6 +246,10 @@ def test_headers_that_the_client_cannot_read_hold_up_no_partition(counted):
     eventually(lambda: counted.counts() == {"a": 1, "b": 1, "c": 1}, "the others are counted")
     assert running.end() is None
     assert [key for _, key, _ in counted.parked()] == [b"bad"]
+    running = Running(counted.shard(Reading(), max_attempts=1).run)  # which knows the last one again
+    counted.write(["d"])
+    eventually(lambda: running.error is not None or counted.counts().get("d") == 1, "it goes on")
+    assert running.end() is None
 
 
 CONSTRAINED = (

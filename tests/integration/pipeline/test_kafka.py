@@ -197,6 +197,14 @@ def test_headers_that_the_client_cannot_read_are_null_and_stop_nothing(source, r
     assert found[0].data["value"] == "v"
 
 
+def test_a_last_record_with_headers_that_the_client_cannot_read_is_known_again(source, reader):
+    write_raw_header(source.servers, source.namespace, b"\xff\xfe", value=b'{"id":1}', key=b'{"id":1}')
+    _, last = collect(reader(content="data"), until=lambda found, _: len(found) == 1)
+    produce(source, {"value": '{"id":2}', "key": '{"id":2}'})
+    found, _ = collect(reader(content="data"), last, until=lambda found, _: len(found) == 1)
+    assert [each.data for each in found] == [{"id": 2}]
+
+
 def test_rows_and_tombstones(source, reader):
     produce(source, {"value": '{"id":1}', "key": '{"id":1}'}, {"key": '{"id":1}'})
     found, _ = collect(reader(content="data"), until=lambda found, _: len(found) == 2)
