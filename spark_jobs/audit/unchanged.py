@@ -21,17 +21,17 @@ _LOCK = "SELECT FROM {} LIMIT 0"
 # Tables are read as the transaction's snapshot has the catalogue; functions say what it has now.
 _CHANGED = """
 WITH RECURSIVE seen AS (
-  SELECT named.oid::oid AS oid, c.relkind, c.relfilenode, named.oid AS root
+  SELECT named.oid::oid AS oid, c.relkind, c.relfilenode, named.oid AS root, c.relkind = 'p' AS is_partitioned
   FROM unnest(%(tables)s::text[]::regclass[]) AS named (oid) LEFT JOIN pg_class AS c ON c.oid = named.oid
   UNION ALL
-  SELECT i.inhrelid, c.relkind, c.relfilenode, seen.root
+  SELECT i.inhrelid, c.relkind, c.relfilenode, seen.root, seen.is_partitioned
   FROM seen JOIN pg_inherits AS i ON i.inhparent = seen.oid AND NOT i.inhdetachpending
   JOIN pg_class AS c ON c.oid = i.inhrelid
 )
 SELECT oid::regclass::text FROM seen
 WHERE relkind IS NULL
   OR (relkind = 'r' AND pg_relation_filenode(oid) IS DISTINCT FROM relfilenode)
-  OR (oid <> root AND oid NOT IN (SELECT relid FROM pg_partition_tree(root)))
+  OR (is_partitioned AND oid <> root AND oid NOT IN (SELECT relid FROM pg_partition_tree(root)))
 ORDER BY 1 LIMIT 1
 """
 

@@ -165,6 +165,12 @@ def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offs
     for offset in offsets:
         if offset.get("initial"):
             continue
+        if "seen" not in offset:
+            raise CheckpointError(
+                "the query's checkpoint was written by another version",
+                evidence="its offsets have no `seen`, which tells a database that was put back",
+                next_step="go on with that version, or start the query with a new checkpoint",
+            )
         seen = newest_snapshot(offset)
         with explained():
             server_identity.check(connection, offset["server"], NAME)

@@ -63,6 +63,12 @@ def test_an_audit_goes_on_where_rows_stay_where_they_are(outbox, change):
     assert (found.committed.lowest, found.committed.highest) == (1, 5)
 
 
+def test_tables_that_inherit_are_no_segments(outbox):
+    outbox.connection.execute(BUSINESS + "CREATE TABLE flights_2026 () INHERITS (flights)")
+    with connect(outbox.dsn) as connection, _snapshot(connection):
+        assert taken_from_ledger(connection, OUTBOX, Business(), topics=["t"], target=None)
+
+
 @pytest.mark.parametrize(
     "change",
     [
