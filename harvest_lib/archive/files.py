@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+import psycopg
+
 from harvest_lib.archive.urls import secrets, shown, without_secrets
 from harvest_lib.durable_files import make_folder, replacing
-from harvest_lib.errors import ArchiveError, install_hint
+from harvest_lib.errors import ArchiveError, HarvestError, install_hint
 
 VERSION = 1
 _CHUNK_BYTES = 1 << 20
@@ -221,7 +223,7 @@ class ArchiveFiles:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
-        except ArchiveError:
+        except (HarvestError, psycopg.Error):  # of Postgres, whose rows are written: no secret of ours is in them
             raise
         except FileNotFoundError as error:
             raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 # A name before the host is a user's, or a container's; elsewhere it may be a token.
-_NAMES_ONLY = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "hdfs", "webhdfs", "sftp", "ssh", "ftp", "smb"})
+_NAMES_ONLY = frozenset({"az", "abfs", "abfss", "wasb", "wasbs", "adl", "hdfs", "webhdfs", "sftp", "ssh", "ftp", "smb"})
 
 _PORT = re.compile(r"[^/@:]*:\d*(/|$)")
 

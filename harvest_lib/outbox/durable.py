@@ -15,7 +15,7 @@ _BESIDE = ("_parked", "_set_aside", "_subscriptions", "_segments")
 
 _UNLOGGED = """
 SELECT c.oid::regclass::text, c.relkind = 'S'
-FROM pg_class AS o JOIN pg_class AS c ON c.relpersistence = 'u' AND (
+FROM pg_class AS o JOIN pg_class AS c ON c.relpersistence = 'u' AND c.relkind <> 'p' AND (
   c.oid = o.oid OR c.oid IN (SELECT relid FROM pg_partition_tree(o.oid))
   OR (c.relkind = 'r' AND c.relnamespace = o.relnamespace
       AND c.relname::text IN (SELECT o.relname || suffix FROM unnest(%(beside)s::text[]) AS suffix))

@@ -12,7 +12,7 @@ from harvest_lib.outbox.table import OutboxTable
 _FIRST = "SELECT id FROM {table} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
 
 _REHEARSED = {
-    "UPDATE": "UPDATE {table} SET leader_id = leader_id WHERE id = %s",
+    "UPDATE": "UPDATE {table} SET leader_id = gen_random_uuid() WHERE id = %s",
     "DELETE": "DELETE FROM {table} WHERE id = %s",
 }
 

@@ -148,6 +148,10 @@ USE = "LOCK TABLE ONLY {outbox} IN ACCESS SHARE MODE"
 
 BRIEFLY = "SET lock_timeout = '20ms'"
 
+# FINALIZE holds up no writer. It waits for each session that has a snapshot as it begins, one after the other; with a
+# shorter wait it would never end where queries of some seconds follow each other.
+PATIENTLY = "SET lock_timeout = '5s'"
+
 FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
 
 DROP = "DROP TABLE {segment}"

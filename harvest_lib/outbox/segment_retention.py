@@ -20,7 +20,8 @@ the segment are looked up again before it is dropped, under a lock under which n
 beginning changes; a segment that is needed after all is attached again, with all that it has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +29,12 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
+from harvest_lib.database import in_statement, open_session, translated
 from harvest_lib.outbox import segment_queries as queries
 from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.segments import Segment, Segments, require_owner
-from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, PATIENCE_SECONDS, exclusively, with_short_locks
+from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
 
 DEFAULT_KEEP_SECONDS = 86_400.0
@@ -181,6 +182,7 @@ class _Retention:
         def change() -> None:
             if not self._is_detaching(segment):
                 self._begin_to_detach(segment, sql.SQL(queries.DETACH).format(**names))
+            self.connection.execute(queries.PATIENTLY)
             self.connection.execute(sql.SQL(queries.FINALIZE).format(**names))
 
         with_short_locks(
@@ -199,8 +201,7 @@ class _Retention:
         snapshot and comes to the outbox later: it would find less than that has, and no error. FINALIZE waits for
         both. So the statement is kept from finishing, by a lock of another session of ours.
         """
-        info = self.connection.info
-        with psycopg.connect(info.dsn, password=info.password or None) as in_the_way:
+        with self._beside() as in_the_way, in_the_way.transaction():
             in_the_way.execute(queries.BRIEFLY)
             in_the_way.execute(sql.SQL(queries.USE).format(outbox=self.outbox.identifier))
             self.connection.execute(queries.BRIEFLY)
@@ -209,8 +210,16 @@ class _Retention:
             except pg.LockNotAvailable:
                 if not self._is_detaching(segment):
                     raise
-            finally:
-                self.connection.execute(f"SET lock_timeout = '{int(LOCK_TIMEOUT_SECONDS * 1000)}ms'")
+
+    @contextmanager
+    def _beside(self) -> Iterator[psycopg.Connection[Any]]:
+        """Open another session of the same role, as the connection string has it or a setting."""
+        info = self.connection.info
+        role = self.connection.execute("SELECT current_user::text").fetchone()
+        assert role is not None  # noqa: S101 - a SELECT without FROM
+        with open_session(info.dsn, password=info.password or None) as session:
+            session.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role[0])))
+            yield session
 
     def _is_detaching(self, segment: OutboxTable) -> bool:
         return any(each.detaching and each.table == segment for each in Segments(self.outbox).read(self.connection))

@@ -11,6 +11,7 @@ _TESTS = Path(__file__).parents[1]
 RUN = {
     "integration/delivery/test_parked_among_good",
     "integration/checkpoints/test_forged",
+    "integration/checkpoints/test_shards_put_back",
     "integration/cli/test_cli",
     "integration/cli/test_park",
     "integration/cli/test_subscriptions",
@@ -64,6 +65,7 @@ EXEMPT = {
     "integration/outbox/test_id_sequences": "its subject is what check says of a sequence, which the owner changes",
     "integration/outbox/test_retry_of_many": "its subject is people who resolve parked records, who are best the owner",
     "integration/outbox/test_stamping": "its subject is a trigger, which is the owner's work",
+    "integration/outbox/test_marks": "its subject is triggers, which are the owner's work",
     "integration/pipeline/test_memory": _PIPELINE,
     "integration/pipeline/test_money": _PIPELINE,
     "integration/pipeline/test_parquet_memory": _PIPELINE,
