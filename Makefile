@@ -30,7 +30,7 @@ EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parqu
 MADE_FROM = $(CURDIR) $(PYTHON) $(EXTRAS)
 WORKERS ?= 2
 # Tests of the gate, and those that kill and freeze, wait for half of the time.
-GATE_WORKERS ?= 3
+GATE_WORKERS ?= 4
 RUN = $(BIN)/python -m tests.run --workers
 # Not by the variable itself, which `make -n` runs.
 BESIDE := $(MAKE) --no-print-directory lint audit

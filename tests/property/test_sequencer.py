@@ -127,7 +127,7 @@ class Partition(RuleBasedStateMachine):
 
 
 TestPartition = Partition.TestCase
-TestPartition.settings = settings(max_examples=examples(gate=100, random=1_000), stateful_step_count=20)
+TestPartition.settings = settings(max_examples=examples(gate=200, random=1_000), stateful_step_count=20)
 
 
 class LetsRepetitionsThrough(Sequencer):

@@ -12,7 +12,7 @@ CREATE SCHEMA IF NOT EXISTS harvest_audit;
 CREATE TABLE IF NOT EXISTS harvest_audit.summary (
   audit_id text, at timestamptz, records bigint, committed bigint, lost bigint, duplicates_adjacent bigint,
   duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
-  foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
+  other_contents bigint, foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
   delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
   backlog_age_seconds double precision);
 CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, kafka_topic text);
@@ -21,7 +21,8 @@ CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, ka
 
 def insert(connection, audit_id, *, topics=(), age_hours=0, **numbers):
     """Put the row of an audit where the audit puts it, and what it audited if topics are named."""
-    counts = ("lost", "duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch", "reordered", "unknown")
+    duplicates = ("duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch")
+    counts = ("lost", *duplicates, "reordered", "unknown", "other_contents")
     row = {
         **dict.fromkeys((*counts, "foreign_messages", "backlog_records", "backlog_age_seconds"), 0),
         "records": 100,

@@ -344,7 +344,7 @@ def _commit_unheard(connection):
     raise psycopg.OperationalError("the connection was lost")
 
 
-def _refuse(_conninfo):
+def _refuse(_conninfo, _settings=None):
     raise DatabaseUnavailable("nobody answers", next_step="wait")
 
 
