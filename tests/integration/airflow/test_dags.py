@@ -34,6 +34,7 @@ CONFIG = {"ops": {"load": {"config": {"month": 3}}}}
 NUMBERS = """
     audit_id text, at timestamptz, records bigint, committed bigint, lost bigint, duplicates_adjacent bigint,
     duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
+    other_contents bigint DEFAULT 0,
     foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
     delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
     backlog_age_seconds double precision
@@ -54,7 +55,7 @@ with psycopg.connect(os.environ["HARVEST_DSN"]) as connection:
             " VALUES (%s, clock_timestamp(), 8, %s, %s, 0, 0, 0, 0, 12.5)",
             [audit_id, os.environ.get("COMMITTED", "10"), os.environ["LOST"]],
         )
-sys.exit(os.environ.get("LOST", "0") != "0")
+sys.exit(13 if os.environ.get("LOST", "0") != "0" else 0)
 """
 
 

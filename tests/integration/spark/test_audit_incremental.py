@@ -87,7 +87,7 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     native.produce(last)  # the last record of the range before, once more
     native.produce(second)  # an old one
     native.produce(first, leader=uuid.uuid4())
-    native.produce(last, outbox_id=high)
+    native.produce(last, outbox_id=high, value=b"v")
     native.produce(last, outbox_id=10**9)
     native.produce(last, header=[("other", b"1")])
     found, read = since.require_same()
@@ -101,7 +101,7 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     assert (found.backlog_records, found.lost) == (0, 1)
     assert (found.unknown, found.duplicates_adjacent) == (1, 2)
 
-    native.produce(last, outbox_id=low)  # after those that were written later
+    native.produce(last, outbox_id=low, value=b"v")  # after those that were written later
     found, _ = since.require_same()
     assert (found.lost, found.reordered, found.duplicates_adjacent) == (0, 1, 2)
 

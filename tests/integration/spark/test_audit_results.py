@@ -64,7 +64,7 @@ def test_the_command_prints_and_exits_by_what_it_found(native, capsys, tmp_path)
     assert json.loads(capsys.readouterr().out)["unknown"] == 1
     found = parsed((tmp_path / "audit.prom").read_text())
     counts = {name: count for (name, _), count in series(found, "harvest_audit_findings").items()}
-    assert counts == {"lost": 0, "unknown": 1, "reordered": 0, "unexplained_duplicates": 0}
+    assert counts == {"lost": 0, "unknown": 1, "reordered": 0, "unexplained_duplicates": 0, "other_contents": 0}
     assert found["harvest_audit_failed", (native.outbox.topic,)] == 0
 
 
