@@ -18,7 +18,7 @@ _REHEARSED = {
 
 
 def rehearse_marks(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    """Mark and purge the first record that nobody else works on, and undo both; the lock on it lasts for the
+    """Mark and purge the first record that no other session has locked, and undo both; the lock on it lasts for the
     statements. Without a record only what is refused for the table as a whole is found.
 
     Raises OutboxTableError if the record is passed over without an error, DatabaseError for a refusal.

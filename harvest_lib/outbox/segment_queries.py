@@ -86,8 +86,8 @@ RETURNING s.segment
 
 # Whoever could write into it had ended when it was closed.
 WRITTEN_SINCE = """
-SELECT (SELECT transaction_id FROM {table} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(open_then)
-FROM {segments} WHERE segment = %(name)s AND closed_at IS NOT NULL
+SELECT segment FROM {segments} WHERE segment = {name} AND closed_at IS NOT NULL
+  AND (SELECT transaction_id FROM {table} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(open_then)
 """
 
 WAITED_FOR = f"""{_HOLDS_UP}

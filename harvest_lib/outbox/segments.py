@@ -152,7 +152,8 @@ class Segments:
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         placed = self.outbox.placed(connection)
-        ahead = [each.name for each in segments if each.passed_at is None or self._is_written(connection, each)]
+        written = self._written_since(connection, placed.segments, segments)
+        ahead = [each.name for each in segments if each.passed_at is None or each.name in written]
         reopen = sql.SQL(queries.REOPEN).format(segments=in_statement(placed.segments.identifier))
         with translated():
             connection.execute(reopen, {"names": ahead})
@@ -172,15 +173,22 @@ class Segments:
                     connection.execute(sql.SQL(query).format(segments=in_statement(placed.segments.identifier)), values)
         return self.read(connection)
 
-    def _is_written(self, connection: psycopg.Connection[Any], segment: Segment) -> bool:
-        """Return True if a segment has a record of a transaction that began after it was closed."""
-        if segment.closed_at is None or segment.detaching:
-            return False
-        segments = in_statement(self.outbox.placed(connection).segments.identifier)
-        names = {"table": in_statement(segment.table.identifier), "segments": segments}
-        with translated():
-            row = connection.execute(sql.SQL(queries.WRITTEN_SINCE).format(**names), {"name": segment.name}).fetchone()
-        return row == (True,)
+    def _written_since(
+        self, connection: psycopg.Connection[Any], notes: OutboxTable, segments: Sequence[Segment]
+    ) -> frozenset[str]:
+        """Return the names of segments with a record of a transaction that began after they were closed."""
+        closed = [each for each in segments if each.closed_at is not None and not each.detaching]
+        if not closed:
+            return frozenset()
+        statements = [
+            sql.SQL(queries.WRITTEN_SINCE).format(
+                segments=notes.identifier, name=sql.Literal(each.name), table=each.table.identifier
+            )
+            for each in closed
+        ]
+        with translated():  # without parameters, so that a % in a name is one
+            rows = connection.execute(sql.SQL(" UNION ALL ").join(statements)).fetchall()
+        return frozenset(name for (name,) in rows)
 
     def is_as_noted(self, connection: psycopg.Connection[Any], segment: Segment) -> bool:
         """Return True unless the ids began again since the segment was read, or it was emptied by TRUNCATE."""
