@@ -10,7 +10,7 @@ Promises
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -34,8 +34,8 @@ from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
 from harvest_lib.record import Row
 
-TRANSACTION_TIMEOUT: Mapping[str, int] = {"transaction.timeout.ms": 15_000}
-"""A leader that is gone permanently, without a successor, holds up readers for so long."""
+TRANSACTION_SECONDS = 15
+"""`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for so long."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
 """If the one before has a transaction open, Kafka begins to abort it, which takes some milliseconds, and says that it
@@ -70,7 +70,7 @@ class Transactional:
         longest = min(settings.delivery_timeout_seconds, _LONGEST_SEND_SECONDS)
         own = {
             "transactional.id": transactional_id,
-            **TRANSACTION_TIMEOUT,
+            "transaction.timeout.ms": TRANSACTION_SECONDS * 1000,
             "message.timeout.ms": int(longest * 1000),
         }
         kind = ProducerKind(settings=own, native_settings=SEVERAL_AT_A_TIME, fences=True, close=_close_soon)

@@ -11,7 +11,7 @@ from confluent_kafka.admin._acl import AclOperation
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, removes_checkpoints
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery.errors import FENCED, NO_TOPIC
-from harvest_lib.delivery.transactional import TRANSACTION_TIMEOUT
+from harvest_lib.delivery.transactional import TRANSACTION_SECONDS
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, KafkaUnavailable, TopicMissing
 from harvest_lib.grants.kafka import Acl, Resource, commands
 from harvest_lib.kafka_client import (
@@ -73,7 +73,7 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
 def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
     """Try out a transactional id beside those of the shards: nobody is fenced by it. Raises KafkaAccessDenied."""
     settings = config.kafka_settings(for_producer=True)
-    own = {"transactional.id": f"{config.checkpoint_topic}.check", **TRANSACTION_TIMEOUT}
+    own = {"transactional.id": f"{config.checkpoint_topic}.check", "transaction.timeout.ms": TRANSACTION_SECONDS * 1000}
     producer = provider(client_settings(settings, **own))
     try:
         producer.init_transactions(_SECONDS)
@@ -85,11 +85,10 @@ def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Pr
                 config, "transactional-id", prefix, operations, evidence, prefixed=True, otherwise=f"; {WITHOUT}"
             ) from error
         if _TOO_LONG in error.args[0].str():  # a fatal error, whose code is another
-            (milliseconds,) = TRANSACTION_TIMEOUT.values()
             raise KafkaError(
-                f"Kafka permits no transaction of {milliseconds // 1000} s",
+                f"Kafka permits no transaction of {TRANSACTION_SECONDS} s",
                 evidence=error.args[0].str(),
-                next_step=f"have `transaction.max.timeout.ms` of the brokers be {milliseconds} or more "
+                next_step=f"have `transaction.max.timeout.ms` of the brokers be {TRANSACTION_SECONDS * 1000} or more "
                 f"(by default it is 900000); {WITHOUT}",
             ) from error
         if error.args[0].code() not in FENCED:  # by another process that tries it out: both are permitted

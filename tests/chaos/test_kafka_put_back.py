@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.pipeline_ends import KafkaSource, collect
+from support.servers import own_cluster
 from support.waiting import eventually
 
 from harvest_lib.consume import Sequencer, read_committed
@@ -42,12 +43,8 @@ for batch in adaptor.make(options).read({}):
 
 @pytest.fixture
 def broker(parts, tmp_path):
-    cluster = KafkaCluster(tmp_path / "kafka", parts=parts)
-    try:
-        cluster.start()
+    with own_cluster(KafkaCluster(tmp_path / "kafka", parts=parts)) as cluster:
         yield cluster
-    finally:
-        cluster.kill()
 
 
 @pytest.fixture

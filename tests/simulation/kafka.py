@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError
 
-from harvest_lib.delivery.transactional import TRANSACTION_TIMEOUT
+from harvest_lib.delivery.transactional import TRANSACTION_SECONDS
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing import message_id
-
-_TRANSACTION_SECONDS = TRANSACTION_TIMEOUT["transaction.timeout.ms"] / 1000
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS = "checkpoints"
@@ -110,7 +108,7 @@ class Broker:
     def _expire(self):
         """Abort what is open for too long, and fence its producer: nobody may come who would."""
         for transactional_id, entries in list(self._transactions.items()):
-            if entries and self.scheduler.now - entries[0].at >= _TRANSACTION_SECONDS:
+            if entries and self.scheduler.now - entries[0].at >= TRANSACTION_SECONDS:
                 self.begin(transactional_id)
 
     def _end(self, transactional_id, state):

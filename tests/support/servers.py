@@ -57,6 +57,16 @@ def either(*servers, **parameters):
 
 
 @contextmanager
+def own_cluster(cluster):
+    """Start a cluster for one test, and kill it at the end."""
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+@contextmanager
 def started(stack):
     """Start a stack, once more if that fails soon, and stop it afterwards: hundreds of tests would fail with it."""
     began = time.monotonic()

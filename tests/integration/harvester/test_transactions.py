@@ -2,6 +2,7 @@
 
 import pytest
 from support.outbox import harvest_config
+from support.servers import own_cluster
 
 from harvest_lib.errors import KafkaError, KafkaUnavailable
 from harvest_lib.harvester.transactions import prepare_transactions
@@ -26,26 +27,22 @@ class ShortTransactions(KafkaCluster):
 
 @pytest.fixture
 def servers(request, parts, tmp_path):
-    cluster = request.param(tmp_path, parts=parts)
-    try:
-        cluster.start()
+    with own_cluster(request.param(tmp_path, parts=parts)) as cluster:
         yield cluster.bootstrap_servers
-    finally:
-        cluster.kill()
 
 
-@pytest.mark.parametrize("servers", [ShortTransactions], indirect=True)
-def test_brokers_that_permit_no_transaction_of_our_length_are_told_what_to_permit(dsn, servers, unique):
+@pytest.mark.parametrize(
+    ("servers", "error", "says", "setting"),
+    [
+        (ShortTransactions, KafkaError, "permits no transaction of 15 s", "transaction.max.timeout.ms"),
+        (TooFewBrokers, KafkaUnavailable, "has begun no transaction", "transaction.state.log.replication.factor"),
+    ],
+    ids=["too long", "too few brokers"],
+    indirect=["servers"],
+)
+def test_brokers_that_begin_no_transaction_are_told_what_to_set(dsn, servers, unique, error, says, setting):
     config = harvest_config(dsn, servers, unique("group"), delivery="transactional")
-    with pytest.raises(KafkaError, match="permits no transaction of 15 s") as refused:
+    with pytest.raises(error, match=says) as refused:
         prepare_transactions(config)
-    assert "transaction.max.timeout.ms" in refused.value.next_step
-
-
-@pytest.mark.parametrize("servers", [TooFewBrokers], indirect=True)
-def test_brokers_that_begin_no_transaction_are_not_said_to_be_away(dsn, servers, unique):
-    config = harvest_config(dsn, servers, unique("group"), delivery="transactional")
-    with pytest.raises(KafkaUnavailable, match="has begun no transaction") as refused:
-        prepare_transactions(config)
-    assert "transaction.state.log.replication.factor" in refused.value.next_step
+    assert setting in refused.value.next_step
     assert "`delivery: barrier`" in refused.value.next_step

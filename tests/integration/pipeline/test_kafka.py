@@ -9,6 +9,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from support.outbox import read_topic
 from support.pipeline_ends import KafkaSource, KafkaTarget, collect
 from support.raw_headers import write_raw_header
+from support.servers import own_cluster
 from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, PositionLost, TopicMissing
@@ -119,12 +120,8 @@ _FROZEN_SECONDS = 5.0
 @pytest.fixture
 def broker(parts, tmp_path):
     """One that may be frozen."""
-    cluster = KafkaCluster(tmp_path / "kafka", parts=parts)
-    try:
-        cluster.start()
+    with own_cluster(KafkaCluster(tmp_path / "kafka", parts=parts)) as cluster:
         yield cluster
-    finally:
-        cluster.kill()
 
 
 @pytest.mark.long
