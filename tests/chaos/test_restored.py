@@ -10,13 +10,12 @@ import psycopg
 import pytest
 from support.native_outbox import NativeOutbox
 from support.outbox import Outbox, harvest_config, read_topic
-from support.restoring import WAYS
+from support.restoring import LOG, WAYS, quiet_server
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.source.server_identity import lsn_number
@@ -29,19 +28,12 @@ INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), %s, %s, %s, '{}', '{}')
 """
-LOG = "SELECT pg_current_wal_flush_lsn()::text"
 
 
 @pytest.fixture
 def server(tmp_path):
-    made = PostgresServer(tmp_path / "server", durable=False)
-    made.start()
-    with psycopg.connect(made.dsn, autocommit=True) as connection:
-        for setting in ("autovacuum = off", "bgwriter_lru_maxpages = 0", "checkpoint_timeout = '1h'"):
-            connection.execute(f"ALTER SYSTEM SET {setting}")
-        connection.execute("SELECT pg_reload_conf()")
-    yield made
-    made.kill()
+    with quiet_server(tmp_path / "server") as made:
+        yield made
 
 
 class Restorable:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,25 @@ from support.waiting import eventually
 from harvest_lib.local_stack import postgres
 from harvest_lib.local_stack.postgres import PostgresServer
 
+LOG = "SELECT pg_current_wal_flush_lsn()::text"
+_QUIET = ("autovacuum = off", "bgwriter_lru_maxpages = 0", "checkpoint_timeout = '1h'")
 _RECOVERED = "SELECT NOT pg_is_in_recovery()"
 _MOMENT = "moment"
+
+
+@contextmanager
+def quiet_server(folder):
+    """A server that writes nothing into its log by itself, to be put back."""
+    made = PostgresServer(folder, durable=False)
+    made.start()
+    with psycopg.connect(made.dsn, autocommit=True) as connection:
+        for setting in _QUIET:
+            connection.execute(f"ALTER SYSTEM SET {setting}")
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        yield made
+    finally:
+        made.kill()
 
 
 @dataclass

@@ -10,11 +10,10 @@ import psycopg
 import pytest
 from support.native_outbox import NativeOutbox
 from support.outbox_source import Followed, without_password
-from support.restoring import WAYS
+from support.restoring import LOG, WAYS, quiet_server
 from support.waiting import eventually
 
 from harvest_lib.errors import ServerRegressed
-from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable, Segments
 from harvest_lib.source.server_identity import lsn_number
 from spark_jobs.data_source import OutboxDataSource
@@ -28,20 +27,13 @@ INSERT = """
 INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 VALUES (now(), 't', 'k', %s, '{}', '{}')
 """
-LOG = "SELECT pg_current_wal_flush_lsn()::text"
 
 
 @pytest.fixture
 def server(tmp_path):
-    made = PostgresServer(tmp_path / "server", durable=False)
-    made.start()
-    with psycopg.connect(made.dsn, autocommit=True) as connection:
-        for setting in ("autovacuum = off", "bgwriter_lru_maxpages = 0", "checkpoint_timeout = '1h'"):
-            connection.execute(f"ALTER SYSTEM SET {setting}")
-        connection.execute("SELECT pg_reload_conf()")
-    NativeOutbox(made.dsn, "t").close()
-    yield made
-    made.kill()
+    with quiet_server(tmp_path / "server") as made:
+        NativeOutbox(made.dsn, "t").close()
+        yield made
 
 
 class Driven:
@@ -111,6 +103,18 @@ class Source:
             while lsn_number(connection.execute(LOG).fetchone()[0]) <= log:
                 connection.execute("SELECT pg_logical_emit_message(true, 'x', repeat('x', 100000))")
 
+    def put_back_to_before_empty_transactions(self):
+        """Have the stream pass transactions without a record, and the server lose them; return what was read, and the
+        end of the log of then."""
+        first = self.write(20)
+        self.stream.run()
+        self.way.save()
+        self.burn(100)
+        self.stream.run(is_told=False)
+        log = self.log()
+        self.way.restore()
+        return first, log
+
     def refused(self):
         """Start the stream some times, and return the evidence that it names."""
         before = list(self.stream.values)
@@ -174,13 +178,7 @@ def test_a_stream_is_refused_however_late_it_starts(source):
 @pytest.mark.parametrize(("way", "options"), [("cold copy", {})])
 def test_records_of_transactions_that_had_ended_without_any_are_noticed(source):
     """Nothing that was read is gone: but others have the ids of transactions that wrote nothing into the outbox."""
-    first = source.write(20)
-    source.stream.run()
-    source.way.save()
-    source.burn(100)
-    source.stream.run(is_told=False)
-    log = source.log()
-    source.way.restore()
+    first, log = source.put_back_to_before_empty_transactions()
     source.write(25)
     source.outgrow(log)
     assert "of a transaction that had ended without it" in source.refused()
@@ -189,13 +187,7 @@ def test_records_of_transactions_that_had_ended_without_any_are_noticed(source):
 
 @pytest.mark.parametrize(("way", "options"), [("cold copy", {})])
 def test_a_stream_goes_on_where_nothing_that_it_passed_has_changed(source):
-    first = source.write(20)
-    source.stream.run()
-    source.way.save()
-    source.burn(100)
-    source.stream.run(is_told=False)
-    log = source.log()
-    source.way.restore()
+    first, log = source.put_back_to_before_empty_transactions()
     source.outgrow(log)
     written = source.write(25)
     source.stream.run()
