@@ -38,7 +38,7 @@ _WHAT_AUDITS_FIND = {
     "lost": "Records that were committed and are not in Kafka.",
     "duplicates": "Records that are in Kafka more than once: adjacent, separated, across epochs.",
     "reorderings": "Records that stand after one of their key that was written later.",
-    "unknown": "Records in Kafka that nobody committed, or not with that value.",
+    "unknown": "Records in Kafka that no transaction committed, or none with that value.",
 }
 
 

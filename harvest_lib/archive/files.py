@@ -229,7 +229,7 @@ class ArchiveFiles:
             raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)
         except Exception as error:
             if not isinstance(error, OSError) and self._said(error) == str(error):
-                raise  # of Postgres, or of Parquet
+                raise  # of Parquet
             raise ArchiveError(
                 f"the archive {self.url} could not be {what}",
                 evidence=f"{type(error).__name__}: {self._said(error)}",

@@ -187,7 +187,7 @@ class BatchParking:
         if not self._due:
             self._learn()
             return True
-        # More is due: what is left of these keys is known without reading all that is parked.
+        # More records are due: the rest of these keys is known without a look at all parked records.
         for each in ids:
             self._ids.pop(each, None)
         if self._holds:

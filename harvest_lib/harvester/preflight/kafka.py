@@ -160,7 +160,7 @@ class _Cluster:
         if self._config.is_own_topic(topic):
             raise KafkaError(
                 f"the topic {topic!r} is of the harvesters: its records would be parked",
-                evidence="`leaderTopic` or `checkpointTopic` names it, or it is called as those of this group are",
+                evidence="`leaderTopic` or `checkpointTopic` names it, or it has a default name of this group",
                 next_step="give it another name in these settings, or write records for another topic",
             )
         if topic not in self._present:
