@@ -10,7 +10,7 @@ import os
 from airflow.providers.apache.kafka.triggers.msg_queue import KafkaMessageQueueTrigger
 from airflow.sdk import Asset, AssetWatcher, dag
 
-from airflow_dags.audit_tasks import audit_and_report
+from harvest_lib.airflow.audit_tasks import audit_and_report
 
 _TOPIC = os.environ.get("HARVEST_TOPIC", "flights")
 
@@ -23,7 +23,7 @@ harvested_messages = Asset(
             trigger=KafkaMessageQueueTrigger(
                 topics=[_TOPIC],
                 kafka_config_id="harvest_kafka_watch",
-                apply_function="airflow_dags.messages.harvested",
+                apply_function="harvest_lib.airflow.messages.harvested",
                 poll_timeout=1,
                 poll_interval=0,  # the wait follows each foreign message, not the end of the log
                 commit_offset=False,

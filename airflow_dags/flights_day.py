@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from airflow.sdk import Param, PokeReturnValue, dag, task
 
-from airflow_dags.dagster.operator import DagsterJobOperator
+from harvest_lib.airflow.dagster.operator import DagsterJobOperator
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.database import connect
 from harvest_lib.harvester.status import StatusReader

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from airflow.sdk import dag
 
-from airflow_dags.audit_tasks import audit_and_report
+from harvest_lib.airflow.audit_tasks import audit_and_report
 
 
 @dag(

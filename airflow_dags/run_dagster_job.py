@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from airflow.sdk import Param, dag
 
-from airflow_dags.dagster.operator import DagsterJobOperator
+from harvest_lib.airflow.dagster.operator import DagsterJobOperator
 
 
 @dag(

@@ -47,15 +47,15 @@ def topic_smoke_test() -> None:
         task_id="produce",
         kafka_config_id=_CONNECTION,
         topic="{{ params.topic }}",
-        producer_function="airflow_dags.messages.smoke_message",
+        producer_function="harvest_lib.airflow.messages.smoke_message",
         producer_function_args=["{{ run_id }}"],
-        delivery_callback="airflow_dags.messages.delivered",
+        delivery_callback="harvest_lib.airflow.messages.delivered",
     )
     consume = ConsumeFromTopicOperator(
         task_id="consume",
         kafka_config_id=_CONNECTION,
         topics=["{{ params.topic }}"],
-        apply_function="airflow_dags.messages.smoke_answer",
+        apply_function="harvest_lib.airflow.messages.smoke_answer",
         apply_function_args=["{{ run_id }}"],
         return_apply_function_results=True,
         commit_cadence="never",  # the next task reads the same messages
@@ -65,7 +65,7 @@ def topic_smoke_test() -> None:
         task_id="await",
         kafka_config_id=_CONNECTION,
         topics=["{{ params.topic }}"],
-        apply_function="airflow_dags.messages.smoke_answer",
+        apply_function="harvest_lib.airflow.messages.smoke_answer",
         apply_function_args=["{{ run_id }}"],
         poll_interval=0,
         timeout=_SECONDS,

@@ -28,7 +28,7 @@ from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
 from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, WriterSettings
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
-from spark_jobs.audit_summary import AuditSummary
+from harvest_lib.spark.audit_summary import AuditSummary
 
 PIPES_KEY = "spark_pipes"
 

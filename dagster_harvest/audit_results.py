@@ -1,4 +1,4 @@
-"""The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `spark_jobs.audit`."""
+"""The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `harvest_lib.spark.audit`."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,7 +13,7 @@ from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
 from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError, OutboxTableError
 from harvest_lib.outbox import OutboxTable
-from spark_jobs.audit_summary import AuditSummary, together
+from harvest_lib.spark.audit_summary import AuditSummary, together
 
 SCHEMA = "harvest_audit"
 
@@ -102,7 +102,7 @@ def _last_rows(
     most: int,
 ) -> list[AuditSummary]:
     is_of_topic = settings.audit.by_topic and audit_id is None
-    next_step = "materialize the audit's assets, or run `python -m spark_jobs.audit`"
+    next_step = "materialize the audit's assets, or run `python -m harvest_lib.spark.audit`"
     wanted = [field.name for field in fields(AuditSummary)]
     prefix = audit_id or settings.audit.id_prefix or ""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:

@@ -22,7 +22,7 @@ from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox.table import Backlog
-from spark_jobs.audit_summary import AuditSummary
+from harvest_lib.spark.audit_summary import AuditSummary
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 

@@ -64,7 +64,7 @@ def _contract_check(
         required_resource_keys={settings.resource_key},
     )
     def schema(context: dg.AssetCheckExecutionContext) -> Verdict:
-        from spark_jobs.quality import contracts  # noqa: PLC0415 - pandas and pyspark come with it
+        from harvest_lib.spark.quality import contracts  # noqa: PLC0415 - pandas and pyspark come with it
 
         resource = _resource(context, settings)
         try:
@@ -94,7 +94,7 @@ def _expectations_check(settings: OutboxSettings) -> dg.AssetChecksDefinition:
         required_resource_keys={settings.resource_key},
     )
     def expectations(context: dg.AssetCheckExecutionContext) -> Verdict:
-        from spark_jobs.quality.expectations import expect_audit  # noqa: PLC0415 - ten seconds
+        from harvest_lib.spark.quality.expectations import expect_audit  # noqa: PLC0415 - ten seconds
 
         docs = Path(settings.audit.docs_folder or Path(context.instance.storage_directory()) / "data_docs")
         try:

@@ -1,7 +1,7 @@
 """The replays of an outbox: an asset, a partition of it for each subscription that is filled.
 
-Each run is `python -m spark_jobs.replay`. One that fails or is terminated leaves the subscription half filled; the next
-run of the partition goes on where it was.
+Each run is `python -m harvest_lib.spark.replay`. A run that fails or is terminated leaves the subscription half filled;
+the next run of the partition goes on from there.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
     return dg.Definitions(assets=[replay_asset(settings)], jobs=[job])
 
 
-def replay_asset(settings: OutboxSettings, module: str = "spark_jobs.replay") -> dg.AssetsDefinition:
-    """Return the asset; `module` is run as `python -m`, with the options of `spark_jobs.replay`."""
+def replay_asset(settings: OutboxSettings, module: str = "harvest_lib.spark.replay") -> dg.AssetsDefinition:
+    """Return the asset; `module` is run as `python -m`, with the options of `harvest_lib.spark.replay`."""
     replays = {each.subscription: each for each in settings.replays}
     before = [settings.outbox_key, *([settings.archive_key] if settings.archive is not None else [])]
 

@@ -22,12 +22,12 @@ RESULTS = (*TABLES, VERIFIED)
 class WriterSettings(dg.Model, dg.Resolvable):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
-    module: str = "spark_jobs.flights_by_day"
+    module: str = "harvest_lib.spark.flights.by_day"
     """Run as `python -m`, under Dagster Pipes; its arguments: see `dagster_harvest.assets`."""
     table: str = "flights"
     """The business table. Default `flights`."""
     contract: str = "FLIGHTS"
-    """The contract of its rows in `spark_jobs.quality.contracts`. Default `FLIGHTS`."""
+    """The contract of its rows in `harvest_lib.spark.quality.contracts`. Default `FLIGHTS`."""
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None
@@ -106,7 +106,7 @@ class DaemonSettings(dg.Model, dg.Resolvable):
 class AuditSettings(dg.Model, dg.Resolvable):
     """The audit: committed records against the records in Kafka."""
 
-    module: str = "spark_jobs.audit"
+    module: str = "harvest_lib.spark.audit"
     """Run as `python -m`, under Dagster Pipes' subprocess client."""
     arguments: Sequence[str] = ()
     """More of its command line, such as `--id-column`. Default none."""

@@ -14,7 +14,7 @@ import sys
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 PLACED = "order_id bigint, customer string, quantity int, price decimal(12, 2), placed_at timestamp"
 

@@ -5,7 +5,6 @@ login is that of Airflow's simple auth manager: user `admin`, password made once
 """
 
 import base64
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harvest_lib.errors import StackError, install_hint
+from harvest_lib.errors import StackError
 from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import tail, through_child
@@ -32,13 +31,13 @@ class Airflow:
     """Airflow below a state folder, with the DAGs of one folder."""
 
     def __init__(self, state: Path, *, dags: Path | None = None) -> None:
-        """Prepare; nothing is written yet. Without `dags`, those of the package `airflow_dags`.
+        """Prepare; nothing is written yet. Without `dags`, those of the example.
 
         Raises StackError when there is no such folder, or no DAG in it.
         """
         self._home = state / "airflow"
         self._log = state / "logs" / "airflow-migrate.log"
-        self._dags = _own_dags() if dags is None else checked_dags(dags)
+        self._dags = _example_dags() if dags is None else checked_dags(dags)
         self._port = 0
 
     @property
@@ -216,14 +215,10 @@ def _may_hold_dag(file: Path) -> bool:
     return b"airflow" in text and b"dag" in text
 
 
-def _own_dags() -> Path:
-    found = importlib.util.find_spec("airflow_dags")
-    if found is None or found.origin is None:
-        raise StackError(
-            "there are no DAGs for Airflow: the package airflow_dags is not installed",
-            next_step=install_hint("airflow"),
-        )
-    return Path(found.origin).resolve().parent
+def _example_dags() -> Path:
+    """Return the folder of the example's DAGs: a copy in the wheel, or `airflow_dags` of the checkout."""
+    copied = Path(__file__).with_name("dags")
+    return copied if copied.is_dir() else Path(__file__).resolve().parents[2] / "airflow_dags"
 
 
 def _fernet_key(file: Path) -> str:

@@ -42,7 +42,7 @@ class Platform:
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (`airflow_dags` by
+        `definitions` is the module that Dagster serves, `dags` the folder that Airflow reads (the example's by
         default), `parts` the folder of downloads (the state folder by default); without `airflow` Dagster
         is alone. With `observe` a Prometheus scrapes the daemon's run. Raises StackError when a module, a folder or a
         program is not there.

@@ -126,7 +126,7 @@ class Replays:
             raise CheckpointError(
                 f"the subscription {subscription!r} is being filled with what was delivered before",
                 evidence=f"{self.outbox.replays} says so since {replay.begun_at:%Y-%m-%d %H:%M:%S%z}",
-                next_step=f"let `python -m spark_jobs.replay --subscription {subscription}` end; or give it up: "
+                next_step=f"let `python -m harvest_lib.spark.replay --subscription {subscription}` end; or give it up: "
                 f"`harvest subscriptions remove {subscription}`",
             )
         return replay

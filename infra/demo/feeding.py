@@ -6,7 +6,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 
-from spark_jobs.example_flights.source import published_source
+from harvest_lib.spark.flights.source import published_source
 
 
 class Feed:

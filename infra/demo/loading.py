@@ -28,7 +28,7 @@ class Month:
 
 
 class Loading:
-    """`spark_jobs.flights_to_outbox`, run once in a process of its own."""
+    """`harvest_lib.spark.flights.by_month`, run once in a process of its own."""
 
     writer = "Spark"
 
@@ -57,7 +57,7 @@ class Loading:
             "HARVEST_SPARK_JARS": ",".join(map(str, jars)),
             "TMPDIR": str(make_folder(self._folder / "tmp")),
         }
-        command = [sys.executable, "-m", "spark_jobs.flights_to_outbox", "--json"]
+        command = [sys.executable, "-m", "harvest_lib.spark.flights.by_month", "--json"]
         command += ["--dsn", self._place.dsn_without_password(), "--topic", self._place.topic]
         self._process.spawn(command, environment=environment)
 

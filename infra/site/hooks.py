@@ -24,7 +24,7 @@ PAGES = {
 }
 """Files of the repository's root that are pages, by their names there."""
 
-_PACKAGES = {"harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs"}
+_PACKAGES = {"harvest_lib", "dagster_harvest"}
 _LINK = re.compile(r"(?<=\]\()(?!\w+://|#)([^)#\s]+)")
 
 

@@ -63,14 +63,14 @@ def audit(servers: Servers, size: "Size") -> Iterator[Result]:
     small, large = _SMALL * size.records, _LARGE * size.records
     try:
         _deliver(own, small)
-        first = run_module(own, small, "spark_jobs.audit", "--topic", own.topic)
+        first = run_module(own, small, "harvest_lib.spark.audit", "--topic", own.topic)
         _deliver(own, large - small)
         floor = run_module(own, large, "tests.benchmarks.spark_count", own.topic)
-        second = run_module(own, large, "spark_jobs.audit", "--topic", own.topic)
-        kept = run_module(own, large, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+        second = run_module(own, large, "harvest_lib.spark.audit", "--topic", own.topic)
+        kept = run_module(own, large, "harvest_lib.spark.audit", "--topic", own.topic, "--state", str(state))
         state_bytes = sum(path.stat().st_size for path in state.rglob("*.parquet"))
         _deliver(own, size.records)
-        since = run_module(own, size.records, "spark_jobs.audit", "--topic", own.topic, "--state", str(state))
+        since = run_module(own, size.records, "harvest_lib.spark.audit", "--topic", own.topic, "--state", str(state))
     finally:
         shutil.rmtree(state, ignore_errors=True)
     cost = Cost.of(first, second)

@@ -5,8 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from spark_jobs.audit.kafka_side import Topics
-from spark_jobs.session import jdbc_jars, spark_session
+from harvest_lib.spark.audit.kafka_side import Topics
+from harvest_lib.spark.session import jdbc_jars, spark_session
 
 
 def main() -> None:

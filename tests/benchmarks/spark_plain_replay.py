@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from spark_jobs.session import jdbc_jars, spark_session
-from spark_jobs.sink.database import Tables, connect, jdbc_target
+from harvest_lib.spark.session import jdbc_jars, spark_session
+from harvest_lib.spark.sink.database import Tables, connect, jdbc_target
 from tests.benchmarks.backlog import PARTITIONS
 
 _ENDS = "SELECT min(id), max(id) FROM outbox"

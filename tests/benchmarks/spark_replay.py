@@ -48,7 +48,7 @@ def spark_replay(servers: Servers, size: "Size") -> Iterator[Result]:
             target = _topic(servers)
             arguments = ["--subscription", "again", "--topic", f"{servers.topic}={target}"]
             archive = ["--archive", str(folder / str(times))]
-            replayed.append(run_module(servers, records, "spark_jobs.replay", *arguments, *archive))
+            replayed.append(run_module(servers, records, "harvest_lib.spark.replay", *arguments, *archive))
         plain = run_module(servers, records, "tests.benchmarks.spark_plain_replay", _topic(servers))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

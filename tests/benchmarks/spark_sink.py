@@ -31,10 +31,10 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import Records, Through, sink
-from spark_jobs.session import spark_session
-from spark_jobs.sink.database import Tables, connect, jdbc_target
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.outbox_sink import Records, Through, sink
+from harvest_lib.spark.session import spark_session
+from harvest_lib.spark.sink.database import Tables, connect, jdbc_target
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.report import Result, at_least
 

@@ -93,7 +93,7 @@ def test_each_record_comes_once_in_its_keys_order(dsn, bootstrap_servers, make_t
     left = native.connection.execute("SELECT count(*) FROM outbox").fetchone()[0]
     assert 0 < left < rows
 
-    command = [sys.executable, "-m", "spark_jobs.replay", "--subscription", "v2", "--topic", f"orders={target}"]
+    command = [sys.executable, "-m", "harvest_lib.spark.replay", "--subscription", "v2", "--topic", f"orders={target}"]
     command += ["--archive", str(tmp_path / "archive"), "--json"]
     work = tmp_path / "work"
     given = environment() | {"HARVEST_DSN": dsn, "HARVEST_BOOTSTRAP_SERVERS": bootstrap_servers, "TMPDIR": str(work)}

@@ -22,12 +22,13 @@ import yaml
 from pydantic import BaseModel
 from support.public_list import check_lines
 
-# All that is imported from inside the packages, so that it can follow when modules move.
-from airflow_dags.provider import get_provider_info
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.example_flights.definitions import defs
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
+
+# All that is imported from inside the packages, so that it can follow when modules move.
+from harvest_lib.airflow.provider import get_provider_info
 from harvest_lib.cli import app as command_line
 from harvest_lib.config import ColumnMapping, HarvestConfig, load
 from harvest_lib.pipeline import adaptors
@@ -38,9 +39,9 @@ pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "public_names.txt"
-PACKAGES = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")
+PACKAGES = ("harvest_lib", "dagster_harvest")
 PUBLIC_MODULES = ("harvest_lib", "harvest_lib.consume", "harvest_lib.audit", *PACKAGES[1:])
-SPARK_MODULES = ("audit", "flights_by_day", "flights_to_outbox", "outbox_sink")
+SPARK_MODULES = ("audit", "flights.by_day", "flights.by_month", "outbox_sink")
 
 COLUMNS = """
 create_time: made_at
@@ -96,11 +97,12 @@ def spark_options(name, monkeypatch):
         raise Seen(parser)
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", seen)
-    main = importlib.import_module("spark_jobs.audit.__main__" if name == "audit" else f"spark_jobs.{name}").main
+    module = "audit.__main__" if name == "audit" else name
+    main = importlib.import_module(f"harvest_lib.spark.{module}").main
     with pytest.raises(Seen) as parsed:
         main([])
     options = ["/".join(each.option_strings) or each.dest for each in parsed.value.args[0]._actions]
-    return [f"python -m spark_jobs.{name} {each}" for each in options]
+    return [f"python -m harvest_lib.spark.{name} {each}" for each in options]
 
 
 def trees(*packages):
@@ -145,7 +147,7 @@ def defined(of, definitions):
 def airflow():
     """DAGs with their parameters, tasks, operators with their arguments, connections and callables named by text; by
     the text of the modules: to import them takes long, and leaves files in the home folder."""
-    for node in (each for tree in trees("airflow_dags") for each in ast.walk(tree)):
+    for node in (each for tree in trees("airflow_dags", "harvest_lib/airflow") for each in ast.walk(tree)):
         if isinstance(node, ast.Call):
             given = {each.arg: each.value for each in node.keywords}
             if "dag_id" in given:
@@ -159,7 +161,8 @@ def airflow():
             yield from (f"{node.name} {each.arg}" for each in made.args.kwonlyargs)
     for each in get_provider_info()["connection-types"]:
         yield from (f"connection {each['connection-type']} {field}" for field in each["conn-fields"])
-    called = texts(r"dagster_default|harvest_kafka\w*|airflow_dags\.\w+\.\w+", "airflow_dags")
+    names = r"dagster_default|harvest_kafka\w*|harvest_lib\.airflow\.\w+\.\w+"
+    called = texts(names, "airflow_dags", "harvest_lib/airflow")
     yield from (f"connection or callable {each}" for each in called)
 
 

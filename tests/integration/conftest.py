@@ -27,7 +27,7 @@ from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.local_stack.state import default_state
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 REAPER = """\
 harvest:

@@ -13,14 +13,15 @@ from datetime import timedelta
 _MARK = "-- here the next run begins --"
 
 
-def run_airflow(environment, runs):
+def run_airflow(environment, runs, *, python=sys.executable):
     """Run DAGs: dicts of `dag_id`, `conf` and `variables`. Return ids and errors of the import, and each run's end.
 
-    An end is a dict of `state`, `run_id`, `tasks`, `returned` and `log`.
+    `python` is the interpreter of an environment with Airflow. An end is a dict of `state`, `run_id`, `tasks`,
+    `returned` and `log`.
     """
     done = subprocess.run(
         # -P: beside this file others have names of the standard library.
-        [sys.executable, "-P", __file__, json.dumps(runs)],
+        [python, "-P", __file__, json.dumps(runs)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

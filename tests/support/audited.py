@@ -11,7 +11,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.record.header import HEADER_NAME, stamp
-from spark_jobs.audit import audit
+from harvest_lib.spark.audit import audit
 
 KEYS, RECORDS = 3, 30
 

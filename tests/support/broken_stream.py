@@ -4,8 +4,8 @@ import importlib.util
 import uuid
 from pathlib import Path
 
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.data_source.writer import OutboxStreamWriter
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source.writer import OutboxStreamWriter
 
 _EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "spark_stream.py"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from support.outbox_format import FileStream, target, write
 
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 ROWS = 2_000
 

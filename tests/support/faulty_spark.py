@@ -28,10 +28,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.outbox_format import options_of, write
 
 from harvest_lib.errors import DatabaseUnavailable, HarvestError
+from harvest_lib.spark import outbox_sink
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.outbox_sink import BatchId, Records, sink
 from infra.chaos.link import Links
-from spark_jobs import outbox_sink
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import BatchId, Records, sink
 
 ROWS = 2_000
 PARTITIONS = 8

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")
+PACKAGES = ("harvest_lib", "dagster_harvest")
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 
 

@@ -14,8 +14,8 @@ from support.spark import all_jars, java_named, session
 
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import BatchId, Fixed
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.outbox_sink import BatchId, Fixed
 
 ROOT = Path(__file__).parents[2]
 _LISTENS = re.compile(r"started at: \S*:(\d+)\s")

@@ -4,7 +4,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.outbox import NativeTable, OutboxTable
-from spark_jobs.outbox_sink import Records
+from harvest_lib.spark.outbox_sink import Records
 
 ORDERS = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');

@@ -1,11 +1,11 @@
-"""`python -m spark_jobs.replay` with transactions of few records, so that it can be killed between them."""
+"""`python -m harvest_lib.spark.replay` with transactions of few records, so that it can be killed between them."""
 
 import sys
 import time
 from collections.abc import Iterator
 
-from spark_jobs.replay import filling, parts
-from spark_jobs.replay.__main__ import main
+from harvest_lib.spark.replay import filling, parts
+from harvest_lib.spark.replay.__main__ import main
 
 
 def write_slowly(settings: parts.PartSettings, batches: Iterator) -> Iterator:

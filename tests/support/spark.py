@@ -10,7 +10,7 @@ import pytest
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
-from spark_jobs.session import JARS_VARIABLE, spark_session
+from harvest_lib.spark.session import JARS_VARIABLE, spark_session
 
 
 def all_jars():

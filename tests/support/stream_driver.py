@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.outbox_format import FileStream, connected
 
-from spark_jobs.session import spark_session
+from harvest_lib.spark.session import spark_session
 
 
 class _Database:

@@ -10,7 +10,7 @@ import os
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 spark = SparkSession.active()
 spark.dataSource.register(OutboxDataSource)

@@ -39,7 +39,7 @@ NUMBERS = """
     delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
     backlog_age_seconds double precision
 """
-# Stands for `spark_jobs.audit`: it leaves the summary that its variables say, and exits as that does.
+# Stands for `harvest_lib.spark.audit`: it leaves the summary that its variables say, and exits as that does.
 AUDIT = """
 import os, sys, psycopg
 _, option, audit_id, *allowed = sys.argv
@@ -63,9 +63,11 @@ sys.exit(13 if os.environ.get("LOST", "0") != "0" else 0)
 def ran(stack, admin, tmp_path_factory):
     """Yield the results of importing the DAGs and of running each, well and badly; and the servers they ran against."""
     home = tmp_path_factory.mktemp("airflow")
-    (home / "spark_jobs").mkdir()
-    (home / "spark_jobs" / "__init__.py").touch()
-    (home / "spark_jobs" / "audit.py").write_text(AUDIT.replace("NUMBERS", NUMBERS))
+    (home / "stubs").mkdir()
+    (home / "stubs" / "audit.py").write_text(AUDIT.replace("NUMBERS", NUMBERS))
+    (home / "sitecustomize.py").write_text(
+        f"import harvest_lib.spark\nharvest_lib.spark.__path__.insert(0, {str(home / 'stubs')!r})\n"
+    )
     names = [f"airflow_{uuid.uuid4().hex[:8]}", f"audited_{uuid.uuid4().hex[:8]}"]
     metadata, audited = (own_database(stack.dsn, name, password_file=home / name) for name in names)
     topic = f"smoke_{names[0]}"
@@ -75,7 +77,7 @@ def ran(stack, admin, tmp_path_factory):
     producer.flush()
     made = Airflow(home)
     made.prepare()
-    # The one package is found first, the other's modules beside it: a real audit would start Spark.
+    # The stub is found before the module: a real audit would start Spark.
     reported = {**os.environ, **kafka_connections(stack.bootstrap_servers), "HARVEST_DSN": audited}
     variables = made.environment(metadata, {**reported, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])})
     made.migrate(variables)

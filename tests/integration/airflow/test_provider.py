@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 CANARY = "canary-51b0"
 TRIGGER = """
 import asyncio, json, sys
-from airflow_dags.dagster.operator import DagsterRunTrigger
+from harvest_lib.airflow.dagster.operator import DagsterRunTrigger
 
 arguments = {"job_name": "flights_job", "location": "", "partition": "", "run_config": {}, "poll_seconds": 0.01,
              "deadline": 4e9, "patience_seconds": 1, "attempt": {"task": "dag/run/task/0", "number": 1}}
@@ -30,7 +30,7 @@ print(json.dumps([stored, asyncio.run(fired())]))
 LOGGED = """
 import asyncio, sys
 from airflow.sdk.log import redact
-from airflow_dags.dagster.hook import DagsterHook
+from harvest_lib.airflow.dagster.hook import DagsterHook
 
 asyncio.run(DagsterHook("shop").client())
 print(redact(f"a library logs {sys.argv[1]}"))
@@ -91,7 +91,7 @@ def test_airflow_lists_the_package_with_its_connection_type_and_hook(installed):
     (hook,) = [each for each in hooks if each["connection_type"] == "dagster"]
     assert hook == {
         "connection_type": "dagster",
-        "class": "airflow_dags.dagster.hook.DagsterHook",
+        "class": "harvest_lib.airflow.dagster.hook.DagsterHook",
         "conn_id_attribute_name": "conn_id",
         "package_name": "outbox-harvester",
         "hook_name": "Dagster",

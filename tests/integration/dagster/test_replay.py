@@ -54,7 +54,7 @@ def materialize(settings, instance, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
 
-    def run(partition, module="spark_jobs.replay"):
+    def run(partition, module="harvest_lib.spark.replay"):
         result = dg.materialize(
             [replay_asset(settings, module)],
             partition_key=partition,

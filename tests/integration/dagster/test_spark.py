@@ -17,7 +17,7 @@ from dagster_harvest.settings import OutboxSettings, WriterSettings
 from harvest_lib.local_stack import jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
-from spark_jobs.example_flights.source import published_source
+from harvest_lib.spark.flights.source import published_source
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(300)]
 

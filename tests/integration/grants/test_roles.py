@@ -14,7 +14,7 @@ from harvest_lib.cli import app
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, create_beside
-from spark_jobs.audit.results import prepare
+from harvest_lib.spark.audit.results import prepare
 
 pytestmark = pytest.mark.gate
 

@@ -11,7 +11,7 @@ from support.installed import build, find_uv, install
 
 from harvest_lib.local_stack.state import download_cache
 
-PACKAGES = {"harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest"}
+PACKAGES = {"harvest_lib", "dagster_harvest"}
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # about 20 s; the first use of uv may have to download
 

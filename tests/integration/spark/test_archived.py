@@ -10,9 +10,9 @@ from harvest_lib.archive import ArchiveFiles, archive_segments
 from harvest_lib.errors import ArchiveError
 from harvest_lib.outbox import append, drop_passed
 from harvest_lib.record import OutboxRecord
-from spark_jobs.data_source import outbox_rows
-from spark_jobs.data_source.read_options import ReadOptions
-from spark_jobs.data_source.windows import OutboxPartition
+from harvest_lib.spark.data_source import outbox_rows
+from harvest_lib.spark.data_source.read_options import ReadOptions
+from harvest_lib.spark.data_source.windows import OutboxPartition
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -10,8 +10,8 @@ from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError
 from harvest_lib.record.header import HEADER_NAME
-from spark_jobs.audit import audit
-from spark_jobs.data_source.harvested import harvested
+from harvest_lib.spark.audit import audit
+from harvest_lib.spark.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

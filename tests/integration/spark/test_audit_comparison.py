@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from harvest_lib.audit import CommittedRecord, ObservedRecord
 from harvest_lib.audit import audit as audit_in_one_process
-from spark_jobs.audit import comparison
+from harvest_lib.spark.audit import comparison
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -8,7 +8,7 @@ from support.outbox import harvest_config
 from support.spark import jars_named
 
 from harvest_lib.harvester.harvest import Harvest
-from spark_jobs.audit import audit
+from harvest_lib.spark.audit import audit
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

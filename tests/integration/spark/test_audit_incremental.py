@@ -16,13 +16,13 @@ from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity
-from spark_jobs.audit import comparison, results
-from spark_jobs.audit.comparison import ends_of
-from spark_jobs.audit.kafka_side import Topics
-from spark_jobs.audit.run import _require_server
-from spark_jobs.audit.stages import Stages
-from spark_jobs.audit.state import AuditStateError, Mark, Past
-from spark_jobs.seen_rows import seen_rows
+from harvest_lib.spark.audit import comparison, results
+from harvest_lib.spark.audit.comparison import ends_of
+from harvest_lib.spark.audit.kafka_side import Topics
+from harvest_lib.spark.audit.run import _require_server
+from harvest_lib.spark.audit.stages import Stages
+from harvest_lib.spark.audit.state import AuditStateError, Mark, Past
+from harvest_lib.spark.seen_rows import seen_rows
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -19,7 +19,7 @@ from harvest_lib.errors import (
     TopicMissing,
     TransactionOpen,
 )
-from spark_jobs.audit import Business, audit
+from harvest_lib.spark.audit import Business, audit
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -42,7 +42,7 @@ def test_credentials_of_kafka_reach_spark_and_wrong_ones_are_told(native, stack)
 
 
 def test_what_is_not_there_is_told_before_spark_starts(native, monkeypatch):
-    monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
+    monkeypatch.setattr("harvest_lib.spark.audit.run.spark_session", None)
     dsn = native.outbox.dsn
     with pytest.raises(TopicMissing, match="nowhere"):
         audit(dsn=dsn, kafka={"bootstrap.servers": native.servers}, topics=["nowhere"])
@@ -65,8 +65,8 @@ def test_what_is_not_there_is_told_before_spark_starts(native, monkeypatch):
 
 def test_an_open_transaction_is_told_before_spark_starts(native, monkeypatch, unique):
     """Records after it would be taken for lost."""
-    monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
-    monkeypatch.setattr("spark_jobs.audit.kafka_side._OPEN_SECONDS", 0.0)
+    monkeypatch.setattr("harvest_lib.spark.audit.run.spark_session", None)
+    monkeypatch.setattr("harvest_lib.spark.audit.kafka_side._OPEN_SECONDS", 0.0)
     producer = Producer({"bootstrap.servers": native.servers, "transactional.id": unique("hangs")})
     producer.init_transactions(60)
     producer.begin_transaction()
@@ -79,7 +79,7 @@ def test_an_open_transaction_is_told_before_spark_starts(native, monkeypatch, un
 
 
 def test_a_business_table_that_does_not_fit_is_named(purged, monkeypatch):
-    monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
+    monkeypatch.setattr("harvest_lib.spark.audit.run.spark_session", None)
     with pytest.raises(OutboxTableError, match="bookings"):
         purged.audit(business=Business(table="bookings"))
     with pytest.raises(ConfigError, match="'tail_number'"):
@@ -92,7 +92,7 @@ def test_a_business_table_that_does_not_fit_is_named(purged, monkeypatch):
 
 
 def test_a_table_without_the_privilege_to_read_it(native, monkeypatch):
-    monkeypatch.setattr("spark_jobs.audit.run.spark_session", None)
+    monkeypatch.setattr("harvest_lib.spark.audit.run.spark_session", None)
     outbox, name = native.outbox, f"reader_{uuid.uuid4().hex[:8]}"
     outbox.connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'canary'")
     try:

@@ -10,9 +10,9 @@ from support.audited import KEYS, RECORDS
 from support.scraping import parsed, series
 
 from harvest_lib.errors import FOUND_EXIT_CODE
-from spark_jobs.audit.__main__ import main
-from spark_jobs.quality.contracts import AUDIT_SUMMARY
-from spark_jobs.quality.expectations import Limits, expect_audit, read_audit
+from harvest_lib.spark.audit.__main__ import main
+from harvest_lib.spark.quality.contracts import AUDIT_SUMMARY
+from harvest_lib.spark.quality.expectations import Limits, expect_audit, read_audit
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -46,7 +46,7 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(native):
 
 
 def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch):
-    monkeypatch.setattr("spark_jobs.audit.run.MOST_FINDINGS", 5)
+    monkeypatch.setattr("harvest_lib.spark.audit.run.MOST_FINDINGS", 5)
     native.outbox.fill(RECORDS, keys=KEYS)
     native.outbox.subscriptions.add("default")
     native.outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")

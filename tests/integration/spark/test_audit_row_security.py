@@ -7,7 +7,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.audited import RECORDS
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
-from spark_jobs.audit import Business
+from harvest_lib.spark.audit import Business
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

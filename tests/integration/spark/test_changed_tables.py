@@ -8,11 +8,11 @@ from support.outbox_source import without_password
 from harvest_lib.errors import DatabaseError, PositionLost
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
-from spark_jobs.audit.committed import Business, taken_from_ledger, taken_from_outbox
-from spark_jobs.audit.run import _snapshot
-from spark_jobs.data_source.read_options import read_schema
-from spark_jobs.data_source.reader import OutboxReader
-from spark_jobs.sink.database import connect
+from harvest_lib.spark.audit.committed import Business, taken_from_ledger, taken_from_outbox
+from harvest_lib.spark.audit.run import _snapshot
+from harvest_lib.spark.data_source.read_options import read_schema
+from harvest_lib.spark.data_source.reader import OutboxReader
+from harvest_lib.spark.sink.database import connect
 
 pytestmark = pytest.mark.gate
 

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.sink.database import Tables, connect, jdbc_target, security_of
+from harvest_lib.spark.sink.database import Tables, connect, jdbc_target, security_of
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

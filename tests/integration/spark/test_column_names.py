@@ -7,9 +7,9 @@ from support.outbox_format import write
 from support.sink import Database
 from support.spark import session
 
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import Records, sink
-from spark_jobs.sink.records import BatchId
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.outbox_sink import Records, sink
+from harvest_lib.spark.sink.records import BatchId
 
 pytestmark = [pytest.mark.gate, pytest.mark.spark]
 

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
-from spark_jobs.quality.contracts import AUDIT_SUMMARY, FLIGHTS, OUTBOX, ContractBroken
+from harvest_lib.spark.quality.contracts import AUDIT_SUMMARY, FLIGHTS, OUTBOX, ContractBroken
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -19,9 +19,9 @@ from support.sink import Database
 from support.waiting import eventually
 
 from harvest_lib.local_stack.postgres import PostgresServer
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.sink import queries
 from infra.chaos.link import Links
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.sink import queries
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -5,7 +5,7 @@ from psycopg import sql
 from support.outbox_format import FileStream, hundred_orders, target, write
 from support.sink import ORDERS
 
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

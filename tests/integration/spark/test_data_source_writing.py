@@ -6,7 +6,7 @@ import pytest
 from support.outbox_format import ROOT, FileStream, either, failing_once, hundred_orders, target, write
 from support.sink import Database, by_key
 
-from spark_jobs.outbox_sink import Records, sink
+from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

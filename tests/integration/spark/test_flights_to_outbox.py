@@ -20,18 +20,18 @@ from support.sink import swallow
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
-from spark_jobs.errors import BatchConflict, PromotionRefused, SourceError
-from spark_jobs.example_flights.job import flight_records, prepare_flights
-from spark_jobs.example_flights.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
-from spark_jobs.flights_to_outbox import main
-from spark_jobs.sink import queries
-from spark_jobs.sink.batches import BatchReport, load_batch
-from spark_jobs.sink.content import Content
-from spark_jobs.sink.database import JdbcTarget, Tables, connect, jdbc_target
-from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.promotion import promote
-from spark_jobs.sink.staging import stage
-from spark_jobs.sink.staging_tables import Staged
+from harvest_lib.spark.errors import BatchConflict, PromotionRefused, SourceError
+from harvest_lib.spark.flights.by_month import main
+from harvest_lib.spark.flights.job import flight_records, prepare_flights
+from harvest_lib.spark.flights.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
+from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.batches import BatchReport, load_batch
+from harvest_lib.spark.sink.content import Content
+from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target
+from harvest_lib.spark.sink.plan import WritePlan
+from harvest_lib.spark.sink.promotion import promote
+from harvest_lib.spark.sink.staging import stage
+from harvest_lib.spark.sink.staging_tables import Staged
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -16,8 +16,8 @@ from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.batch import Message
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
-from spark_jobs.data_source.harvested import harvested
-from spark_jobs.data_source.sequenced import committed
+from harvest_lib.spark.data_source.harvested import harvested
+from harvest_lib.spark.data_source.sequenced import committed
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spark_jobs.jars import main
-from spark_jobs.session import JARS_VARIABLE, jdbc_jars
+from harvest_lib.spark.jars import main
+from harvest_lib.spark.session import JARS_VARIABLE, jdbc_jars
 
 pytestmark = pytest.mark.quick
 

@@ -4,13 +4,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
 
-from spark_jobs.errors import BatchConflict, PromotionRefused
-from spark_jobs.outbox_sink import Records
-from spark_jobs.sink.copying import copy_batches
-from spark_jobs.sink.database import Tables, connect
-from spark_jobs.sink.plan import checked_plan, make_tables
-from spark_jobs.sink.promotion import promote
-from spark_jobs.sink.staging_tables import Staged, new_run
+from harvest_lib.spark.errors import BatchConflict, PromotionRefused
+from harvest_lib.spark.outbox_sink import Records
+from harvest_lib.spark.sink.copying import copy_batches
+from harvest_lib.spark.sink.database import Tables, connect
+from harvest_lib.spark.sink.plan import checked_plan, make_tables
+from harvest_lib.spark.sink.promotion import promote
+from harvest_lib.spark.sink.staging_tables import Staged, new_run
 
 pytestmark = pytest.mark.gate
 

@@ -4,7 +4,7 @@ import pytest
 from support.outbox_format import connected
 from support.spark import java_named
 
-from spark_jobs.data_source.harvested import harvested
+from harvest_lib.spark.data_source.harvested import harvested
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ from support.outbox_source import without_password
 from harvest_lib.errors import DatabaseAccessDenied, PositionLost, RecordError
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
-from spark_jobs.data_source import OutboxDataSource, outbox_rows
-from spark_jobs.data_source.read_options import ReadOptions, read_schema
+from harvest_lib.spark.data_source import OutboxDataSource, outbox_rows
+from harvest_lib.spark.data_source.read_options import ReadOptions, read_schema
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

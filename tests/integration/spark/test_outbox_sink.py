@@ -7,8 +7,8 @@ from psycopg.conninfo import make_conninfo
 from support.sink import RECORDS
 
 from harvest_lib.errors import DatabaseError
-from spark_jobs.outbox_sink import Records, sink
-from spark_jobs.sink.database import connect, takes_options
+from harvest_lib.spark.outbox_sink import Records, sink
+from harvest_lib.spark.sink.database import connect, takes_options
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from support.waiting import eventually
 
-from spark_jobs.outbox_sink import main
-from spark_jobs.sink import queries
+from harvest_lib.spark.outbox_sink import main
+from harvest_lib.spark.sink import queries
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -63,7 +63,14 @@ def test_the_command_line_says_what_is_wrong(
 
 def test_a_driver_killed_between_staging_and_promotion_is_made_good(database, frame, jdbc_jar, tmp_path):
     frame.write.json(str(tmp_path / "orders.jsonl"))
-    command = [sys.executable, "-m", "spark_jobs.outbox_sink", str(tmp_path / "orders.jsonl"), "--dsn", database.dsn]
+    command = [
+        sys.executable,
+        "-m",
+        "harvest_lib.spark.outbox_sink",
+        str(tmp_path / "orders.jsonl"),
+        "--dsn",
+        database.dsn,
+    ]
     command += ["--batch-id", "b", "--topic", "orders", "--key", "customer", "--jdbc-jar", str(jdbc_jar)]
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
     folder = tmp_path / "cwd"

@@ -13,9 +13,9 @@ from harvest_lib.errors import (
     OutboxTableError,
     RecordError,
 )
-from spark_jobs import outbox_sink
-from spark_jobs.errors import EmptyBatch
-from spark_jobs.outbox_sink import Records, sink
+from harvest_lib.spark import outbox_sink
+from harvest_lib.spark.errors import EmptyBatch
+from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

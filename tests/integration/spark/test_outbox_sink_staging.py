@@ -6,11 +6,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.sink import RECORDS, left_behind, swallow
 
 from harvest_lib.errors import OutboxTableError
-from spark_jobs.errors import PromotionRefused
-from spark_jobs.outbox_sink import sink
-from spark_jobs.sink import queries
-from spark_jobs.sink.database import connect
-from spark_jobs.sink.staging_tables import writer_name
+from harvest_lib.spark.errors import PromotionRefused
+from harvest_lib.spark.outbox_sink import sink
+from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.database import connect
+from harvest_lib.spark.sink.staging_tables import writer_name
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -5,7 +5,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from support.outbox_format import FileStream
 from support.sink import Database
 
-from spark_jobs.outbox_sink import Records, foreach_batch
+from harvest_lib.spark.outbox_sink import Records, foreach_batch
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -10,7 +10,7 @@ from support.writers import Writers
 
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
-from spark_jobs.data_source import OutboxDataSource
+from harvest_lib.spark.data_source import OutboxDataSource
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

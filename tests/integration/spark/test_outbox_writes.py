@@ -6,7 +6,7 @@ import pytest
 from support.outbox_format import either, hundred_orders, options_of, write
 from support.sink import Database
 
-from spark_jobs.outbox_sink import BatchId, Fixed, Records, sink
+from harvest_lib.spark.outbox_sink import BatchId, Fixed, Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from support.sink import ORDERS
 
-from spark_jobs.data_source.harvested import harvested
-from spark_jobs.outbox_sink import Records, sink
+from harvest_lib.spark.data_source.harvested import harvested
+from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.quick, pytest.mark.spark]
 

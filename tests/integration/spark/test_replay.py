@@ -34,12 +34,12 @@ from harvest_lib.outbox import append, drop_passed
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
+from harvest_lib.spark.replay import filling, replay
+from harvest_lib.spark.replay.__main__ import _arguments, _place
+from harvest_lib.spark.replay.filling import Place
+from harvest_lib.spark.replay.parts import PartSettings, write_parts
+from harvest_lib.spark.replay.progress import watched
 from harvest_lib.subscriptions.admin import Subscriptions
-from spark_jobs.replay import filling, replay
-from spark_jobs.replay.__main__ import _arguments, _place
-from spark_jobs.replay.filling import Place
-from spark_jobs.replay.parts import PartSettings, write_parts
-from spark_jobs.replay.progress import watched
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -227,7 +227,7 @@ def test_progress_is_told_while_it_goes_on(settings):
 
 def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkeypatch):
     write(native, 700)
-    monkeypatch.setattr("spark_jobs.replay.filling._fill", lambda *_: 1 / 0)
+    monkeypatch.setattr("harvest_lib.spark.replay.filling._fill", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         replay(spark, place, "v2", {"orders": target})
     native.subscribe(native.snapshot())

@@ -16,9 +16,9 @@ from support.waiting import eventually
 from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox import NativeTable, OutboxTable, Segments
 from harvest_lib.source.server_identity import lsn_number
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.data_source.read_options import read_schema
-from spark_jobs.data_source.stream_reader import OutboxStreamReader
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.data_source.read_options import read_schema
+from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader
 
 pytestmark = pytest.mark.full
 

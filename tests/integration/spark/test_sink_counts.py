@@ -10,8 +10,8 @@ from support.sink import Database
 from support.waiting import eventually
 
 from harvest_lib.outbox import NativeTable, OutboxTable
-from spark_jobs.data_source import OutboxDataSource
-from spark_jobs.outbox_sink import Records, sink
+from harvest_lib.spark.data_source import OutboxDataSource
+from harvest_lib.spark.outbox_sink import Records, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

@@ -13,8 +13,8 @@ from harvest_lib.errors import CheckpointError, ConfigError, OutboxTableError
 from harvest_lib.outbox import OutboxTable, append, drop_passed
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection, SnapshotSource, server_identity
+from harvest_lib.spark.data_source import OutboxDataSource
 from harvest_lib.subscriptions.admin import Subscriptions
-from spark_jobs.data_source import OutboxDataSource
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 

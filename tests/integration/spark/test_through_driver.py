@@ -16,8 +16,8 @@ from support.sink import Database, by_key
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, RecordError
-from spark_jobs.errors import BatchConflict, SourceError
-from spark_jobs.outbox_sink import BatchId, Fixed, Records, main, sink
+from harvest_lib.spark.errors import BatchConflict, SourceError
+from harvest_lib.spark.outbox_sink import BatchId, Fixed, Records, main, sink
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -136,7 +136,7 @@ def test_a_batch_is_written_once_and_other_data_is_refused(outbox, frame):
 
 def test_another_that_has_written_it_since_is_seen_under_the_lock(outbox, frame, monkeypatch):
     through(outbox, frame)
-    monkeypatch.setattr("spark_jobs.sink.batches.ledger_entry", lambda *_, **__: None)
+    monkeypatch.setattr("harvest_lib.spark.sink.batches.ledger_entry", lambda *_, **__: None)
     assert through(outbox, frame).status == "already-promoted"
     with pytest.raises(BatchConflict):
         through(outbox, frame.limit(7))
@@ -225,7 +225,7 @@ def test_a_driver_that_is_killed_in_the_middle_leaves_nothing(outbox, tmp_path):
     program = """
 import sys
 from pyspark.sql import SparkSession
-from spark_jobs.outbox_sink import Records, sink
+from harvest_lib.spark.outbox_sink import Records, sink
 def held(batches):
     import time
     for batch in batches:

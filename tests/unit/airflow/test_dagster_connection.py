@@ -14,9 +14,9 @@ import pytest
 import trustme
 from support.dagster_stub import dagster_stub
 
-from airflow_dags.dagster.client import DagsterClient, DagsterUnreachable
-from airflow_dags.dagster.endpoint import DagsterRefused, from_connection, from_url
-from airflow_dags.provider import get_provider_info
+from harvest_lib.airflow.dagster.client import DagsterClient, DagsterUnreachable
+from harvest_lib.airflow.dagster.endpoint import DagsterRefused, from_connection, from_url
+from harvest_lib.airflow.provider import get_provider_info
 
 pytestmark = pytest.mark.quick
 

@@ -14,11 +14,11 @@ from dagster_graphql.schema import create_schema
 from support.dagster_stub import dagster_stub
 from support.waiting import eventually
 
-from airflow_dags.dagster import queries as dagster_queries
-from airflow_dags.dagster import wait as dagster_wait
-from airflow_dags.dagster.client import DagsterClient
-from airflow_dags.dagster.endpoint import from_url
-from airflow_dags.dagster.wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
+from harvest_lib.airflow.dagster import queries as dagster_queries
+from harvest_lib.airflow.dagster import wait as dagster_wait
+from harvest_lib.airflow.dagster.client import DagsterClient
+from harvest_lib.airflow.dagster.endpoint import from_url
+from harvest_lib.airflow.dagster.wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,7 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
-from airflow_dags.messages import delivered, harvested, smoke_answer, smoke_message
+from harvest_lib.airflow.messages import delivered, harvested, smoke_answer, smoke_message
 from harvest_lib.audit.kafka_log import _observe
 from harvest_lib.errors import KafkaError
 from harvest_lib.record.header import origin_of, stamp

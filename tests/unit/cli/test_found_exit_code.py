@@ -24,7 +24,7 @@ def kinds(error=HarvestError):
 
 
 def test_no_error_and_no_interpreter_ends_with_it():
-    for module in ("spark_jobs.errors", "spark_jobs.quality.contracts", "spark_jobs.audit.state"):
+    for module in ("harvest_lib.spark.errors", "harvest_lib.spark.quality.contracts", "harvest_lib.spark.audit.state"):
         import_module(module)
     assert FOUND_EXIT_CODE not in OF_INTERPRETERS | {each.exit_code for each in kinds()}
     assert FOUND_EXIT_CODE < 128
@@ -44,7 +44,7 @@ def test_an_audit_that_crashes_has_found_nothing(monkeypatch, tmp_path):
 
 
 AIRFLOW_TASK = """
-import airflow_dags.audit_tasks as tasks
+import harvest_lib.airflow.audit_tasks as tasks
 tasks.BashOperator = lambda **how: print(how["bash_command"])
 tasks.run_audit()
 """

@@ -15,10 +15,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
-from airflow_dags import audit_tasks
 from dagster_harvest.resources import HarvesterResource
 from harvest_lib import HarvestConfig
 from harvest_lib import cli as harvest_cli
+from harvest_lib.airflow import audit_tasks
 from harvest_lib.audit import read_query
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.conninfo import has_secret, parameters_of, shown
@@ -28,12 +28,13 @@ from harvest_lib.consume.key_values import create_key_values
 from harvest_lib.database import connect, require_session
 from harvest_lib.errors import ConfigError
 from harvest_lib.local_stack.stack import _check_postgres
-from spark_jobs import flights_by_day, flights_to_outbox, outbox_sink
-from spark_jobs.audit import __main__ as spark_audit
-from spark_jobs.data_source.read_options import ReadOptions
-from spark_jobs.data_source.write_options import WriteOptions
-from spark_jobs.replay import __main__ as spark_replay
-from spark_jobs.sink.database import connect as sink_connect
+from harvest_lib.spark import outbox_sink
+from harvest_lib.spark.audit import __main__ as spark_audit
+from harvest_lib.spark.data_source.read_options import ReadOptions
+from harvest_lib.spark.data_source.write_options import WriteOptions
+from harvest_lib.spark.flights import by_day, by_month
+from harvest_lib.spark.replay import __main__ as spark_replay
+from harvest_lib.spark.sink.database import connect as sink_connect
 
 pytestmark = pytest.mark.gate
 
@@ -192,8 +193,8 @@ ENTRIES = {
     "Airflow's summary": lambda dsn: audit_tasks._summary("a"),
     "local stack": _check_postgres,
     "outbox_sink": of_job(outbox_sink.main, "x.parquet", "--topic", "t", "--key", "k", "--batch-id", "b"),
-    "flights_to_outbox": of_job(flights_to_outbox.main, "--months", "1"),
-    "flights_by_day": of_job(flights_by_day.main, "--first-day", "2013-01-01"),
+    "by_month": of_job(by_month.main, "--months", "1"),
+    "by_day": of_job(by_day.main, "--first-day", "2013-01-01"),
     "audit by Spark": of_job(spark_audit.main, "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"),
     "replay": of_job(spark_replay.main, "r", "--topic", "t", "--to", "{topic}-r", "--bootstrap-servers", "127.0.0.1:1"),
     **{f"examples/{name}": of_example(name) for name in ("basic.py", "consumer.py", "events.py", "custom_logger.py")},

@@ -16,7 +16,7 @@ import yaml
 from psycopg.conninfo import make_conninfo
 from support.waiting import eventually
 
-from airflow_dags.dagster.endpoint import from_connection
+from harvest_lib.airflow.dagster.endpoint import from_connection
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import sessions
 from harvest_lib.local_stack.airflow import Airflow, kafka_connections

@@ -156,8 +156,8 @@ def test_no_page_puts_a_password_on_a_command_line(page):
 @pytest.mark.parametrize(
     "line",
     [
-        'python -m spark_jobs.audit --dsn "$HARVEST_DSN" --topic flights',
-        "    python -m spark_jobs.audit --dsn ${HARVEST_DSN}",
+        'python -m harvest_lib.spark.audit --dsn "$HARVEST_DSN" --topic flights',
+        "    python -m harvest_lib.spark.audit --dsn ${HARVEST_DSN}",
         "job --dsn 'host=db user=app password=x'",
         'psql "host=db password=x" -c',
         'harvest grants postgres | psql "$OWNER_DSN"',

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 pytestmark = pytest.mark.gate
 
 ROOT = Path(__file__).parents[3]
-OURS = ("harvest_lib", "spark_jobs", "airflow_dags", "dagster_harvest")
+OURS = ("harvest_lib", "dagster_harvest")
 NAME = "outbox-harvester"
 
 PARTS = {
@@ -36,12 +36,21 @@ PARTS = {
     ],
     "local": ["harvest_lib.local_stack", "harvest_lib.local_stack.secure"],
     "spark": [
-        *("spark_jobs.outbox_sink", "spark_jobs.data_source", "spark_jobs.data_source.harvested"),
-        *("spark_jobs.audit.__main__", "spark_jobs.replay.__main__", "spark_jobs.jars", "spark_jobs.flights_by_day"),
+        *("harvest_lib.spark.outbox_sink", "harvest_lib.spark.data_source", "harvest_lib.spark.data_source.harvested"),
+        *(
+            "harvest_lib.spark.audit.__main__",
+            "harvest_lib.spark.replay.__main__",
+            "harvest_lib.spark.jars",
+            "harvest_lib.spark.flights.by_day",
+        ),
     ],
-    "quality,spark": ["spark_jobs.quality"],
+    "quality,spark": ["harvest_lib.spark.quality"],
     "dagster": ["dagster_harvest", "dagster_harvest.components", "dagster_harvest.resources"],
-    "airflow": ["airflow_dags.dagster.operator", "airflow_dags.provider", "airflow_dags.audit_on_message"],
+    "airflow": [
+        "harvest_lib.airflow.dagster.operator",
+        "harvest_lib.airflow.provider",
+        "harvest_lib.airflow.audit_tasks",
+    ],
     "archive": ["harvest_lib.archive"],
     "parquet": ["harvest_lib.pipeline.adaptors.file.parquet"],
     "certificates": ["harvest_lib.certificates"],

@@ -9,7 +9,7 @@ from support.log_events import ROOT, calls
 pytestmark = pytest.mark.quick
 
 PAGE = ROOT / "docs" / "log-events.md"
-SENTENCES = "airflow_dags/"
+SENTENCES = "harvest_lib/airflow/"
 """Folder of tasks that write sentences: into the log of Airflow's task."""
 
 MADE_ELSEWHERE = {

@@ -19,8 +19,8 @@ from harvest_lib.consume import KeyValueStore, PostgresStore, SqliteStore, Store
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[3]
-OURS = ("harvest_lib", "dagster_harvest", "airflow_dags", "spark_jobs")
-PACKAGES = ("harvest_lib", "harvest_lib.audit", "harvest_lib.consume", "spark_jobs.audit")
+OURS = ("harvest_lib", "dagster_harvest")
+PACKAGES = ("harvest_lib", "harvest_lib.audit", "harvest_lib.consume", "harvest_lib.spark.audit")
 DESCRIBED_BY = dict.fromkeys((KeyValueStore, PostgresStore, SqliteStore), Store)
 """Classes whose methods a Protocol describes that they do not inherit from."""
 PROGRAM = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -94,5 +94,5 @@ def test_the_names_that_programs_import_are_public():
     assert list(imported("from harvest_lib.record import RecordLimits as L\nimport os\nfrom json import loads")) == [
         ("harvest_lib.record", "RecordLimits")
     ]
-    assert ("airflow_dags.dagster.operator", "DagsterJobOperator") in PUBLIC
-    assert ("spark_jobs.outbox_sink", "foreach_batch") in PUBLIC
+    assert ("harvest_lib.airflow.dagster.operator", "DagsterJobOperator") in PUBLIC
+    assert ("harvest_lib.spark.outbox_sink", "foreach_batch") in PUBLIC

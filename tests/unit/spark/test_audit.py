@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, KafkaError
-from spark_jobs.audit import MUST_BE_ZERO, AuditSummary, audit
-from spark_jobs.audit import __main__ as command
-from spark_jobs.audit.kafka_side import java_settings, translated
-from spark_jobs.audit.run import _failure
-from spark_jobs.audit_summary import together
+from harvest_lib.spark.audit import MUST_BE_ZERO, AuditSummary, audit
+from harvest_lib.spark.audit import __main__ as command
+from harvest_lib.spark.audit.kafka_side import java_settings, translated
+from harvest_lib.spark.audit.run import _failure
+from harvest_lib.spark.audit_summary import together
 
 pytestmark = pytest.mark.quick
 

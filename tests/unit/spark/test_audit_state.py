@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.audit.kafka_side import Log
-from spark_jobs.audit.run import _since
-from spark_jobs.audit.state import AuditStateError, Mark, Past, Whose, held
+from harvest_lib.spark.audit.kafka_side import Log
+from harvest_lib.spark.audit.run import _since
+from harvest_lib.spark.audit.state import AuditStateError, Mark, Past, Whose, held
 
 pytestmark = pytest.mark.quick
 

@@ -3,9 +3,10 @@
 import pytest
 
 from harvest_lib.errors import ConfigError, DatabaseUnavailable
-from spark_jobs import flights_by_day, flights_to_outbox, outbox_sink
-from spark_jobs.audit import __main__ as audit
-from spark_jobs.command import Parser, run, tell
+from harvest_lib.spark import outbox_sink
+from harvest_lib.spark.audit import __main__ as audit
+from harvest_lib.spark.command import Parser, run, tell
+from harvest_lib.spark.flights import by_day, by_month
 
 pytestmark = pytest.mark.quick
 
@@ -37,8 +38,8 @@ def test_a_bug_is_no_error_to_be_told():
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        (flights_to_outbox, "run it again to load the rest"),
-        (flights_by_day, "run it again to load the rest"),
+        (by_month, "run it again to load the rest"),
+        (by_day, "run it again to load the rest"),
         (outbox_sink, "nothing will be written twice"),
         (audit, "the result tables are as before"),
     ],
@@ -67,13 +68,13 @@ def test_help_shows_the_lines_of_the_docstring_and_an_example(capsys):
 @pytest.mark.parametrize(
     ("job", "arguments", "says"),
     [
-        (flights_by_day, [], "--dsn, --first-day"),
-        (flights_by_day, ["--dsn", "", "--first-day", "2013-13-01"], "2013-13-01"),
-        (flights_by_day, ["--dsn", "", "--first-day", "2013-01-02", "--last-day", "2013-01-01"], "is before the first"),
-        (flights_to_outbox, [], "--dsn"),
-        (flights_to_outbox, ["--dsn", "x=y", "--months", "13"], "months"),
-        (flights_to_outbox, ["--dsn", "", "--topic", "a b"], "cannot name a Kafka topic"),
-        (flights_to_outbox, ["--dsn", "", "--unheard-of"], "--unheard-of"),
+        (by_day, [], "--dsn, --first-day"),
+        (by_day, ["--dsn", "", "--first-day", "2013-13-01"], "2013-13-01"),
+        (by_day, ["--dsn", "", "--first-day", "2013-01-02", "--last-day", "2013-01-01"], "is before the first"),
+        (by_month, [], "--dsn"),
+        (by_month, ["--dsn", "x=y", "--months", "13"], "months"),
+        (by_month, ["--dsn", "", "--topic", "a b"], "cannot name a Kafka topic"),
+        (by_month, ["--dsn", "", "--unheard-of"], "--unheard-of"),
         (outbox_sink, [], "input"),
         (outbox_sink, ["x.csv"], "--batch-id"),
         (outbox_sink, ["x.csv", "--dsn", "", "--batch-id", "b", "--topic", "a b", "--key", "k"], "cannot name a Kafka"),

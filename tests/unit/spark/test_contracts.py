@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import pandas as pd
 import pytest
 
-from spark_jobs.audit import AuditSummary
-from spark_jobs.audit.queries import CREATE_TABLES
-from spark_jobs.example_flights.source import FLIGHT_COLUMNS
-from spark_jobs.quality.contracts import (
+from harvest_lib.spark.audit import AuditSummary
+from harvest_lib.spark.audit.queries import CREATE_TABLES
+from harvest_lib.spark.flights.source import FLIGHT_COLUMNS
+from harvest_lib.spark.quality.contracts import (
     AUDIT_SUMMARY,
     FLIGHTS,
     OUTBOX,
@@ -21,7 +21,7 @@ from spark_jobs.quality.contracts import (
     OutboxModel,
     OutboxSparkModel,
 )
-from spark_jobs.quality.expectations import expect_audit
+from harvest_lib.spark.quality.expectations import expect_audit
 
 pytestmark = pytest.mark.quick
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from harvest_lib.errors import ConfigError, OutboxTableError
-from spark_jobs.data_source.write_options import WriteOptions, options_named
-from spark_jobs.outbox_sink import BatchId, Fixed
-from spark_jobs.sink.copying import copy_text
-from spark_jobs.sink.staging_tables import Staged
+from harvest_lib.spark.data_source.write_options import WriteOptions, options_named
+from harvest_lib.spark.outbox_sink import BatchId, Fixed
+from harvest_lib.spark.sink.copying import copy_text
+from harvest_lib.spark.sink.staging_tables import Staged
 
 pytestmark = pytest.mark.quick
 

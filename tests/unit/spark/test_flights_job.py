@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import ConfigError
-from spark_jobs.errors import SourceError
-from spark_jobs.example_flights.job import summarize
-from spark_jobs.example_flights.source import HEADER, published_source, unpack
-from spark_jobs.flights_to_outbox import main, parse_months
-from spark_jobs.session import jdbc_jars
-from spark_jobs.sink.batches import BatchReport
-from spark_jobs.sink.database import Tables, connect
-from spark_jobs.sink.promotion import choose_attempts
-from spark_jobs.sink.statement import Attempt
+from harvest_lib.spark.errors import SourceError
+from harvest_lib.spark.flights.by_month import main, parse_months
+from harvest_lib.spark.flights.job import summarize
+from harvest_lib.spark.flights.source import HEADER, published_source, unpack
+from harvest_lib.spark.session import jdbc_jars
+from harvest_lib.spark.sink.batches import BatchReport
+from harvest_lib.spark.sink.database import Tables, connect
+from harvest_lib.spark.sink.promotion import choose_attempts
+from harvest_lib.spark.sink.statement import Attempt
 
 pytestmark = pytest.mark.quick
 

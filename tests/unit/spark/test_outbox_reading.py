@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from harvest_lib.errors import CheckpointError, ConfigError, PositionLost
-from spark_jobs.data_source.read_options import ReadOptions
-from spark_jobs.data_source.windows import HIGHEST_ID, LOWEST_ID, beginning, required_from, windows_between
+from harvest_lib.spark.data_source.read_options import ReadOptions
+from harvest_lib.spark.data_source.windows import HIGHEST_ID, LOWEST_ID, beginning, required_from, windows_between
 
 pytestmark = pytest.mark.quick
 
@@ -81,5 +81,5 @@ def test_a_password_has_an_option_and_is_not_shown(monkeypatch):
 
 
 def test_to_know_the_format_takes_no_client_of_postgres():
-    program = "import sys, spark_jobs.data_source; sys.exit('psycopg' in sys.modules)"
+    program = "import sys, harvest_lib.spark.data_source; sys.exit('psycopg' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -6,12 +6,12 @@ from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.local_stack.jars import POSTGRES_JDBC
-from spark_jobs.outbox_sink import BatchId, Fixed, Records, foreach_batch, sink
-from spark_jobs.sink.database import TableColumn, Tables
-from spark_jobs.sink.plan import WritePlan
-from spark_jobs.sink.staging import next_step_of, sentence_of, staged_columns
-from spark_jobs.sink.staging_tables import writer_name
-from spark_jobs.sink.statement import Attempt, promotion
+from harvest_lib.spark.outbox_sink import BatchId, Fixed, Records, foreach_batch, sink
+from harvest_lib.spark.sink.database import TableColumn, Tables
+from harvest_lib.spark.sink.plan import WritePlan
+from harvest_lib.spark.sink.staging import next_step_of, sentence_of, staged_columns
+from harvest_lib.spark.sink.staging_tables import writer_name
+from harvest_lib.spark.sink.statement import Attempt, promotion
 
 pytestmark = pytest.mark.quick
 

@@ -1,0 +1,122 @@
+"""The audit and its report, as tasks that several DAGs use.
+
+The audit is a Spark job (`python -m harvest_lib.spark.audit`). It writes one row of numbers to `harvest_audit.summary`,
+under an id of this task, so that a retry replaces it. The report shows the row, and fails if a number shows an
+anomaly.
+"""
+
+import os
+import shlex
+import sys
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import task
+from psycopg.rows import dict_row
+
+from harvest_lib.database import connect
+from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, NothingChecked
+
+ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
+"""If set, an audit that finds no committed record succeeds: an outbox may be new."""
+
+AUDIT_ID = "{{ dag.dag_id }}/{{ run_id }}"
+
+_WRONG = {
+    "lost": ("committed, and not in Kafka", "lost"),
+    "reordered": ("in Kafka in another order than their key's records were committed", "reorderings"),
+    "unknown": ("in Kafka, and never committed", "unknown"),
+    "duplicates_adjacent": ("sent twice by one term, one after the other", "duplicates"),
+    "duplicates_separated": ("sent twice by one term, with others of their key between", "duplicates"),
+}
+"""Columns of the summary that must be zero: the meaning of a number in them, and the table that names each record."""
+
+
+class AuditFailed(HarvestError):
+    """The audit found records that were lost, reordered, repeated or never committed: its tables name each of them."""
+
+
+class AuditMissing(HarvestError):
+    """There is no summary of the audit that just ran: the log of the task `audit` says why."""
+
+
+def run_audit() -> BashOperator:
+    """Compare Kafka with the committed records, in a Spark session that ends with the task."""
+    command = f'{shlex.quote(sys.executable)} -m harvest_lib.spark.audit --audit-id "$HARVEST_AUDIT_ID"'
+    command += f" ${{{ALLOW_EMPTY_VARIABLE}:+--allow-empty}}"
+    return BashOperator(
+        task_id="audit",
+        bash_command=f"{command} || test $? -eq {FOUND_EXIT_CODE}",
+        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id is anybody's text
+        append_env=True,
+        execution_timeout=timedelta(hours=2),
+        retries=1,
+        retry_delay=timedelta(minutes=1),
+    )
+
+
+@task(task_id="report")
+def report(audit_id: str) -> dict[str, Any]:
+    """Show the numbers of an audit.
+
+    Raises AuditFailed when they are wrong, naming them, and NothingChecked when no committed record was found.
+    """
+    numbers = _summary(audit_id)
+    print(_page(numbers))  # noqa: T201 - a task's output is its log
+    wrong = {column: numbers[column] for column in _WRONG if numbers[column]}
+    if wrong:
+        counts = ", ".join(f"{count} {column}" for column, count in wrong.items())
+        meanings = "; ".join(f"{column}: {_WRONG[column][0]}" for column in wrong)
+        tables = dict.fromkeys(_WRONG[column][1] for column in wrong)
+        raise AuditFailed(
+            f"the audit found {counts}",
+            evidence=f"{meanings}; of {numbers['committed']} committed, with {numbers['records']} in Kafka",
+            next_step=f"query {', '.join(f'harvest_audit.{table}' for table in tables)}"
+            f" WHERE audit_id = '{numbers['audit_id']}'",
+        )
+    if not numbers["committed"] and not os.environ.get(ALLOW_EMPTY_VARIABLE):
+        raise NothingChecked(
+            "the audit found no committed record, so it proves nothing",
+            evidence=f"0 records committed, {numbers['records']} messages in the topics",
+            next_step="check the outbox, the business table and the topics; where they may be empty, "
+            f"set {ALLOW_EMPTY_VARIABLE}=1 where Airflow's tasks run",
+        )
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in numbers.items()}
+
+
+def audit_and_report() -> None:
+    """Put the tasks in order, inside a DAG."""
+    run_audit() >> report(AUDIT_ID)
+
+
+def _summary(audit_id: str) -> dict[str, Any]:
+    dsn = os.environ.get("HARVEST_DSN", "")
+    if not dsn:
+        raise ConfigError(
+            "it is not known where the outbox is", field="HARVEST_DSN", next_step="set it where Airflow's tasks run"
+        )
+    with connect(dsn) as connection, connection.cursor(row_factory=dict_row) as cursor:
+        try:
+            row = cursor.execute("SELECT * FROM harvest_audit.summary WHERE audit_id = %s", (audit_id,)).fetchone()
+        except psycopg.errors.UndefinedTable:
+            row = None
+    if row is None:
+        raise AuditMissing(
+            "the audit left no summary",
+            evidence=f"harvest_audit.summary has no row of {audit_id}",
+            next_step="read the log of the task `audit`",
+        )
+    return row
+
+
+def _page(numbers: dict[str, Any]) -> str:
+    width = max(map(len, numbers))
+    return "\n".join(
+        ["the audit's numbers", *(f"  {name:<{width}}  {_shown(value)}" for name, value in numbers.items())]
+    )
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)

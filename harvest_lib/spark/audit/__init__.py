@@ -1,0 +1,16 @@
+"""The audit by Spark: compares committed records with Kafka. For logs that one process cannot compare.
+
+run          an audit from end to end
+kafka_side   the records in Kafka
+committed    the committed records, and those that wait
+comparison   aggregates by record, windows by key
+stages       the steps of Spark, one after the other
+state        the state of an audit for the next
+results      the tables in the schema `harvest_audit`
+"""
+
+from harvest_lib.spark.audit.committed import Business
+from harvest_lib.spark.audit.run import audit
+from harvest_lib.spark.audit_summary import MUST_BE_ZERO, AuditSummary
+
+__all__ = ["MUST_BE_ZERO", "AuditSummary", "Business", "audit"]

@@ -1,0 +1,348 @@
+"""The side of Postgres: committed records, as of one snapshot, and those that the harvester has still to deliver.
+
+Where rows stay in the outbox (a native table that is read, not marked) the outbox itself has the committed records, and
+the subscription's row says how far they were delivered. Where they are purged on delivery, the business rows of the
+batches that the ledger lists were committed, and rows still in the outbox, or parked beside it, wait.
+
+All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
+tasks read, how often and when, is as it was.
+
+Rows that row-level security hides from the audit's role would be missing here, and nobody would miss them in Kafka. So
+it refuses tables that it does not see all rows of. It looks at their policies after it has read them, when its locks
+keep the policies as they are. So it does with tables that were rewritten or emptied after the snapshot was taken, whose
+rows it does not show.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.audit.records import CONTENT
+from harvest_lib.database import translated
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableError
+from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.source.filters import filter_conditions
+from harvest_lib.spark.audit import queries
+from harvest_lib.spark.audit.comparison import MUST_COME, PARKED, WAITS
+from harvest_lib.spark.audit.unchanged import require_unchanged
+from harvest_lib.spark.sink.database import JdbcTarget
+from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.delivered import delivered, shards_of
+from harvest_lib.table_names import name_parts
+
+_PART_ROWS = 1_000_000
+_MOST_PARTS = 10_000
+_FETCH_ROWS = 5_000
+_BLOCK_IDS = 4_096
+
+Committed = Literal["auto", "outbox", "ledger"]
+"""Source of the committed records; `auto` is found out."""
+
+_OUTER: Mapping[str, sql.Composable] = {
+    name: sql.Identifier("o", name) for name in ("id", "transaction_id", "kafka_topic", "kafka_key")
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Business:
+    """The business rows whose records are audited: their table, its ledger beside it, their ids.
+
+    `id_column` has the value of the header `id_header` of a row's record; it must be an integer.
+    """
+
+    table: str = "flights"
+    id_column: str = "flight_id"
+    id_header: str = "event-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Rows for Spark to read: a statement with the columns of a comparison, and the column its parts go by."""
+
+    statement: str
+    by: str
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Backlog of an outbox that is purged; `since` is the creation time of the oldest, in microseconds of Unix time."""
+
+    records: int
+    since: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Reads of an audit in Postgres, as of the snapshot; `at` is its time by the server's clock, Unix time.
+
+    `floor` is the lowest outbox id that is still there, if any were dropped. `waiting` is None where the comparison
+    itself counts the backlog. `policies_apply` where policies of row-level security are in force, and show all rows.
+    """
+
+    snapshot: str
+    visible: str
+    at: float
+    committed: Read
+    policies_apply: bool
+    everything: Read | None = None
+    states: Read | None = None
+    waiting: Waiting | None = None
+    floor: int | None = None
+    id_header: str | None = None
+    target: JdbcTarget = field(repr=False)
+
+    def read(self, spark: SparkSession, still_open: DataFrame | None = None) -> DataFrame:
+        """Return the committed records: record, since, state, content, is_new.
+
+        `still_open` has the records of earlier audits that had not come: their state is read again.
+        """
+        rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))  # noqa: FBT003
+        if self.states is None:
+            if still_open is None or self.everything is None or not (ranges := _ranges(still_open)):
+                return rows
+            known = self._among(spark, self.everything, still_open, ranges)
+            return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
+        # Nearly all committed records are purged: the few that are not are the side that is sent around.
+        left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
+        rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
+        return rows.withColumn("content", F.lit(None).cast("bigint"))  # nobody knows what the purged rows had
+
+    def keys_of(self, spark: SparkSession, records: DataFrame) -> DataFrame | None:
+        """Return topic and key of records that were committed, None where nobody knows them: the rows are purged."""
+        if self.everything is None:
+            return None
+        return self._among(spark, self.everything, records, _ranges(records)).select("topic", "key")
+
+    def _among(
+        self, spark: SparkSession, what: Read, records: DataFrame, ranges: Sequence[tuple[int, int]]
+    ) -> DataFrame:
+        statement = queries.within(what.statement, ranges)
+        again = Read(statement=statement, by="part", lowest=ranges[0][0], highest=ranges[-1][1])
+        return self._read(spark, again).join(records, "record", "left_semi")
+
+    def _read(self, spark: SparkSession, what: Read) -> DataFrame:
+        parts = min(_MOST_PARTS, max(2, -(-(what.highest - what.lowest + 1) // _PART_ROWS)))
+        options = {
+            **self.target.properties,
+            "fetchsize": str(_FETCH_ROWS),
+            "sessionInitStatement": queries.in_snapshot(self.snapshot, policies_apply=self.policies_apply),
+            "url": self.target.url,
+            "dbtable": f"({what.statement}) AS taken",
+            "partitionColumn": what.by,
+            "lowerBound": str(what.lowest),
+            "upperBound": str(what.highest + 1),
+            "numPartitions": str(parts),
+        }
+        return spark.read.format("jdbc").options(**options).load().drop(what.by)
+
+
+def known_from(
+    connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, committed: Committed
+) -> tuple[Committed, Sequence[SubscriptionShard]]:
+    """Return the source of committed records, outbox or ledger, and the shards of the outbox's subscription.
+
+    A native table is taken for one that is read, unless its subscription marks. Raises OutboxTableError, or
+    CheckpointError if there are subscriptions, but not this one.
+    """
+    kind = outbox.check_columns(connection)
+    if committed == "outbox":
+        outbox.check_native(connection)
+    if committed == "ledger" or kind != "native":
+        return "ledger", ()
+    with _hiding_named():
+        shards = shards_of(connection, outbox, subscription)
+    marks = committed == "auto" and any(each.source == "mark" for each in shards)
+    return ("ledger" if marks else "outbox"), shards
+
+
+def taken_from_outbox(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    shards: Sequence[SubscriptionShard],
+    *,
+    topics: Sequence[str],
+    target: JdbcTarget,
+    before: str | None = None,
+) -> Taken:
+    """Take the rows of a native outbox for the topics; of those that an earlier audit's snapshot `before` did not see.
+
+    The connection is in the transaction that keeps the snapshot.
+    """
+    filters = filter_conditions(shards[0].topics, shards[0].keys, _OUTER) if shards else []
+    placed = outbox.placed(connection)
+    is_parked: sql.Composable = sql.SQL("false")
+    if placed.parked_ids.exists(connection) and shards:
+        is_parked = sql.SQL(queries.IS_PARKED).format(
+            set_aside=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
+        )
+    statement = sql.SQL(queries.OUTBOX).format(
+        outbox=outbox.identifier,
+        topics=sql.Literal(list(topics)),
+        is_parked=is_parked,
+        encoding=sql.SQL(queries.KEY_ENCODING),
+        content=_content(connection, outbox),
+        passed=delivered(shards, _OUTER),
+        filters=sql.Composed([sql.SQL(" AND ({})").format(_unbound(each)) for each in filters]),
+        **_states(),
+    )
+    snapshot, at, visible = _snapshot(connection)
+    everything = _read(connection, statement, sql.SQL("id"), outbox.identifier)
+    require_unchanged(connection, _existing(connection, placed, placed.subscriptions, placed.parked_ids))
+    return Taken(
+        snapshot=snapshot,
+        visible=visible,
+        at=at,
+        committed=everything if before is None else _since(connection, statement, before, outbox.identifier),
+        everything=everything,
+        policies_apply=_check_all_rows(connection, outbox, placed.parked_ids),
+        floor=Segments(outbox).read(connection)[0].lower,
+        target=target,
+    )
+
+
+def taken_from_ledger(
+    connection: psycopg.Connection[Any],
+    outbox: OutboxTable,
+    business: Business,
+    *,
+    topics: Sequence[str],
+    target: JdbcTarget,
+) -> Taken:
+    """Take the business rows of the ledger's batches, and rows that still wait in the outbox or are parked."""
+    table, ledger = OutboxTable.parse(business.table), OutboxTable(name_parts(business.table, "_batches"))
+    _check_business(connection, table, ledger, business.id_column)
+    id_column = sql.Identifier("b", business.id_column)
+    statement = sql.SQL(queries.BUSINESS).format(
+        business=table.identifier, ledger=ledger.identifier, id=id_column, **_states()
+    )
+    names = {
+        "outbox": outbox.identifier,
+        "header": sql.Literal(business.id_header),
+        "topics": sql.Literal(list(topics)),
+    }
+    left = [sql.SQL(queries.LEFT).format(**names, **_states())]
+    parked = outbox.beside(connection, "parked")
+    if parked is not None:
+        left.append(sql.SQL(queries.PARKED).format(parked=parked.identifier, **names, **_states()))
+    with translated():
+        waiting = connection.execute(sql.SQL(queries.WAITING).format(**names)).fetchone()
+    require_unchanged(connection, [outbox, table, ledger, *([parked] if parked else [])])
+    snapshot, at, visible = _snapshot(connection)
+    return Taken(
+        snapshot=snapshot,
+        visible=visible,
+        at=at,
+        committed=_read(connection, statement, sql.Identifier(business.id_column), table.identifier),
+        states=_read(connection, sql.Composed(left), sql.SQL("id"), outbox.identifier),
+        policies_apply=_check_all_rows(connection, outbox, *([parked] if parked else []), table, ledger),
+        waiting=Waiting(records=waiting[0], since=waiting[1]) if waiting else None,
+        id_header=business.id_header,
+        target=target,
+    )
+
+
+def _content(connection: psycopg.Connection[Any], outbox: OutboxTable) -> sql.SQL:
+    is_bytes = outbox.value_type(connection) == "bytea"
+    content = CONTENT.format(value="o.kafka_value" if is_bytes else "convert_to(o.kafka_value, 'UTF8')")
+    return sql.SQL(queries.CONTENT.format(content=content))
+
+
+def _existing(connection: psycopg.Connection[Any], *tables: OutboxTable) -> list[OutboxTable]:
+    return [each for each in tables if each.exists(connection)]
+
+
+def _check_business(
+    connection: psycopg.Connection[Any], business: OutboxTable, ledger: OutboxTable, id_column: str
+) -> None:
+    for name, wanted in ((str(business), id_column), (str(ledger), "promoted_at")):
+        with translated():
+            columns = dict(connection.execute(queries.COLUMNS, {"table": name}).fetchall())
+        if not columns:
+            raise OutboxTableError(
+                f"there is no table {name}: the outbox is purged, so what was committed must be known from it",
+                evidence="the audit compares with the business rows of the batches in the ledger",
+                next_step="name the business table by --table",
+            )
+        if wanted not in columns or (name == str(business) and columns[wanted] not in queries.INTEGERS):
+            raise ConfigError(
+                f"the table {name} has no integer column {wanted!r}"
+                if name == str(business)
+                else f"the table {name} is not a ledger: it has no column {wanted!r}",
+                field="--id-column",
+                next_step="name the column whose value the record's header has",
+            )
+
+
+def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
+    """Return True if policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
+    are hidden."""
+    with _hiding_named():
+        return check_all_rows(connection, [each.identifier for each in tables])
+
+
+@contextmanager
+def _hiding_named() -> Iterator[None]:
+    """Explain in the error why hidden rows refuse the audit."""
+    try:
+        yield
+    except DatabaseAccessDenied as error:
+        raise DatabaseAccessDenied(
+            "row-level security hides rows from the audit: what is missing in Kafka could be among them",
+            evidence=error.evidence,
+            next_step="as the owner, CREATE POLICY … FOR SELECT TO this user USING (true), or ALTER ROLE … BYPASSRLS",
+        ) from error
+
+
+def _states() -> dict[str, sql.Literal]:
+    return {"must_come": sql.Literal(MUST_COME), "waits": sql.Literal(WAITS), "parked_": sql.Literal(PARKED)}
+
+
+def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float, str]:
+    with translated():
+        row = connection.execute(queries.EXPORT).fetchone()
+    assert row is not None  # noqa: S101 - a function's value
+    return row[0], row[1], row[2]
+
+
+def _read(
+    connection: psycopg.Connection[Any], statement: sql.Composed, column: sql.Composable, table: sql.Identifier
+) -> Read:
+    with translated():
+        row = connection.execute(sql.SQL(queries.BOUNDS).format(column=column, table=table)).fetchone()
+    lowest, highest = row if row is not None else (0, 0)
+    return Read(statement=statement.as_string(None), by="part", lowest=lowest, highest=highest)
+
+
+def _since(connection: psycopg.Connection[Any], statement: sql.Composed, before: str, table: sql.Identifier) -> Read:
+    since = sql.SQL(queries.SINCE).format(before=sql.Literal(before))
+    with translated():
+        row = connection.execute(sql.SQL(queries.BOUNDS_SINCE).format(table=table, since=since)).fetchone()
+    lowest, highest = row if row is not None else (0, 0)
+    both = sql.SQL("{} AND {}").format(statement, since)
+    return Read(statement=both.as_string(None), by="part", lowest=lowest, highest=highest)
+
+
+def _ranges(records: DataFrame) -> list[tuple[int, int]]:
+    """Return ranges of ids that hold all the records: few, as those that wait are neighbours mostly."""
+    blocks = records.groupBy(F.floor(F.col("record") / _BLOCK_IDS)).agg(F.min("record"), F.max("record")).collect()
+    ranges: list[tuple[int, int]] = []
+    for _, low, high in sorted(map(tuple, blocks)):
+        if ranges and low - ranges[-1][1] <= _BLOCK_IDS:
+            ranges[-1] = (ranges[-1][0], high)
+        else:
+            ranges.append((low, high))
+    return ranges
+
+
+def _unbound(condition: sql.Composable) -> sql.SQL:
+    """Return a condition that was made for a statement with bound values, where each % is doubled, for one without."""
+    return sql.SQL(condition.as_string(None).replace("%%", "%"))

@@ -1,0 +1,66 @@
+"""The result tables, in the schema `harvest_audit`: one audit's rows become visible together, or not at all.
+
+Spark writes into a staging table; one transaction then replaces whatever an audit of the same id had found before.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.database import translated
+from harvest_lib.grants.needed import creating
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.spark.audit import queries
+from harvest_lib.spark.audit_summary import AuditSummary
+from harvest_lib.spark.sink.database import JdbcTarget
+
+
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    """Create the schema and its tables where missing, and remove the rest of runs that died days ago."""
+    summary = sql.Identifier("harvest_audit", "summary")
+    with creating(connection, "the tables of audits", summary, makes_schema=True), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        connection.execute(queries.CREATE_TABLES)
+        connection.execute(queries.ADD_COLUMNS)
+        connection.execute(queries.CLEAR_OLD_STAGING)
+
+
+def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
+    """Write the findings into the staging table, under the run. Raises Spark's errors."""
+    rows = found.drop("is_settled").withColumn("run", F.lit(run))
+    rows.write.jdbc(target.url, target.table, mode="append", properties=dict(target.properties))
+
+
+def promote(
+    connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
+) -> None:
+    """Replace the rows of the audit's id by the run's staged rows, the summary and the audit's subject, in one
+    transaction."""
+    about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
+    numbers = asdict(summary)
+    values = {**numbers, **about, "run": run}
+    summarize = sql.SQL(queries.SUMMARIZE).format(
+        names=sql.SQL(", ").join(map(sql.Identifier, numbers)),
+        values=sql.SQL(", ").join(map(sql.Placeholder, numbers)),
+    )
+    with translated(), connection.transaction():
+        connection.execute(queries.LOCK_AUDIT, values)
+        for table in queries.TABLES:
+            connection.execute(sql.SQL(queries.FORGET).format(table=sql.Identifier(table)), values)
+        for statement in queries.PROMOTE:
+            connection.execute(statement, values)
+        connection.execute(summarize, values)
+        connection.execute(queries.SAY_WHAT, values)
+        connection.execute(queries.CLEAR_STAGING, values)
+
+
+def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
+    """Remove rows that a run has staged and nobody promotes. Never raises: it may follow another error."""
+    with suppress(psycopg.Error):
+        connection.execute(queries.CLEAR_STAGING, {"run": run})

@@ -1,0 +1,62 @@
+"""The data source `outbox` of Spark: `spark.dataSource.register(OutboxDataSource)`, then `format("outbox")`.
+
+Options, `df.write.mode("append")` and `df.writeStream`: see `harvest_lib.spark.data_source.write_options`.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["OutboxDataSource"]
+
+
+class OutboxDataSource(DataSource):
+    """Write frames and streams into an outbox, each batch once, and read an outbox as a frame or a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format`."""
+        return "outbox"
+
+    def schema(self) -> "StructType":
+        """Return the columns of a record, as the table has them."""
+        from harvest_lib.spark.data_source.read_options import read_schema  # noqa: PLC0415 - who writes needs none of it
+
+        return read_schema(self.options)
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """Return the reader of `spark.read`, which reads a snapshot of the outbox."""
+        from harvest_lib.spark.data_source.reader import OutboxReader  # noqa: PLC0415 - as above
+
+        return OutboxReader(self.options, schema)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+        """Return the reader of `spark.readStream`, which follows the outbox."""
+        from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
+
+        return OutboxStreamReader(self.options, schema)
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":  # noqa: FBT001 - Spark's signature
+        """Return the writer of `df.write`, which stages and promotes one batch."""
+        from harvest_lib.spark.data_source.writer import OutboxWriter  # noqa: PLC0415 - who reads needs none of it
+
+        return OutboxWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: "StructType",
+        overwrite: bool,  # noqa: FBT001 - Spark's signature
+    ) -> "DataSourceStreamWriter":
+        """Return the writer of `df.writeStream`, which stages and promotes a micro-batch."""
+        from harvest_lib.spark.data_source.writer import OutboxStreamWriter  # noqa: PLC0415 - as above
+
+        return OutboxStreamWriter(self.options, schema, overwrite=overwrite)

@@ -1,0 +1,58 @@
+"""Records that the harvester delivered to topics, as a frame: committed, each once, with their ids in the outbox.
+
+    Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► ours ─► one copy of each
+
+Promises
+- Of an aborted transaction of Kafka's there is nothing, nor of one that is open.
+- A topic of `delivery: sequenced` gives the records of `harvest_lib.consume.Sequencer`: a record whose sender
+  has not acknowledged it (pending, or rolled back) is not there.
+- A record of the outbox comes once from a topic, whatever was sent again: its first copy in the log.
+- The end of the logs is found out when the frame is made, and stays: a frame that is used twice is the same.
+
+All of it is done by functions of SQL, in which no Python runs for a record, and which spill to disk.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from harvest_lib.sequencing import message_id
+from harvest_lib.spark.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, Topics
+from harvest_lib.spark.data_source.sequenced import committed
+
+_LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'))"
+
+_IS_MESSAGE_ID = (
+    f"h.key = '{message_id.HEADER_NAME}' AND length(h.value) = 16 AND hex(h.value) RLIKE '^.{{12}}1.{{3}}[89AB]'"
+)
+"""True for a header `h` that is an id of `harvest_lib.sequencing`: a row may have others of this name."""
+
+
+def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str, object]) -> DataFrame:
+    """Return the records of the harvester's in topics, from where their logs begin to where they end now.
+
+    `kafka` are librdkafka's settings, `bootstrap.servers` at least. The columns are `outbox_id`, `leader` (the id of
+    the term that sent the copy), `topic`, `partition`, `offset`, `timestamp`, `key` (text), `value` (bytes) and
+    `headers` (names and bytes, without the two that the harvester adds). Records of other producers, and records
+    without the header `harvest`, are left out.
+
+    Raises ConfigError, TopicMissing, KafkaUnavailable or KafkaAccessDenied.
+    """
+    source = Topics(kafka, topics)
+    records = committed(source.raw(spark, source.logs())).where(F.col("stamp").isNotNull())
+    first = Window.partitionBy("topic", "outbox_id").orderBy("partition", "offset")
+    own = f"filter(headers, h -> coalesce(NOT ({IS_STAMP}) AND NOT ({_IS_MESSAGE_ID}), true))"
+    return (
+        records.withColumn("outbox_id", F.expr(OUTBOX_ID))
+        .withColumn("copy", F.row_number().over(first))
+        .where(F.col("copy") == 1)
+        .select(
+            "outbox_id",
+            F.expr(_LEADER.format(LEADER)).alias("leader"),
+            *("topic", "partition", "offset", "timestamp"),
+            F.col("key").cast("string").alias("key"),
+            "value",
+            F.expr(own).alias("headers"),
+        )
+    )

@@ -1,0 +1,257 @@
+"""The rows of an outbox for Spark: those that a snapshot sees in ranges of ids, with a check that all are still there.
+
+Rows are read by `SnapshotSource`, page by page: no transaction stays open, so nothing of Postgres waits for Spark.
+Which rows those are is decided by snapshots as text, which each task gets. After a task has read its rows it looks
+whether the segments they were in are still attached. If not, it fails: rows that had gone would not have been missed.
+
+An outbox whose rows are deleted when they were delivered has no such rows. It is read by one statement, which has a
+snapshot of its own.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from harvest_lib.database import connect, lift_timeouts, translated
+from harvest_lib.errors import CheckpointError, OutboxTableError, RecordError, ServerRegressed
+from harvest_lib.outbox.row_security import require_all_rows
+from harvest_lib.outbox.table import ValueType
+from harvest_lib.record import Row, Unreadable
+from harvest_lib.source import Selection, SnapshotSource, server_identity
+from harvest_lib.source.filters import shard_conditions
+from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.readable import readable
+from harvest_lib.source.selection import COLUMNS
+from harvest_lib.spark import seen_rows
+from harvest_lib.spark.data_source.archived import ArchivedPartition, plan_archived
+from harvest_lib.spark.data_source.attached import Attached, attached, files, lowest_of, table_of
+from harvest_lib.spark.data_source.read_options import ReadOptions
+from harvest_lib.spark.data_source.windows import (
+    HIGHEST_ID,
+    NOTHING,
+    Offset,
+    OutboxPartition,
+    Window,
+    dropped,
+    newest_snapshot,
+)
+
+PAGE_ROWS = 5_000
+"""Rows that are read at a time."""
+NAME = "Spark"
+"""The name of a query where a subscription has its own, in errors."""
+
+# A `Row` has no place for these two, so they come in front of the key, which cannot be null.
+_KEY = sql.SQL(
+    "coalesce(CASE WHEN isfinite(create_time) THEN (extract(epoch FROM create_time) * 1000000)::bigint END::text, '')"
+    " || ' ' || {transaction_id} || ' ' || kafka_key"
+)
+_FOLLOWED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("transaction_id::text"))}
+_PURGED = {**COLUMNS, "kafka_key": _KEY.format(transaction_id=sql.SQL("''"))}
+
+_SNAPSHOT = "SELECT pg_current_snapshot()::text"
+_MARKS = "SELECT EXISTS (SELECT FROM {subscriptions} WHERE source = 'mark')"
+_ALL_NOW = "SELECT {columns} FROM {table} WHERE true {filter} ORDER BY {id}"
+
+
+def value_type(options: ReadOptions) -> ValueType:
+    """Return the type of values, text or bytes. Raises OutboxTableError or DatabaseError."""
+    with connect(options.conninfo) as connection:
+        return table_of(options).value_type(connection)
+
+
+def is_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> bool:
+    """Return True if rows stay where they are when they were delivered. Raises OutboxTableError or DatabaseError."""
+    table = table_of(options)
+    if table.check_columns(connection) != "native":
+        return False
+    beside = table.placed(connection).subscriptions
+    if not beside.exists(connection):
+        return True
+    with translated():
+        row = connection.execute(sql.SQL(_MARKS).format(subscriptions=beside.identifier)).fetchone()
+    return row is None or not row[0]
+
+
+def require_followed(connection: psycopg.Connection[Any], options: ReadOptions) -> None:
+    """Raise OutboxTableError unless a stream, or a batch of an earlier snapshot, can read the outbox."""
+    if not is_followed(connection, options):
+        raise OutboxTableError(
+            f"no stream can follow the outbox {options.outbox}, and no earlier snapshot is kept: its rows are "
+            "deleted when they were delivered",
+            evidence="it has goharvest's layout, or a subscription that marks",
+            next_step="turn it into the native table (`harvest migrate`) and harvest with `source: snapshot`, or read "
+            "it as a batch without the option snapshot, or read the topics",
+        )
+
+
+def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snapshot, Attached, dict[str, str]]:
+    """Return a snapshot, the segments as that sees them, and the server's place. All that it sees is on disk."""
+    server_identity.require_primary(connection)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with translated(), connection.transaction():
+        row = connection.execute(_SNAPSHOT).fetchone()
+        segments = attached(connection, options)
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    server_identity.barrier(connection)
+    return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
+
+
+def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
+    """Return the parts of the rows committed now, or seen by the option `snapshot`: one for each segment and shard,
+    or a single one without segments; and those of the archive, if one is named."""
+    with connect(options.conninfo) as connection:
+        if options.snapshot is not None:
+            require_followed(connection, options)
+        elif not is_followed(connection, options):
+            return [OutboxPartition(windows=(), shard=0, floor=0, below=None)]
+        there = files(connection, attached(connection, options).segments)  # before the snapshot, which sees their rows
+        snapshot, found, server = now(connection, options)
+        there = {**files(connection, found.segments), **there}
+        if options.snapshot is not None:
+            snapshot = _earlier(options.snapshot, snapshot, server["system"])
+        table, url = table_of(options), options.archive
+        parts: list[OutboxPartition | ArchivedPartition] = []
+        parts += plan_archived(connection, table, url, found.floor, snapshot) if url is not None else []
+    for each in found.segments:
+        first, last = lowest_of(each), HIGHEST_ID if each.upper is None else each.upper - 1
+        window = Window(prev=NOTHING, cur=str(snapshot), first=first, last=last, server=server)
+        name = str(each.table)
+        parts += [
+            OutboxPartition(windows=(window,), shard=shard, floor=first, below=each.upper, file=(name, there[name]))
+            for shard in range(options.shards)
+        ]
+    return parts
+
+
+def _earlier(text: str, latest: Snapshot, ours: str) -> Snapshot:
+    """Return the snapshot of the option. Raises CheckpointError unless this server has come to it."""
+    given, _, system = text.partition("@")
+    snapshot = Snapshot.parse(given)
+    if system != ours or not latest.covers(snapshot):
+        raise CheckpointError(
+            "the snapshot is of another server" if system != ours else "the snapshot is ahead of the database",
+            evidence=f"it is {text}; this server is {ours}, which has come to {latest}",
+            next_step="correct the DSN, or give a snapshot of this server, as `harvest subscriptions list` shows it",
+        )
+    return snapshot
+
+
+def read(options: ReadOptions, part: OutboxPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, ascending by id within each of its windows."""
+    arrow = to_arrow_schema(schema)
+    if not part.windows:
+        yield from (_batch(rows, arrow) for rows in _all_now(options) if rows)
+        return
+    for window in part.windows:
+        yield from (_batch(rows, arrow) for rows in _window(options, part.shard, window) if rows)
+    with connect(options.conninfo) as connection:
+        found = attached(connection, options)
+        found.require(part.floor, part.below)
+        if part.file is not None and files(connection, found.segments).get(part.file[0]) != part.file[1]:
+            raise dropped(f"the segment {part.file[0]} was emptied or rewritten after the batch was planned")
+        require_seen(connection, options, part.offsets)
+
+
+def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offsets: Iterable[Offset]) -> None:
+    """Raise ServerRegressed or CheckpointError unless the server has what offsets of a stream have passed."""
+    table = table_of(options)
+    for offset in offsets:
+        if offset.get("initial"):
+            continue
+        if "seen" not in offset:
+            raise CheckpointError(
+                "the query's checkpoint was written by another version",
+                evidence="its offsets have no `seen`, which tells a database that was put back",
+                next_step="go on with that version, or start the query with a new checkpoint",
+            )
+        seen = newest_snapshot(offset)
+        with explained():
+            server_identity.check(connection, offset["server"], NAME)
+            server_identity.check_transactions(connection, Snapshot.parse(seen).xmax, NAME)
+            seen_rows.require_seen(connection, table, seen, offset["seen"], lambda: attached(connection, options).floor)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Explain a refused position in terms of a query of Spark's, instead of a subscription."""
+    try:
+        yield
+    except (CheckpointError, ServerRegressed) as error:
+        raise type(error)(
+            "the query's checkpoint does not fit this database: it was restored, failed over, or is another one",
+            evidence=f"{error.cause}: {error.evidence}",
+            next_step="correct the DSN; or compare what was read with the outbox, and start the query with a new "
+            "checkpoint",
+        ) from error
+
+
+def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[Row]]:
+    conditions = list(shard_conditions(shard, options.shards))
+    if window.last < HIGHEST_ID:
+        conditions.append(sql.SQL("id <= {}").format(sql.Literal(window.last)))
+    selection = Selection(table=table_of(options).identifier, columns=_FOLLOWED, conditions=conditions)
+    source = SnapshotSource(options.conninfo, selection, subscription=NAME)
+    try:
+        with explained():
+            source.open(window.position)
+        while True:
+            page = source.read(PAGE_ROWS)
+            if page is None:
+                return
+            yield list(page.rows)
+            if "cur" not in page.position:
+                return
+    finally:
+        source.close()
+
+
+def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
+    """Yield all rows by one statement."""
+    with connect(options.conninfo) as connection:
+        table = table_of(options).identifier
+        guard = require_all_rows(connection, [table])
+        statement = Selection(table=table, columns=_PURGED, guard=guard).fill(_ALL_NOW)
+        with translated(), connection.transaction(), connection.cursor("harvest_rows", binary=True) as cursor:
+            lift_timeouts(connection)
+            cursor.execute(statement, {})
+            while rows := cursor.fetchmany(PAGE_ROWS):
+                yield readable(cast("list[Row]", rows), connection)
+
+
+def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    ids, topics, keys, values, names, contents = zip(*rows, strict=True)
+    for record_id, name in zip(ids, contents, strict=True):
+        if name and isinstance(name[0], Unreadable):
+            raise RecordError(
+                f"the record {record_id} cannot be read",
+                evidence=str(name[0]),
+                next_step="correct it in the outbox, where it was written",
+            )
+    parts = [key.split(" ", 2) for key in keys]
+    columns = {
+        "id": ids,
+        "transaction_id": [int(xid) if xid else None for _, xid, _ in parts],
+        "create_time": [int(at) if at else None for at, _, _ in parts],
+        "kafka_topic": topics,
+        "kafka_key": [key for _, _, key in parts],
+        "kafka_value": values,
+        "kafka_header_keys": names,
+        "kafka_header_values": contents,
+    }
+    try:
+        return pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
+        )
+    except (pa.ArrowException, UnicodeError) as error:
+        raise RecordError(
+            f"a record from {ids[0]} to {ids[-1]} has a value that Spark has no type for",
+            evidence=type(error).__name__,
+            next_step="look at their headers, which are to be lists of text, and correct them where they were written",
+        ) from None

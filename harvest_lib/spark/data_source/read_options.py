@@ -1,0 +1,168 @@
+"""The options of `spark.read` and `spark.readStream` with the format `outbox`, checked before anything is read."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from harvest_lib.errors import ConfigError
+from harvest_lib.table_names import is_no_table
+
+DSN_VARIABLE = "HARVEST_DSN"
+
+_BOTH = ("dsn", "password", "outbox", "shards")
+_BATCH_ONLY = ("archive", "snapshot")
+_STREAM_ONLY = ("maxRecordsPerBatch", "startingOffsets")
+_MOST_SHARDS = 1_000
+_SNAPSHOT = re.compile(r"[0-9]+:[0-9]+:([0-9]+(,[0-9]+)*)?@[0-9]+")
+_MOST_RECORDS = 10_000_000
+
+_VALUE_TYPES: Mapping[str, DataType] = {"text": StringType(), "bytea": BinaryType()}
+
+
+def _schema(value: DataType) -> StructType:
+    columns = {
+        "id": LongType(),
+        "transaction_id": LongType(),
+        "create_time": TimestampType(),
+        "kafka_topic": StringType(),
+        "kafka_key": StringType(),
+        "kafka_value": value,
+        "kafka_header_keys": ArrayType(StringType()),
+        "kafka_header_values": ArrayType(StringType()),
+    }
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Options of a read."""
+
+    dsn: str = field(repr=False)
+    """libpq conninfo or URL without a password. Default: the environment variable `HARVEST_DSN` of the driver."""
+    password: str | None = field(default=None, repr=False)
+    """Spark hides this option. Default: `PGPASSWORD` of the driver, else a password file wherever it is read."""
+    outbox: str = "outbox"
+    """`table` or `schema.table`."""
+    shards: int = 1
+    """Number of parts by key: of a segment in a batch, of a micro-batch in a stream."""
+    archive: str | None = None
+    """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
+    snapshot: str | None = None
+    """The snapshot whose rows are read, `xmin:xmax:in,progress@system`. Default: one taken when planning."""
+    max_records: int | None = None
+    """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
+    starting: Literal["beginning", "now"] = "beginning"
+    """`startingOffsets`: where a stream without a checkpoint starts."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> "ReadOptions":
+        """Check the options, whose names are taken in any case. Raises ConfigError."""
+        known, others = (_BOTH + _STREAM_ONLY, _BATCH_ONLY) if streaming else (_BOTH + _BATCH_ONLY, _STREAM_ONLY)
+        names = {name.lower(): name for name in known}
+        given: dict[str, str] = {}
+        for spelled, value in options.items():
+            name = names.get(spelled.lower())
+            if name is None:
+                only = spelled.lower() in {each.lower() for each in others}
+                raise ConfigError(
+                    f"the option {spelled!r} is for spark.{'read' if streaming else 'readStream'} alone"
+                    if only
+                    else f"the format outbox has no option {spelled!r} for reading",
+                    field=spelled,
+                    next_step=f"use {', '.join(known)}",
+                )
+            given[name] = value
+        most = given.get("maxRecordsPerBatch")
+        starting = given.get("startingOffsets", "beginning")
+        if starting not in ("beginning", "now"):
+            raise ConfigError(
+                f"a stream cannot start at {starting!r}", field="startingOffsets", next_step="use beginning or now"
+            )
+        return cls(
+            dsn=dsn_of(given),
+            password=given.get("password") or os.environ.get("PGPASSWORD"),
+            outbox=_table(given.get("outbox", "outbox")),
+            archive=given.get("archive"),
+            snapshot=_snapshot(given.get("snapshot")),
+            shards=_number("shards", given.get("shards", "1"), _MOST_SHARDS),
+            max_records=None if most is None else _number("maxRecordsPerBatch", most, _MOST_RECORDS),
+            starting=starting,  # type: ignore[arg-type]  # it is one of the two
+        )
+
+    @property
+    def conninfo(self) -> str:
+        """Connection string of driver and tasks."""
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - callers that connect have loaded it
+
+        return make_conninfo(self.dsn, password=self.password) if self.password else self.dsn
+
+
+def read_schema(options: Mapping[str, str]) -> StructType:
+    """Return the schema of a read: values are binary where the outbox has bytes, else strings.
+
+    Raises ConfigError, OutboxTableError or DatabaseError.
+    """
+    # psycopg is needed on the driver alone, and only here.
+    from harvest_lib.spark.data_source.outbox_rows import value_type  # noqa: PLC0415
+
+    given = {name: value for name, value in options.items() if name.lower() in ("dsn", "password", "outbox")}
+    return _schema(_VALUE_TYPES[value_type(ReadOptions.parse(given, streaming=False))])
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise ConfigError unless a schema is one of those that `read_schema` returns."""
+    found = schema.simpleString()
+    if found in [_schema(value).simpleString() for value in _VALUE_TYPES.values()]:
+        return
+    raise ConfigError(
+        f"the format outbox does not read as {found}",
+        field="schema",
+        next_step="leave the schema out, and choose columns with select",
+    )
+
+
+def dsn_of(given: Mapping[str, str]) -> str:
+    """Return the DSN of options, else of the environment. Raises ConfigError for none, or one with a password."""
+    # psycopg is needed on the driver alone: executors get options that were checked.
+    from harvest_lib.spark.data_source.write_options import options_named, without_password  # noqa: PLC0415
+
+    text = given.get("dsn") or os.environ.get(DSN_VARIABLE, "")
+    if not text:
+        raise ConfigError("no database was named", field="dsn", next_step=f"set it, or {DSN_VARIABLE}")
+    with options_named():
+        return without_password(text)
+
+
+def _table(text: str) -> str:
+    if is_no_table(text):
+        raise ConfigError(f"{text!r} cannot name a table", field="outbox", next_step="use table or schema.table")
+    return text
+
+
+def _snapshot(text: str | None) -> str | None:
+    if text is not None and not _SNAPSHOT.fullmatch(text):
+        raise ConfigError(
+            f"{text[:80]!r} is no snapshot with the server that it is of",
+            field="snapshot",
+            next_step="give it as `harvest subscriptions list` shows it: xmin:xmax:in,progress@system",
+        )
+    return text
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise ConfigError(f"{text!r} is no number from 1 to {most}", field=name, next_step="correct the option")
+    return int(text)

@@ -1,0 +1,51 @@
+"""`spark.read.format("outbox")`: all that is committed in the outbox when the query is planned.
+
+Promises
+- All partitions see the same rows: those that one snapshot of Postgres saw. There is a partition for each segment and
+  shard. An outbox whose rows are deleted on delivery has one partition, read by one statement.
+- With the option `snapshot`, they are the rows that it saw, in each plan.
+- With the option `archive`, rows dropped before are read from the archive. Ids that neither has are a failure.
+- A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
+- Nothing is locked and no transaction stays open between the plan and the tasks.
+
+Otherwise each plan takes a snapshot of its own: two actions on one frame may see different rows. Cache or write the
+frame to have the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from harvest_lib.spark.data_source.read_options import ReadOptions, check_schema
+from harvest_lib.spark.data_source.windows import OutboxPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+
+class OutboxReader(DataSourceReader):
+    """Reads the outbox once."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Check options and schema. Raises ConfigError."""
+        check_schema(schema)
+        self.options = ReadOptions.parse(options, streaming=False)
+        self.schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Take the snapshot, and return the part of it for each task."""
+        from harvest_lib.spark.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
+
+        return outbox_rows.plan_batch(self.options)
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """Return the rows of a partition, ascending by id."""
+        from harvest_lib.spark.data_source import archived, outbox_rows  # noqa: PLC0415 - loads psycopg
+
+        if isinstance(partition, archived.ArchivedPartition):
+            return archived.read_archived(partition, self.schema)
+        if not isinstance(partition, OutboxPartition):
+            return iter(())  # Spark's own, where there are none of ours
+        return outbox_rows.read(self.options, partition, self.schema)

@@ -1,0 +1,134 @@
+"""`spark.readStream.format("outbox")`: the outbox from a beginning on, for as long as the query runs.
+
+    offset ──── micro-batch: visible at the end's snapshot, not at the start's ────► offset
+
+Promises
+- Nothing is skipped, however long a transaction was open, and nothing comes twice between two offsets: an offset is a
+  snapshot of Postgres (`pg_current_snapshot`), not an id.
+- A micro-batch that is repeated from the checkpoint has the same rows.
+- A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
+  micro-batch they are in one partition, ascending by id.
+- Returned rows were on disk in Postgres before, and a server that may lack them is refused (ServerRegressed), however
+  much was written there since: an offset names the last rows that it has passed.
+- A segment that is dropped before it was read is a failure (PositionLost), never a gap.
+
+Spark 4.1 has no admission control for data sources in Python, but it tells a source where its query is. With
+`maxRecordsPerBatch` an offset is given that is so many records further. Spark does not tell whether a query is new, so
+one that says nothing is taken for new. Under the trigger `availableNow` Spark runs a single micro-batch of such a
+source: the one that has to be repeated, or the next one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.spark.data_source.read_options import ReadOptions, check_schema
+from harvest_lib.spark.data_source.windows import OutboxPartition, beginning, required_from, windows_between
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+    from harvest_lib.spark.data_source.ahead import Ahead
+
+
+class OutboxStreamReader(DataSourceStreamReader):
+    """Follows the outbox."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Check options and schema. Raises ConfigError."""
+        check_schema(schema)
+        self.options = ReadOptions.parse(options, streaming=True)
+        self.schema = schema
+        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has said so
+        self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
+        self._ahead: Ahead | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a query without a checkpoint starts."""
+        if self.options.starting == "beginning":
+            return beginning()
+        if self._first is None:
+            self._first = self._now()
+        return self._first
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where the next micro-batch ends: the same as before if nothing was committed.
+
+        Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.
+        """
+        if self._at is None:
+            if self.options.starting == "beginning" and self.options.max_records is None:
+                return self._now()
+            if self.options.starting == "now":
+                return self.initialOffset()
+            self._at = beginning()
+        try:
+            self._at = self._next(self._at)
+        except DatabaseUnavailable:
+            self.stop()
+            self._at = self._next(self._at)  # once, on new connections
+        return self._at
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the parts between two offsets: a partition for each shard, none for nothing."""
+        self._at = end
+        # A first micro-batch that starts now is empty, also when it is repeated, and now is later than it was.
+        if start in (end, self._first):
+            return []
+        self._require((start, end))
+        windows = windows_between(start, end)
+        if not windows:
+            return []
+        floor = required_from(start, end)
+        return [
+            OutboxPartition(windows=windows, shard=shard, floor=floor, below=None, offsets=(start, end))
+            for shard in range(self.options.shards)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """Return the rows of a partition."""
+        assert isinstance(partition, OutboxPartition)  # noqa: S101 - from `partitions`
+        from harvest_lib.spark.data_source import outbox_rows  # noqa: PLC0415 - loads psycopg
+
+        return outbox_rows.read(self.options, partition, self.schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: reading leaves no trace."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+    def _now(self) -> dict[str, Any]:
+        from harvest_lib.spark.data_source import ahead  # noqa: PLC0415 - loads psycopg
+
+        return ahead.offset_now(self.options)
+
+    def _require(self, offsets: Sequence[dict[str, Any]]) -> None:
+        from harvest_lib.database import connect  # noqa: PLC0415 - loads psycopg
+        from harvest_lib.spark.data_source import outbox_rows  # noqa: PLC0415 - as above
+
+        with connect(self.options.conninfo) as connection:
+            outbox_rows.require_seen(connection, self.options, offsets)
+
+    def _next(self, at: dict[str, Any]) -> dict[str, Any]:
+        from harvest_lib.spark.data_source import ahead  # noqa: PLC0415 - loads psycopg
+
+        if self._ahead is None:
+            self._ahead = ahead.Ahead(self.options)
+        found = self._ahead.attached()  # before the snapshot is taken: that sees all closed segments
+        closed = found.floor if at.get("initial") else at["closed"]
+        found.require(closed)
+        end = self._ahead.after(at, found.floor, self.options.max_records)
+        if end is None:
+            # An offset that knows of a segment that it was closed can do without that segment.
+            return at if found.closed <= closed else self._now()
+        closes = at["closes"] if "cur" in at else found.closed
+        if "cur" in end:
+            return {**end, "floor": found.floor, "closed": closed, "closes": closes}
+        return {**end, "floor": found.floor, "closed": closes}

@@ -1,0 +1,127 @@
+"""Windows between snapshots of Postgres, which tasks read. Pure, and light: each executor loads it.
+
+An offset of a stream is a position of `SnapshotSource`, with what is needed to tell whether segments are missing:
+
+    prev            all that this snapshot saw was read
+    cur, after      of the rows that `cur` saw and `prev` did not, all up to the id `after` were read: within a window
+    floor           the lowest id that had a segment when the newest snapshot was taken
+    closed          the id below which nothing is inserted any more: `prev` saw all of it
+    closes          the value of `closed` at the end of the window
+    server          where the server was
+    seen            the last rows that `cur`, or else `prev`, saw: see `harvest_lib.spark.seen_rows`
+    initial         true for the beginning: nothing was read
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from harvest_lib.errors import CheckpointError, PositionLost
+
+LOWEST_ID, HIGHEST_ID = -(2**63) + 1, 2**63 - 1
+
+NOTHING = "1:1:"
+"""The snapshot that sees nothing."""
+
+Offset = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Rows that `cur` saw and `prev` did not, with ids from `first` to `last`."""
+
+    prev: str
+    cur: str
+    first: int
+    last: int
+    server: Mapping[str, str]
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The position of `SnapshotSource` before it."""
+        return {
+            "source": "snapshot",
+            "prev": self.prev,
+            "cur": self.cur,
+            "after": self.first - 1,
+            "server": self.server,
+        }
+
+
+@dataclass(frozen=True)
+class OutboxPartition(InputPartition):
+    """Windows, one after the other, of one shard. None: all there is, in one statement.
+
+    Ids from `floor` on, and below `below` if that is given, must have segments when it was read, the segment's table
+    `file` its number of a file, and the server what `offsets` have passed.
+    """
+
+    windows: tuple[Window, ...]
+    shard: int
+    floor: int
+    below: int | None
+    file: tuple[str, int] | None = None
+    offsets: tuple[Offset, ...] = ()
+
+
+def beginning() -> dict[str, Any]:
+    """Return the offset before everything."""
+    return {"source": "snapshot", "prev": NOTHING, "floor": LOWEST_ID, "closed": LOWEST_ID, "initial": True}
+
+
+def newest_snapshot(offset: Offset) -> str:
+    """Return the newest snapshot of which an offset has passed rows."""
+    return str(offset.get("cur") or offset["prev"])
+
+
+def dropped(evidence: str) -> PositionLost:
+    """Return the error of a reader that misses a segment."""
+    return PositionLost(
+        "a segment of the outbox was emptied, rewritten or dropped before all of it was read",
+        evidence=evidence,
+        next_step="read a batch again; for a stream, what is lost is in Kafka, or in a backup: start the query with a "
+        "new checkpoint, and drop segments later (`harvest segments drop --keep`)",
+    )
+
+
+def required_from(start: Offset, end: Offset) -> int:
+    """Return the id from which on segments must be there for all between two offsets to be read.
+
+    Raises PositionLost if some were gone when `end` was taken.
+    """
+    if start.get("initial"):
+        return int(end["floor"])
+    if end["floor"] > start["closed"]:
+        raise dropped(f"all below the id {start['closed']} was read, the outbox begins at {end['floor']}")
+    return int(start["closed"])
+
+
+def windows_between(start: Offset, end: Offset) -> tuple[Window, ...]:
+    """Return the windows between two offsets. Raises CheckpointError if `end` is before `start`."""
+    from harvest_lib.source.pg_snapshot import Snapshot  # noqa: PLC0415 - its package loads psycopg
+
+    server = end["server"]
+    found = []
+    prev = start["prev"]
+    if not Snapshot.parse(end["prev"]).covers(Snapshot.parse(prev)):
+        raise CheckpointError(
+            "the newest offset of the query's checkpoint is before the one that it follows",
+            evidence=f"{end['prev']} comes after {prev}",
+            next_step="delete the newest file in `offsets` of the checkpoint, and leave "
+            "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, or the option maxRecordsPerBatch out",
+        )
+    if "cur" in start:
+        within = "cur" in end and end["cur"] == start["cur"] and end["prev"] == prev
+        last = end["after"] if within else HIGHEST_ID
+        found.append(Window(prev=prev, cur=start["cur"], first=start["after"] + 1, last=last, server=server))
+        if within:
+            return tuple(each for each in found if each.first <= each.last)
+        prev = start["cur"]
+    if not Snapshot.parse(prev).covers(Snapshot.parse(end["prev"])):
+        found.append(Window(prev=prev, cur=end["prev"], first=LOWEST_ID, last=HIGHEST_ID, server=server))
+        prev = end["prev"]
+    if "cur" in end:
+        found.append(Window(prev=prev, cur=end["cur"], first=LOWEST_ID, last=end["after"], server=server))
+    return tuple(found)

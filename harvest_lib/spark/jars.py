@@ -1,0 +1,33 @@
+"""The jars that the jobs need: `export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)`.
+
+The Postgres JDBC driver and Spark's Kafka source of the installed Spark, with all they need. They are downloaded once
+from Maven Central, or where Ivy's settings say, into the cache of downloads that `harvest up` uses too (HARVEST_CACHE).
+"""
+
+import argparse
+import sys
+
+from harvest_lib.errors import HarvestError
+from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
+from harvest_lib.local_stack.java import find_java
+from harvest_lib.local_stack.state import default_state
+
+COMMAND = "export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the paths, commas between. Returns the exit code of the error if they cannot be downloaded."""
+    argparse.ArgumentParser(prog="python -m harvest_lib.spark.jars", description=__doc__).parse_args(arguments)
+    state = default_state()
+    try:
+        java = find_java(state)
+        found = [jar for jars in (POSTGRES_JDBC, spark_kafka_jars()) for jar in resolve(jars, state, java)]
+    except HarvestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(",".join(map(str, found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A batch from end to end, and what other runs of the same batch see.
+
+A run holds the batch's session lock from its first look at the ledger to the commit of its promotion, both on one
+connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So its holder
+may remove all the staging rows it finds, waits for nobody who is dead, and of two runs at once one promotes and the
+other finds the batch promoted. `promote` looks into the ledger once more, under the outbox's lock, for callers without
+the batch's.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import psycopg
+from pyspark.sql import DataFrame
+
+from harvest_lib.errors import DatabaseError
+from harvest_lib.spark.sink import queries, through_driver
+from harvest_lib.spark.sink.content import Content, content_of, nul_counts, nul_evidence
+from harvest_lib.spark.sink.database import JdbcTarget, Tables, postgres_errors, takes_options
+from harvest_lib.spark.sink.plan import WritePlan
+from harvest_lib.spark.sink.promotion import LedgerEntry, check_same, ledger_entry, promote, refused, rows_refused
+from harvest_lib.spark.sink.staging import computing, stage
+from harvest_lib.spark.sink.staging_tables import Staged, sweep_staging
+
+_LOCK_POLL_SECONDS = 0.1
+_NUL_SENTENCE = 'encoding "UTF8": 0x00'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """Result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty one."""
+
+    batch: str
+    rows: int
+    status: Literal["promoted", "already-promoted", "empty"]
+    staging_seconds: float = 0.0
+    promote_seconds: float = 0.0
+    at: float | None = None
+
+    @property
+    def rows_per_second(self) -> int:
+        seconds = self.staging_seconds + self.promote_seconds
+        return round(self.rows / seconds) if seconds else 0
+
+    def as_json(self) -> str:
+        """Return it as a JSON object in one line, `rows_per_second` included."""
+        return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
+
+
+def load_batch(
+    frame: DataFrame,
+    batch: str,
+    *,
+    connection: psycopg.Connection,
+    target: JdbcTarget,
+    plan: WritePlan,
+    content: Content | None = None,
+) -> BatchReport:
+    """Stage and promote a batch unless it is promoted already.
+
+    `connection` is this call's alone while it runs. `content` is that of the frame, if it is known already; then
+    the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
+    PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
+    died during the commit.
+    """
+    run, tables = str(uuid.uuid4()), plan.tables
+    with _batch_lock(connection, batch, tables):
+        sweep_staging(connection, tables=tables)
+        if (before := _promoted_before(frame, batch, connection, tables, content)) is not None:
+            return before
+        if content is not None and content.rows == 0:
+            return BatchReport(batch=batch, rows=0, status="empty")
+        began = time.monotonic()
+        with _nul_named(frame, batch):
+            stage(frame, batch=batch, run=run, target=target, by_options=takes_options(connection))
+        staged = time.monotonic()
+        promoted = promote(connection, batch, content, staged=Staged(batch=batch, run=run), plan=plan)
+        if promoted is None and (computed := content or _content_of(frame, batch)).rows:
+            raise refused(batch, f"Spark computed {computed}; nothing is staged")
+        return _report(batch, promoted, began=began, staged=staged)
+
+
+def copy_batch(frame: DataFrame, batch: str, *, connection: psycopg.Connection, plan: WritePlan) -> BatchReport:
+    """Write a batch through the driver unless it is promoted already. Raises as `load_batch`, and SourceError."""
+    with _batch_lock(connection, batch, plan.tables):
+        if (before := _promoted_before(frame, batch, connection, plan.tables, None)) is not None:
+            return before
+        began = time.monotonic()
+        with _nul_named(frame, batch):
+            written = through_driver.write(connection, batch, frame, run=str(uuid.uuid4()), plan=plan)
+        return _report(batch, written, began=began, staged=began)
+
+
+def _promoted_before(
+    frame: DataFrame, batch: str, connection: psycopg.Connection, tables: Tables, content: Content | None
+) -> BatchReport | None:
+    entry = ledger_entry(connection, batch, tables=tables)
+    if entry is None:
+        return None
+    check_same(entry, batch, content or _content_of(frame, batch))
+    return BatchReport(batch=batch, rows=entry.rows, status="already-promoted", at=entry.promoted_at.timestamp())
+
+
+def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: float, staged: float) -> BatchReport:
+    if promoted is None:
+        return BatchReport(batch=batch, rows=0, status="empty")
+    entry, is_ours = promoted
+    return BatchReport(
+        batch=batch,
+        rows=entry.rows,
+        status="promoted" if is_ours else "already-promoted",
+        staging_seconds=round(staged - began, 3),
+        promote_seconds=round(time.monotonic() - staged, 3),
+        at=entry.promoted_at.timestamp(),
+    )
+
+
+@contextmanager
+def _nul_named(frame: DataFrame, batch: str) -> Iterator[None]:
+    """Say of a NUL character, which Postgres names no column of, where the frame has it."""
+    try:
+        yield
+    except DatabaseError as error:
+        if _NUL_SENTENCE not in (error.evidence or "") or not (evidence := nul_evidence(nul_counts(frame))):
+            raise
+        raise rows_refused(batch, evidence) from error
+
+
+def _content_of(frame: DataFrame, batch: str) -> Content:
+    with computing(batch):
+        return content_of(frame)
+
+
+@contextmanager
+def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
+    who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
+    # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
+    while True:
+        with postgres_errors(f"locking batch {batch}"):
+            row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()
+        if row is not None and row[0]:
+            break
+        time.sleep(_LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        if not connection.broken:  # a session that is gone holds no lock
+            with postgres_errors(f"unlocking batch {batch}"):
+                connection.execute(queries.UNLOCK_BATCH, who)

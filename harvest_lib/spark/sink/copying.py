@@ -1,0 +1,119 @@
+"""Work of a task of the data source: append Arrow batches to the staging table by COPY, in one transaction.
+
+That transaction is the task's attempt, and the task's message names it. A task that fails, is repeated or runs twice
+leaves rows under attempts that no message names.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from harvest_lib.spark.errors import PromotionRefused
+from harvest_lib.spark.sink import queries
+from harvest_lib.spark.sink.content import nul_evidence
+from harvest_lib.spark.sink.database import connect, postgres_errors
+from harvest_lib.spark.sink.plan import WritePlan
+from harvest_lib.spark.sink.promotion import rows_refused
+from harvest_lib.spark.sink.staging_tables import Staged
+
+_TEXT = pa.large_string()  # a batch may be longer than 2 GiB
+_ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedAttempt:
+    """Rows that a task has staged. `attempt` is empty for a partition without rows."""
+
+    run: str
+    partition: int
+    attempt: str = ""
+    rows: int = 0
+
+
+def copy_batches(
+    batches: Iterable[pa.RecordBatch], *, dsn: str, plan: WritePlan, staged: Staged, partition: int
+) -> NamedAttempt:
+    """Stage a partition's rows. Raises DatabaseUnavailable or another DatabaseError; then none of them is staged."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return NamedAttempt(run=staged.run, partition=partition)
+    columns = sql.SQL(", ").join(sql.Identifier(each.staged) for each in plan.columns)
+    rows = 0
+    with connect(dsn) as connection, postgres_errors(f"staging partition {partition}"), connection.transaction():
+        begun = connection.execute(queries.BEGIN_ATTEMPT, {"batch": staged.batch, "run": staged.run}).fetchone()
+        assert begun is not None  # noqa: S101 - a SELECT without FROM
+        with connection.cursor() as cursor:
+            with cursor.copy(plan.tables.fill(sql.SQL(queries.COPY_ROWS), columns=columns)) as copy:
+                for batch in chain([first], filled):
+                    if evidence := nul_evidence(_nul_counts(batch, [each.name for each in plan.columns])):
+                        raise rows_refused(staged.batch, f"in a part of partition {partition}, {evidence}")
+                    copy.write(copy_text(batch, partition=partition, first_row=rows))
+                    rows += batch.num_rows
+            if cursor.rowcount != rows:
+                raise PromotionRefused(
+                    f"partition {partition} was not staged",
+                    evidence=f"Spark computed {rows} rows; {cursor.rowcount} reached {plan.tables.staging.as_string()}",
+                    next_step="check that table for triggers",
+                )
+    return NamedAttempt(run=staged.run, partition=partition, attempt=begun[0], rows=rows)
+
+
+def _nul_counts(batch: pa.RecordBatch, names: Sequence[str]) -> dict[str, int]:
+    counts = {}
+    for name, column in zip(names, batch.columns, strict=True):
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            column, kind = column.flatten(), column.type.value_type  # noqa: PLW2901 - its elements
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            counts[name] = pc.sum(pc.match_substring(column, "\0")).as_py() or 0
+    return counts
+
+
+def copy_text(batch: pa.RecordBatch, *, partition: int, first_row: int) -> pa.Buffer:
+    """Return rows as lines of COPY's text format, partition and row number first. The batch has rows."""
+    rows = pa.array(range(first_row, first_row + batch.num_rows)).cast(_TEXT)
+    fields = [pa.scalar(str(partition), _TEXT), rows, *map(_texts, batch.columns)]
+    lines = pc.binary_join_element_wise(*fields, pa.scalar("\t", _TEXT))
+    ended = pc.binary_join_element_wise(lines, pa.scalar("", _TEXT), pa.scalar("\n", _TEXT))
+    _, offsets, text = ended.buffers()
+    places = memoryview(offsets).cast("q")
+    return text.slice(places[0], places[batch.num_rows] - places[0])
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    """Return a column as Postgres reads it, escaped; nulls are `\\N`."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp("us", "UTC"))  # the instant is the same
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        column = pa.array([_array(each) for each in _elements(column)], _TEXT)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        column = pa.array([None if each is None else "\\x" + each.hex() for each in column.to_pylist()], _TEXT)
+    text = column.cast(_TEXT)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        for sign, escaped in _ESCAPES:
+            text = pc.replace_substring(text, sign, escaped)
+    return pc.fill_null(text, "\\N")
+
+
+def _elements(column: pa.Array) -> Iterable[list[str | None] | None]:
+    texts = column.flatten()
+    if pa.types.is_timestamp(texts.type) and texts.type.tz is not None:
+        texts = texts.cast(pa.timestamp("us", "UTC"))
+    elements = iter(texts.cast(pa.string()).to_pylist())
+    for length in pc.list_value_length(column).to_pylist():
+        yield None if length is None else [next(elements) for _ in range(length)]
+
+
+def _array(elements: list[str | None] | None) -> str | None:
+    if elements is None:
+        return None
+    quoted = (
+        '"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' if each is not None else "NULL" for each in elements
+    )
+    return "{" + ",".join(quoted) + "}"

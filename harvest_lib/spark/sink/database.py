@@ -1,0 +1,278 @@
+"""Postgres as the jobs see it: connections, table names, and errors for its refusals."""
+
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import class_row
+
+from harvest_lib.conninfo import parameters_of
+from harvest_lib.database import open_session
+from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.spark.sink import queries
+from harvest_lib.table_names import is_no_table, name_parts
+
+_LONGEST_NAME_BYTES = 63
+
+# libpq gives no SQLSTATE for a connection that failed, only the server's sentence.
+_DENIED = (
+    "authentication failed",
+    "no password supplied",
+    "pg_hba.conf",
+    "is not permitted to log in",
+    "permission denied",
+    "does not exist",
+)
+
+
+_IN_JAVA = {
+    "sslmode": "sslmode",
+    "sslrootcert": "sslrootcert",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "sslpassword": "sslpassword",
+    "sslnegotiation": "sslNegotiation",
+    "channel_binding": "channelBinding",
+    "require_auth": "requireAuth",
+    "gssencmode": "gssEncMode",
+    "krbsrvname": "kerberosServerName",
+}
+"""Parameters of libpq that are about security, by the names of pgjdbc's properties."""
+_NOT_IN_JAVA = frozenset({"sslcrl", "sslcrldir", "ssl_min_protocol_version", "ssl_max_protocol_version", "requirepeer"})
+_KEY_OIDS = {
+    bytes.fromhex("2a8648ce3d0201"): "EC",
+    bytes.fromhex("2a864886f70d010101"): "RSA",
+    bytes.fromhex("2b6570"): "Ed25519",
+}
+
+# SQLSTATE classes of a connection that broke and of a server that shuts down.
+_LOST = ("08", "57P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of a sink. Staging and ledger stand beside the business table, else the outbox, under its name.
+
+    `hashes_rows`: the staging table does, and its writer need not.
+    """
+
+    business: sql.Identifier | None
+    outbox: sql.Identifier
+    staging: sql.Identifier
+    ledger: sql.Identifier
+    hashes_rows: bool = False
+
+    @classmethod
+    def named(cls, *, business: str | None, outbox: str, columns: str = "") -> "Tables":
+        """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError.
+
+        `columns` stands for those of the frame: each of its values has a staging table of its own, which hashes rows.
+        """
+        beside, option = (outbox, "--outbox") if business is None else (business, "--table")
+        return cls(
+            business=None if business is None else _identifier(business, option="--table"),
+            outbox=_identifier(outbox, option="--outbox"),
+            staging=_identifier(beside, "_staging" + (f"_{columns}" if columns else ""), option=option),
+            ledger=_identifier(beside, "_batches", option=option),
+            hashes_rows=bool(columns),
+        )
+
+    def fill(self, statement: sql.SQL, **more: sql.Composable) -> sql.Composed:
+        """Put the names into a statement's braces."""
+        business = self.business or sql.SQL("")
+        return statement.format(business=business, outbox=self.outbox, staging=self.staging, ledger=self.ledger, **more)
+
+
+def _identifier(text: str, suffix: str = "", *, option: str) -> sql.Identifier:
+    parts = name_parts(text, suffix)
+    longest = max(len(part.encode()) for part in parts)
+    if is_no_table(text) or longest > _LONGEST_NAME_BYTES:
+        raise ConfigError(
+            f"{text + suffix!r} cannot name a table",
+            field=option,
+            next_step=f"use table or schema.table, at most {_LONGEST_NAME_BYTES} bytes each, suffixes included",
+        )
+    return sql.Identifier(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """A column as Postgres has it. `filled_by` is the expression that fills it when it is not given."""
+
+    name: str
+    type: str
+    required: bool = False
+    longest_chars: int | None = None
+    filled_by: str | None = None
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JdbcTarget:
+    """Target of Spark's writes: a URL without secrets, the quoted table, its oid, and the connection's properties."""
+
+    url: str
+    table: str
+    oid: int
+    properties: Mapping[str, str] = field(repr=False)
+
+
+def dsn_parts(dsn: str) -> dict[str, str]:
+    """Return the parameters of a DSN. Raises ConfigError for one that cannot be read."""
+    return parameters_of(dsn, field="--dsn")
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    """Open an autocommit connection to a server that accepts writes.
+
+    Raises ConfigError, DatabaseUnavailable or DatabaseAccessDenied.
+    """
+    dsn_parts(dsn)
+    try:
+        connection = open_session(dsn, target_session_attrs="read-write")
+    except psycopg.Error as error:
+        evidence = " ".join(str(error).split())
+        if any(sentence in evidence for sentence in _DENIED):
+            raise DatabaseAccessDenied(
+                "Postgres refused the connection",
+                evidence=evidence,
+                next_step="check user, password and database of the DSN, and the server's pg_hba.conf",
+            ) from error
+        raise DatabaseUnavailable(
+            "Postgres does not answer",
+            evidence=evidence,
+            next_step="check host and port of the DSN and whether the server runs and accepts writes",
+        ) from error
+    return connection
+
+
+def takes_options(connection: psycopg.Connection) -> bool:
+    """Return True if a session like this one can be given settings as it begins: a pooler refuses or ignores them."""
+    info = connection.info
+    probed = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
+    try:
+        with psycopg.connect(make_conninfo(probed, options="-c outbox_sink.batch=probe")) as probe:
+            return probe.execute("SELECT current_setting('outbox_sink.batch', true)").fetchone() == ("probe",)
+    except psycopg.OperationalError:
+        return False
+
+
+@contextmanager
+def postgres_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg's errors into the harvester's, which name the operation."""
+    try:
+        yield
+    except psycopg.Error as error:
+        evidence = error.diag.message_primary or " ".join(str(error).split())
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            raise DatabaseAccessDenied(
+                f"Postgres refused {doing}", evidence=evidence, next_step="grant the user what the message names"
+            ) from error
+        if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST):
+            raise DatabaseUnavailable(
+                f"the connection was lost while {doing}",
+                evidence=evidence,
+                next_step="run the batch again: the ledger knows whether it was promoted",
+            ) from error
+        raise DatabaseError(
+            f"Postgres failed while {doing}",
+            evidence=evidence,
+            next_step="correct what the message names and run the batch again: nothing of it was promoted",
+        ) from error
+
+
+def place_of(connection: psycopg.Connection, table: sql.Identifier) -> tuple[int, sql.Identifier] | None:
+    """Return a table's oid and its name with the schema, None if there is no such table."""
+    name = table.as_string(None)
+    with postgres_errors(f"looking for the table {name}"):
+        found = connection.execute(queries.PLACE_OF, {"table": name}).fetchone()
+    return None if found is None else (found[0], sql.Identifier(found[1], found[2]))
+
+
+def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> list[TableColumn]:
+    """Return a table's columns in their order; none if there is no such table."""
+    name = table.as_string(None)
+    with (
+        postgres_errors(f"looking at the columns of {name}"),
+        connection.cursor(row_factory=class_row(TableColumn)) as cursor,
+    ):
+        return cursor.execute(queries.COLUMNS_OF, {"table": name}).fetchall()
+
+
+def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
+    """Return the target for Spark's JDBC writer, as libpq read the DSN, its environment and its password file."""
+    info = connection.info
+    if info.host.startswith("/"):
+        raise ConfigError(
+            "Spark's JDBC driver needs TCP, and this DSN leads to a Unix socket",
+            field="--dsn",
+            next_step="name a host in the DSN",
+        )
+    found = place_of(connection, tables.staging)
+    if found is None:
+        raise DatabaseError(
+            f"the staging table {tables.staging.as_string(None)} is gone",
+            evidence="this run has made it, or found it, a moment ago",
+            next_step="run the batch again, and keep others from dropping it",
+        )
+    oid, staging = found
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    return JdbcTarget(
+        url=f"jdbc:postgresql://{host}:{info.port}/{quote(info.dbname, safe='')}",
+        table=staging.as_string(None),
+        oid=oid,
+        properties={
+            "user": info.user,
+            "password": info.password,
+            "driver": "org.postgresql.Driver",
+            "batchsize": "5000",
+            "reWriteBatchedInserts": "true",
+            "stringtype": "unspecified",  # text goes into columns of days and times too
+            # Else the driver's exceptions, and so Spark's log, carry whole rows.
+            "logServerErrorDetail": "false",
+            **security_of(info.get_parameters()),
+        },
+    )
+
+
+def security_of(given: Mapping[str, str]) -> dict[str, str]:
+    """Return libpq's security parameters as pgjdbc takes them. Raises ConfigError for one that it cannot take."""
+    if strange := sorted(given.keys() & _NOT_IN_JAVA):
+        raise ConfigError(
+            f"Spark's JDBC driver has no {', '.join(strange)}, which this DSN asks for",
+            field="--dsn",
+            next_step="leave it out for this job, or have the server demand it",
+        )
+    found = {_IN_JAVA[name]: value for name, value in given.items() if name in _IN_JAVA}
+    if key := found.get("sslkey"):
+        found |= _algorithm_of(Path(key))
+    return found
+
+
+def _algorithm_of(key: Path) -> dict[str, str]:
+    """Return pgjdbc's property for a key; none for one that it reads by itself, in DER or PKCS#12."""
+    try:
+        text = key.read_bytes()
+    except OSError as error:
+        raise _unusable(key, error.strerror or "") from error
+    if b"-----BEGIN" not in text:
+        return {}
+    if key.suffix not in {".key", ".pem"} or b"-----BEGIN PRIVATE KEY" not in text:
+        raise _unusable(key, "it is PEM, but not of PKCS#8 without a password in a file .key or .pem")
+    body = text.partition(b"-----BEGIN PRIVATE KEY-----")[2].partition(b"-----END")[0]
+    begin = b64decode(body)[:64]
+    return next(({"pemKeyAlgorithm": name} for oid, name in _KEY_OIDS.items() if oid in begin), {})
+
+
+def _unusable(key: Path, evidence: str) -> ConfigError:
+    return ConfigError(
+        f"Spark's JDBC driver cannot use the key {key}: {evidence}",
+        field="--dsn",
+        next_step=f"openssl pkcs8 -topk8 -nocrypt -in {key} -out {key.with_suffix('.pkcs8.key')}; name that as sslkey",
+    )

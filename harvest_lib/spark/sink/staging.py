@@ -1,0 +1,211 @@
+"""The columns of the staging table, and the writing of a batch into it by Spark's JDBC writer.
+
+The writer commits once per partition. After a lost acknowledgement, a retry or a speculative copy, the table has the
+same rows more than once, each time under another attempt. Promotion takes one attempt of each.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import types as spark
+
+from harvest_lib.errors import ConfigError, DatabaseError
+from harvest_lib.spark.errors import SourceError
+from harvest_lib.spark.sink.content import column, row_hash
+from harvest_lib.spark.sink.database import JdbcTarget
+from harvest_lib.spark.sink.staging_tables import writer_name
+
+BOOKKEEPING = {
+    "batch": "text",
+    "run": "uuid",
+    "partition": "integer",
+    "attempt": "xid8",
+    "row": "bigint",
+    "row_hash": "bigint",
+}
+_SYSTEM_COLUMNS = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
+"""Names that a column of a table in Postgres cannot have."""
+_TYPES: Mapping[type[spark.DataType], str] = {
+    spark.BooleanType: "boolean",
+    spark.ByteType: "smallint",
+    spark.ShortType: "smallint",
+    spark.IntegerType: "integer",
+    spark.LongType: "bigint",
+    spark.FloatType: "real",
+    spark.DoubleType: "double precision",
+    spark.DecimalType: "numeric",
+    spark.StringType: "text",
+    spark.VarcharType: "text",
+    spark.CharType: "text",
+    spark.BinaryType: "bytea",
+    spark.DateType: "date",
+    spark.TimestampType: "timestamp with time zone",
+    spark.TimestampNTZType: "timestamp without time zone",
+}
+_TIMES = (spark.DateType, spark.TimestampType, spark.TimestampNTZType)
+_LONGEST_NAME_BYTES = 63
+_SERVER_SENTENCE = re.compile(r"(?:ERROR|FATAL): [^\n]+")
+_CONDITION = re.compile(r"\[([A-Z]+_[A-Z_]+(?:\.[A-Z_]+)*)\]")
+_EXCEPTION = re.compile(r"\b(?:[a-z]\w*\.)+\w*(?:Exception|Error)\b(?:: org\.postgresql\.Driver)?")
+_LONGEST_EVIDENCE = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedColumn:
+    """A column of the frame: its name, the name it has in the staging table, and its type in Postgres."""
+
+    name: str
+    staged: str
+    type: str
+
+
+def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
+    """Return the columns of a frame as the staging table has them. Raises ConfigError."""
+    seen: set[str] = set()
+    given = {each.name.lower() for each in schema.fields}
+    columns = []
+    for each in schema.fields:
+        if each.name.lower() in seen:
+            raise ConfigError(
+                f"the frame has two columns {each.name!r}",
+                field=each.name,
+                next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
+            )
+        seen.add(each.name.lower())
+        staged = _staged(each.name, given)
+        if not each.name or len(staged.encode()) > _LONGEST_NAME_BYTES or "\0" in staged or '"' in staged:
+            raise ConfigError(
+                f"{each.name!r} cannot name a column in Postgres",
+                field=each.name,
+                next_step=f"rename it: at most {_LONGEST_NAME_BYTES} bytes, no double quotes",
+            )
+        columns.append(StagedColumn(name=each.name, staged=staged, type=_type_of(each)))
+    return tuple(columns)
+
+
+def _staged(name: str, given: Collection[str]) -> str:
+    """Return a name that is neither one of the staging table's own, nor Postgres', nor another column's."""
+    if name.lower() not in BOOKKEEPING and name not in _SYSTEM_COLUMNS:
+        return name
+    staged = f"{name} (frame)"
+    while staged.lower() in given:
+        staged += "_"
+    return staged
+
+
+def _type_of(each: spark.StructField) -> str:
+    kind, suffix = each.dataType, ""
+    if isinstance(kind, spark.ArrayType):
+        kind, suffix = kind.elementType, "[]"
+    found = _TYPES.get(type(kind))
+    if found is None or (suffix and found == "bytea"):
+        raise ConfigError(
+            f"the frame's column {each.name!r} is of type {each.dataType.simpleString()}, which JDBC cannot carry",
+            field=each.name,
+            next_step="make it text, with to_json for instance, or leave it out",
+        )
+    return found + suffix
+
+
+def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_options: bool) -> None:
+    """Append the frame to the staging table under the batch and the run. Raises DatabaseError.
+
+    `by_options`: these two are settings of the tasks' sessions, from which the table fills them. Else they go with each
+    row, which takes a fifth longer.
+    """
+    names = {"batch": batch, "run": run}
+    # Rows that are literals of the query Spark's optimizer would compute itself, all of them as partition 0, and write
+    # in several partitions all the same: those after the first would be taken for its copies. It sees no literals
+    # behind an observation.
+    observed = frame.observe(f"staging of {run}", F.count(F.lit(1)).alias("rows"))
+    rows = observed.select(
+        *([] if by_options else [F.lit(value).alias(name) for name, value in names.items()]),
+        F.spark_partition_id().alias("partition"),
+        # The upper bits are the partition: the others count its rows.
+        F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
+        row_hash(frame.columns).alias("row_hash"),
+        *[
+            _carried(field).alias(each.staged)
+            for field, each in zip(frame.schema.fields, staged_columns(frame.schema), strict=True)
+        ],
+    )
+    properties = dict(target.properties) | {"ApplicationName": writer_name(batch, staging_oid=target.oid)}
+    if by_options:
+        properties["options"] = " ".join(f"-c outbox_sink.{name}={_option(value)}" for name, value in names.items())
+    try:
+        rows.write.jdbc(target.url, target.table, mode="append", properties=properties)
+    except (PySparkException, Py4JError) as error:
+        raise DatabaseError(
+            f"Spark could not write batch {batch} to the staging table {target.table}",
+            evidence=sentence_of(error),
+            next_step=next_step_of(error),
+        ) from error
+
+
+def _carried(field: spark.StructField) -> Column:
+    """Return the column as JDBC carries it: days and times as text, and text without a collation.
+
+    Java's own types for them leave out the hour of a change to summer time and ten days of 1582, and reckon times long
+    ago by the local mean time of the driver's zone. Postgres reads text as it stands.
+    """
+    kind, values = field.dataType, column(field.name)
+    if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, _TIMES):
+        element = kind.elementType
+        texts = F.transform(values, lambda each: _time_text(element, each))
+        return F.concat(F.lit("{"), F.array_join(texts, ",", "NULL"), F.lit("}"))
+    if isinstance(kind, _TIMES):
+        return _time_text(kind, values)
+    if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, spark.StringType):
+        return values.cast(spark.ArrayType(spark.StringType(), kind.containsNull))
+    return values.cast(spark.StringType()) if isinstance(kind, spark.StringType) else values
+
+
+def _time_text(kind: spark.DataType, values: Column) -> Column:
+    if isinstance(kind, spark.TimestampType):  # the text of an instant would be in the session's zone
+        since = F.lit("1970-01-01").cast("timestamp_ntz")
+        return F.concat(
+            _time_text(spark.TimestampNTZType(), F.timestamp_add("MICROSECOND", F.unix_micros(values), since)),
+            F.lit("Z"),
+        )
+    return F.ltrim(values.cast("string"), F.lit("+"))  # which Spark puts before years of five digits
+
+
+@contextmanager
+def computing(batch: str) -> Iterator[None]:
+    """Raise SourceError where Spark cannot compute the frame of a batch."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise SourceError(
+            f"Spark could not compute the frame of batch {batch}",
+            evidence=sentence_of(error),
+            next_step="correct what the message names; nothing was written",
+        ) from error
+
+
+def next_step_of(error: Exception) -> str:
+    """Return the next step: Spark's message for a driver that is missing names only its class."""
+    if "ClassNotFoundException: org.postgresql.Driver" in str(error):
+        return "start Spark with spark.jars.packages=org.postgresql:postgresql:42.7.11: nothing was promoted"
+    return "correct what the message names and run the batch again: nothing of it was promoted"
+
+
+def _option(value: str) -> str:
+    return re.sub(r"([\\\s])", r"\\\1", value)
+
+
+def sentence_of(error: Exception) -> str:
+    """Return the server's message, else Spark's name of the error: its other words may be those of a row."""
+    message = str(error)
+    if (said := _SERVER_SENTENCE.search(message)) is not None:
+        return said.group()
+    if isinstance(error, AnalysisException):  # before any row was read
+        return message.strip().split("\n")[0][:_LONGEST_EVIDENCE]
+    names = [f"[{name}]" for name in _CONDITION.findall(message)] or _EXCEPTION.findall(message)
+    return f"{names[-1]}; Spark's log says more" if names else type(error).__name__

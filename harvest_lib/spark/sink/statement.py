@@ -1,0 +1,182 @@
+"""The promotion as one statement: the rows chosen, in the declared order, into the business table and the outbox.
+
+    chosen     the attempts' rows in order; columns that Postgres fills by itself and the record shows are filled here
+    written    chosen, into the business table, if there is one
+    recorded   chosen, into the outbox, in the same order: ids follow it
+
+Without a business table it only inserts, and the server's count is that of the records: to count the rows that a
+statement within a statement returns is an eighth of the work.
+
+It is made of identifiers and literals and takes no values, so that a percent sign in a column's name is only that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from harvest_lib.spark.sink.queries import as_sql
+from harvest_lib.spark.sink.records import KEY_SEPARATOR, BatchId, Fixed, HeaderSource
+
+if TYPE_CHECKING:
+    from harvest_lib.spark.sink.plan import WritePlan
+
+_COMMA = sql.SQL(", ")
+
+_RECORDED = """
+    INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
+    SELECT clock_timestamp(), {topic}, {key}, {value}, {header_keys}, {header_values}
+    FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
+"""
+
+_ALONE = "WITH chosen AS ({chosen}) {recorded}"
+
+_BESIDE_BUSINESS = """
+WITH chosen AS ({chosen}),
+written AS (
+    INSERT INTO {business} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM chosen AS r RETURNING 1
+),
+recorded AS ({recorded} RETURNING 1)
+SELECT (SELECT count(*) FROM recorded), (SELECT count(*) FROM written)
+"""
+
+_CHOSEN = """
+    SELECT {filled} o.* FROM (
+        SELECT {columns}
+        FROM {staging} AS s
+        WHERE s.run = {run} AND s.attempt = ({attempts}::text[]::xid8[])[s.partition + 1]
+        ORDER BY {order}
+    ) AS o
+"""
+
+_FAULTS = """
+WITH chosen AS ({chosen})
+SELECT count(*) FILTER (WHERE {key} IS NULL), max(char_length({key})), max(char_length(({value})::text))
+FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
+"""
+
+
+def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+    """Return the statement that promotes the attempts. With a business table its one row counts records and business
+    rows."""
+    chosen = _chosen(plan, run=run, attempts=attempts)
+    recorded = sql.SQL(_RECORDED).format(
+        outbox=plan.tables.outbox,
+        topic=sql.Literal(plan.records.topic),
+        key=_key(plan),
+        value=_value(plan),
+        value_columns=_value_columns(plan),
+        header_keys=_texts([sql.Literal(name) for name in plan.records.headers]),
+        header_values=_texts([_header(source, batch) for source in plan.records.headers.values()]),
+    )
+    if plan.tables.business is None:
+        return sql.SQL(_ALONE).format(chosen=chosen, recorded=recorded)
+    given = {name: sql.Identifier("r", name) for name in plan.business if name in plan.names}
+    given |= {each.name: sql.Identifier("r", each.name) for each in plan.filled_columns}
+    columns: list[sql.Composable] = [sql.Identifier(name) for name in given]
+    values: list[sql.Composable] = list(given.values())
+    if plan.batch_column is not None:
+        columns.append(sql.Identifier(plan.batch_column))
+        values.append(sql.Literal(batch))
+    return sql.SQL(_BESIDE_BUSINESS).format(
+        chosen=chosen,
+        recorded=recorded,
+        business=plan.tables.business,
+        columns=_COMMA.join(columns),
+        values=_COMMA.join(values),
+    )
+
+
+def faults(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+    """Return the statement that counts rows without a key and measures the longest key and value, in characters."""
+    return sql.SQL(_FAULTS).format(
+        chosen=_chosen(plan, run=run, attempts=attempts),
+        key=_key(plan),
+        value=_value(plan),
+        value_columns=_value_columns(plan),
+    )
+
+
+def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
+    columns: list[sql.Composable] = []
+    for each in plan.columns:
+        to = f"::{wanted}" if (wanted := plan.type_of(each.name)) != each.type else ""
+        columns.append(
+            sql.SQL("s.{}{} AS {}").format(sql.Identifier(each.staged), as_sql(to), sql.Identifier(each.name))
+        )
+    # A name alone is that of the result: the value as it is written.
+    order = [sql.Identifier(name) for name in plan.records.order_by]
+    return sql.SQL(_CHOSEN).format(
+        filled=sql.SQL("").join(
+            sql.SQL("{} AS {}, ").format(as_sql(each.filled_by or "NULL"), sql.Identifier(each.name))
+            for each in plan.filled_columns
+        ),
+        columns=_COMMA.join(columns),
+        staging=plan.tables.staging,
+        run=sql.Literal(run),
+        attempts=sql.Literal(_by_partition(attempts)),
+        order=_COMMA.join([*order, sql.SQL("s.partition"), sql.SQL("s.row")]),
+    )
+
+
+def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
+    """Return the attempt of each partition, from the first on; that of one without rows is none that there can be.
+
+    A list to look into, not to join with: nothing tells the planner how many rows are staged.
+    """
+    found = {each.partition: each.attempt for each in attempts}
+    return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]
+
+
+def _key(plan: "WritePlan") -> sql.Composable:
+    parts = [_text_of(name) for name in plan.records.key_columns]
+    return sql.SQL(f" || '{KEY_SEPARATOR}' || ").join(parts)
+
+
+def _value(plan: "WritePlan") -> sql.Composable:
+    as_bytes = plan.outbox["kafka_value"].type == "bytea"
+    value: sql.Composable
+    if isinstance(plan.records.value, str):
+        if as_bytes and plan.type_of(plan.records.value) == "bytea":
+            return sql.Identifier("r", plan.records.value)
+        value = _text_of(plan.records.value)
+    else:
+        value = sql.SQL("row_to_json(v.*)::text")
+    return sql.SQL("convert_to({}, 'UTF8')").format(value) if as_bytes else value
+
+
+def _value_columns(plan: "WritePlan") -> sql.Composable:
+    if isinstance(plan.records.value, str):
+        return sql.SQL("")
+    return _COMMA.join(sql.Identifier("r", name) for name in plan.records.value_columns(plan.names))
+
+
+def _header(source: HeaderSource, batch: str) -> sql.Composable:
+    match source:
+        case Fixed(text):
+            return sql.Literal(text)
+        case BatchId():
+            return sql.Literal(batch)
+        case str():
+            return _text_of(source)
+
+
+def _text_of(name: str) -> sql.Composable:
+    return sql.SQL("{}::text").format(sql.Identifier("r", name))
+
+
+def _texts(parts: Sequence[sql.Composable]) -> sql.Composable:
+    return sql.SQL("ARRAY[{}]::text[]").format(_COMMA.join(parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Rows that one attempt of one partition left in the staging table."""
+
+    partition: int
+    attempt: str
+    rows: int
+    hash_sum: Decimal
+    whole: bool = True
