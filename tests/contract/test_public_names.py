@@ -220,7 +220,9 @@ def test_pipelines():
 
 
 def test_environment_variables():
-    check_lines(LIST, "variable", texts(r"(HARVEST|DAGSTER|AIRFLOW_CONN)_[A-Z_]+[A-Z]", *PACKAGES, "infra"))
+    check_lines(
+        LIST, "variable", texts(r"(HARVEST|DAGSTER|AIRFLOW_CONN)_[A-Z_]+[A-Z]", *PACKAGES, "airflow_dags", "infra")
+    )
 
 
 def test_errors_and_exit_codes():

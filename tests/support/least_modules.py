@@ -161,6 +161,7 @@ EXEMPT = {
     "integration/spark/test_flights_to_outbox": _SINK,
     "integration/local_stack/test_local_stack": _SERVERS,
     "integration/local_stack/test_wheel": _SERVERS,
+    "integration/local_stack/test_other_project": _SERVERS,
     "integration/source/test_mark": _PART,
     "integration/native/test_traceparents": _PART,
     "integration/cli/test_opentelemetry": "its subject is what is reported, and none of a harvester's rights",
