@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import admin as kafka
-
-# Its stubs do not say that these are there.
-AclBinding: Any = kafka.AclBinding  # type: ignore[attr-defined]
-AclOperation: Any = kafka.AclOperation  # type: ignore[attr-defined]
-AclPermissionType: Any = kafka.AclPermissionType  # type: ignore[attr-defined]
-ResourcePatternType: Any = kafka.ResourcePatternType  # type: ignore[attr-defined]
-ResourceType: Any = kafka.ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 RESOURCES = {
     "topic": ResourceType.TOPIC,
@@ -53,7 +53,7 @@ def bindings(acls: Sequence[dict[str, Any]]) -> list[Any]:
 
 def main() -> None:
     """Add them; what is there already stays."""
-    admin = kafka.AdminClient(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    admin = AdminClient(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     wanted = bindings(json.load(sys.stdin))
     for made in admin.create_acls(wanted).values():
         made.result(30)

@@ -16,9 +16,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.reader import read_uncommitted

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from harvest_lib.clock import Deadline
 from harvest_lib.kafka_client import client_settings, topic_settings

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin import AclOperation, AdminClient
 
 from harvest_lib.kafka_client import answer_of, topic_settings
 

@@ -5,8 +5,7 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin import AclOperation, AdminClient
 
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic, removes_checkpoints
 from harvest_lib.config import HarvestConfig

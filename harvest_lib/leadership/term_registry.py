@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 class TermRegistry:
     """The terms that one process holds in its pool, at most one for each shard.
 
-    `wait` may be called from any thread, everything else by the election thread only.
+    Any thread may call `wait` and read `terms`; everything else is for the election thread only.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ _OF_A_REBALANCE = {
 
 
 class Trouble:
-    """The troubles of one member since it last led. Used by one thread."""
+    """The troubles of one member since it last led: noted by one thread, and `text` is read by any."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[str, float]] = {}

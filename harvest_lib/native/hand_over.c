@@ -132,11 +132,12 @@ static void note_key(sender_t *sender, const message_t *message) {
 static int on_acknowledgement(rd_kafka_t *rk, message_t *message, void *opaque) {
     sender_t *sender = opaque;
     int error = message->err ? message->err : message->offset < 0 ? UNCONFIRMED : 0;
+    int tracks = __atomic_load_n(&sender->tracks, __ATOMIC_RELAXED);
     (void)rk;
-    if (error != UNCONFIRMED && (message->opaque != NULL || (error == 0 && !sender->tracks)))
+    if (error != UNCONFIRMED && (message->opaque != NULL || (error == 0 && !tracks)))
         return 0;
     pthread_mutex_lock(&sender->mutex);
-    if (error && sender->notes_keys)
+    if (error && __atomic_load_n(&sender->notes_keys, __ATOMIC_RELAXED))
         note_key(sender, message);
     if (error)
         note_failure(sender, message, error);
@@ -156,8 +157,10 @@ static int on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, cha
     sender->holders = 2;
     if (fn.add_on_acknowledgement(rk, NAME, on_acknowledgement, sender) == 0)
         newest = sender;
-    else
+    else {
+        pthread_mutex_destroy(&sender->mutex);
         free(sender);
+    }
     return 0;
 }
 
@@ -167,8 +170,8 @@ int conf_init(rd_kafka_conf_t *conf, void **opaque, char *text, size_t size) {
     return fn.add_on_new ? fn.add_on_new(conf, NAME, on_new, NULL) : 0;
 }
 
-/* Return the sender of the producer that this thread has made last, or NULL. It is the caller's to let go twice: once
- * for itself, and once when the producer was closed, which is when librdkafka calls nothing here any more. */
+/* Return the sender of the producer that this thread has made last, or NULL. The caller holds two
+ * references: one to release after its own use, one after the producer was closed, as librdkafka calls nothing then. */
 sender_t *harvest_take_newest(void) {
     sender_t *sender = newest;
     newest = NULL;
@@ -185,7 +188,7 @@ void harvest_let_go(sender_t *sender) {
     }
 }
 
-void harvest_track(sender_t *sender) { sender->tracks = 1; }
+void harvest_track(sender_t *sender) { __atomic_store_n(&sender->tracks, 1, __ATOMIC_RELAXED); }
 
 /* Copy what failed since the last call, in the order in which it did, and forget it; return how many kinds. */
 int harvest_failures(sender_t *sender, of_topic_t *into) {
@@ -197,7 +200,7 @@ int harvest_failures(sender_t *sender, of_topic_t *into) {
     return count;
 }
 
-void harvest_note_keys(sender_t *sender) { sender->notes_keys = 1; }
+void harvest_note_keys(sender_t *sender) { __atomic_store_n(&sender->notes_keys, 1, __ATOMIC_RELAXED); }
 
 /* Hand out the keys of what failed since the last call, each with a NUL behind it, in memory which `harvest_free` frees;
  * return how many bytes they have, or -1 if one was lost. */

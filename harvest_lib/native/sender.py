@@ -141,7 +141,7 @@ def make_with_sender(
     if library is None or provider is not Producer:
         return provider(dict(settings)), None
     plugins = ";".join(filter(None, [str(settings.get(_PLUGINS, "")), str(built.FILE)]))
-    library.harvest_take_newest()  # of one that could not be made
+    _release_newest(library)
     try:
         producer = provider({**settings, **native_settings, _PLUGINS: plugins})
     except KafkaException as error:
@@ -156,6 +156,13 @@ def make_with_sender(
         producer.close()
         return provider(dict(settings)), None
     return producer, NativeSender(library, sender)
+
+
+def _release_newest(library: Any) -> None:
+    """Free the sender of a producer that could not be made, if there is one: librdkafka does not use it."""
+    if sender := library.harvest_take_newest():
+        library.harvest_let_go(sender)
+        library.harvest_let_go(sender)
 
 
 @cache

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import psycopg
 import yaml
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvest_lib.outbox import NativeTable, OutboxTable
 

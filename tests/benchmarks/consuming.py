@@ -18,8 +18,7 @@ from uuid import uuid4
 
 import psycopg
 from confluent_kafka import Consumer as KafkaClient
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from harvest_lib.consume import (
     Batch,

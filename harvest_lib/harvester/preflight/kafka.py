@@ -9,9 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka import KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclOperation
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.admin import AclOperation, AdminClient, NewPartitions, NewTopic
 
 from harvest_lib.checkpoints.topic import COMPACTED, removes_checkpoints
 from harvest_lib.clock import Deadline

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import psycopg
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault

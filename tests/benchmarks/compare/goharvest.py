@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.local_stack.process import ServerProcess

@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from confluent_kafka.cimpl import NewPartitions
+from confluent_kafka.admin import NewPartitions
 from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually

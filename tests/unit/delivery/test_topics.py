@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.admin import AclOperation
 from support.rows import row
 
 from harvest_lib.delivery import Topics
