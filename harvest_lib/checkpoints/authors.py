@@ -23,8 +23,6 @@ class Authors:
         """That of the outbox; None where nobody asks for it."""
         self.leaders: dict[str, str] = {}
         """By epoch: the leaders since the last that saved, and the present one."""
-        self.older_led = False
-        """True if a leader since the last that saved was of a version that does not write its identity."""
         self._origin: dict[str, Any] = {}
 
     @property
@@ -35,7 +33,6 @@ class Authors:
     def read(self, saved: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
         """Take what the last leader has left in the row."""
         self.leaders = dict(saved.get("leaders", {}))
-        self.older_led = bool(saved.get("older")) or (leader_id is not None and str(epoch) not in self.leaders)
         self._origin = {"was": saved["was"]} if saved.get("was") else {}
         if leader_id is not None:
             self.leaders[str(epoch)] = str(leader_id)
@@ -68,7 +65,7 @@ class Authors:
             # A delivering leader has read Kafka's checkpoint and forgotten most before it: its author is an early one.
             listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
-        return {"leaders": self.leaders, **({"older": True} if self.older_led else {})}
+        return {"leaders": self.leaders}
 
     def saved(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Return the saver, and the checkpoint's author if that is another: it is still the last in Kafka."""

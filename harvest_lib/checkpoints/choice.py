@@ -1,8 +1,7 @@
 """Choice of the checkpoint that counts: Kafka's, or its mirror in Postgres. Pure, but for the callbacks it is given.
 
 Promises
-- A checkpoint of another outbox never counts, whatever the names are. One that does not say of which it is, as older
-  versions wrote it, counts where it can be shown to be ours.
+- A checkpoint of another outbox never counts, whatever the names are. Nor does a record that names no outbox.
 - One that no leader of this subscription and shard can have written never counts: of an epoch that Postgres did not
   give, of a leader that it has not recorded, of a generation that is still to come, or with a position that is none.
 - After a failover Postgres may have lost epochs that it gave: those of another timeline are not judged by it.
@@ -15,7 +14,7 @@ from typing import Any
 
 from harvest_lib.checkpoints.record import Checkpoint, begin_anew
 from harvest_lib.errors import CheckpointError, ServerRegressed
-from harvest_lib.outbox.identity import OutboxIdentity, system_of
+from harvest_lib.outbox.identity import OutboxIdentity
 from harvest_lib.source.mark_batches import decode_ids
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import lsn_number, remedy_of
@@ -26,8 +25,8 @@ _GENERATION_SLACK_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChoice:
-    """Our side of the comparison with a checkpoint in Kafka. `outbox` is the older form of the identity, database and
-    table; `identity` is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
+    """Our side of the comparison with a checkpoint in Kafka. `outbox` names database and table, for errors; `identity`
+    is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
 
     mirror: Checkpoint
     place: str
@@ -37,24 +36,17 @@ class CheckpointChoice:
     subscription: str = ""
     shard: int = 0
     source: str = ""
-    older_led: bool = False
-    """True if a leader since the mirror's was of a version that does not write its identity."""
     timeline: str | None = None
     """The server's, now; None if it is not known."""
     leaders: Mapping[str, str] = field(default_factory=dict)
-    difference: Callable[[Mapping[str, Any]], str] = lambda _record: "table"
+    difference: Callable[[Mapping[str, Any]], str] = lambda _record: ""
     """Returns in which the outbox of a checkpoint differs from ours: `server`, `table`, or nothing."""
-    has_unique_name: Callable[[], bool] = lambda: False
-    """Returns True if no other table of the database has the name."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The group, and the topic's name and id, as they are now."""
 
     def owns(self, record: Mapping[str, Any]) -> bool:
         """Return True if a checkpoint names our outbox, or an earlier identity of it that an operator has confirmed."""
-        confirmed = self.mirror.origin.get("was", ())
-        if self.identity is None or "identity" not in record:
-            return record.get("outbox") in {self.outbox, *confirmed}
-        return record["identity"] in confirmed or not self.difference(record)
+        return record.get("identity") in self.mirror.origin.get("was", ()) or not self.difference(record)
 
     def judge(self, record: Mapping[str, Any]) -> str:
         """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
@@ -63,6 +55,8 @@ class CheckpointChoice:
         does not count, as the mirror's is later.
         """
         mirror = self.mirror
+        if self.identity is not None and "identity" not in record:
+            return "it does not name the outbox that it is of"
         if not self.owns(record) or record["generation"] < mirror.generation:
             return ""
         try:
@@ -75,9 +69,6 @@ class CheckpointChoice:
             return ""
         if mirror.kept_in != "kafka" and record["number"] <= mirror.number:
             return ""
-        if "identity" not in record:
-            is_older = self.older_led or "identity" not in mirror.origin
-            return "" if is_older else "it does not say who wrote it, and all leaders since the mirror's would have"
         if (record.get("subscription"), record.get("shard")) != (self.subscription, self.shard):
             return f"it is of subscription {record.get('subscription')!r}, shard {record.get('shard')!r}"
         if self.is_of_another_timeline(record):
@@ -115,10 +106,10 @@ class CheckpointChoice:
             self.check_witness(record)
         if mirror.kept_in != "kafka":
             is_later = theirs is not None and theirs.generation == mirror.generation and theirs.number > mirror.number
-            return self._kept(theirs) if theirs is not None and is_later else mirror
+            return replace(theirs, kept_in="kafka") if theirs is not None and is_later else mirror
         if theirs is None or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
             raise self._behind(theirs)
-        return self._kept(theirs)
+        return replace(theirs, kept_in="kafka")
 
     def check_witness(self, record: Mapping[str, Any]) -> None:
         """Raise ServerRegressed if the row was written less often than a checkpoint in Kafka knows that it was.
@@ -136,11 +127,6 @@ class CheckpointChoice:
             f"Kafka; here it was written {ours} times, the last one with number {self.mirror.number}",
             next_step=remedy_of(self.subscription, marks=self.source == "mark"),
         )
-
-    def _kept(self, theirs: Checkpoint) -> Checkpoint:
-        """Return Kafka's checkpoint; one that does not say whose it is as one that is to be written there again."""
-        is_of_before = self.identity is not None and "identity" not in theirs.origin
-        return replace(theirs, kept_in="postgres" if is_of_before else "kafka")
 
     def _behind(self, theirs: Checkpoint | None) -> CheckpointError:
         """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
@@ -180,28 +166,6 @@ class CheckpointChoice:
                 f"{_spelled(self.outbox, self.identity)}",
                 next_step="give one of them another `leaderGroupID` or `subscription`, and a `checkpointTopic` of its "
                 "own if it names one; if the other outbox is gone permanently, delete the topic",
-            )
-        if "identity" not in record and self.identity is not None and record["generation"] >= self.mirror.generation:
-            self._check_older(record, self.identity)
-
-    def _check_older(self, record: Mapping[str, Any], identity: OutboxIdentity) -> None:
-        """Raise unless one that has but the names of database and table can be shown to be of our outbox."""
-        mirror = self.mirror
-        if self.difference(record) == "server":
-            raise ServerRegressed(
-                f"{self.place} did not come from this server",
-                evidence=f"its system identifier is {identity.system}, the checkpoint's {system_of(record, identity)}",
-                next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
-                "replication: `harvest subscriptions move`",
-            )
-        is_mirrored = (record["number"], record["position"]) == (mirror.number, mirror.position)
-        if not is_mirrored and not self.has_unique_name():
-            raise CheckpointError(
-                f"{self.place} cannot be shown to be of this outbox: it may belong to another outbox of the same name",
-                evidence=f"it is of {record['outbox']}, and the database has several tables of that name; "
-                f"its number is {record['number']}, the mirror's {mirror.number}",
-                next_step="if the other one uses this name, give one of them another `leaderGroupID` or "
-                f"`subscription`; else go on without it: {begin_anew(self.subscription, mirror)}",
             )
 
 

@@ -33,7 +33,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal, topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
-from harvest_lib.outbox.identity import difference, has_unique_name
+from harvest_lib.outbox.identity import difference
 from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ time, its row tells."""
 
 
 class KafkaStore(PostgresStore):
-    """`CheckpointStore` in the checkpoint topic, inside the transactions. `outbox` names database and table, as older
-    checkpoints did alone; `kafka` are the base settings of the user."""
+    """`CheckpointStore` in the checkpoint topic, inside the transactions. `outbox` names database and table, for
+    errors; `kafka` are the base settings of the user."""
 
     kept_in = "kafka"
     keeps_positions = True
@@ -152,9 +152,8 @@ class KafkaStore(PostgresStore):
             if isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0]):
                 return  # it is not ours to see, which others say
         for each in found:
-            if "identity" in each.record:
+            if "identity" in each.record:  # a leader refuses a record without
                 choice.check_outbox(each.record)
-            if each.record:
                 self._refuse_regressed(each.record, tell=tell)
         if lost and not found:
             choice.newest(None)
@@ -258,7 +257,7 @@ class KafkaStore(PostgresStore):
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
         is_one_name = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))
-        if (is_one_name and ours != theirs) or ("identity" in record and not choice.owns(record)):
+        if (is_one_name and ours != theirs) or not choice.owns(record):
             raise CheckpointError(
                 f"two configurations share the checkpoint topic {self._place.topic!r}, and would fence each other",
                 evidence=f"it has a checkpoint by `leaderGroupID` {group!r} with `subscription` {name!r} of "
@@ -280,11 +279,9 @@ class KafkaStore(PostgresStore):
             subscription=checkpoints.subscription.name,
             shard=checkpoints.subscription.shard,
             source=checkpoints.subscription.source,
-            older_led=authors.older_led,
             timeline=timeline(connection),
             leaders=authors.leaders,
             difference=lambda record: difference(connection, record, identity),
-            has_unique_name=lambda: has_unique_name(connection, identity),
             written_under=written_under or {},
         )
 

@@ -141,7 +141,8 @@ class CheckpointTable:
         row = connection.execute(statement, self._row).fetchone()
         epoch, leader_id, saved, generation = row or (0, None, None, 0)
         self._checkpoint(generation, saved)
-        check_identity(connection, saved or {}, identity, self.subscription.name)
+        if saved:
+            check_identity(connection, saved, identity, self.subscription.name)
         self.authors.read(saved or {}, epoch, leader_id)
 
     def look(self) -> Checkpoint:

@@ -26,11 +26,6 @@ _IS_SEGMENT = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = %s AND in
 
 _SAVED = "SELECT checkpoint FROM {} WHERE subscription = %s AND checkpoint IS NOT NULL"
 
-_OF_THAT_NAME = """
-SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition
-  AND relname = (SELECT relname FROM pg_class WHERE oid = %s)
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class OutboxIdentity:
@@ -67,14 +62,11 @@ def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> 
 
 
 def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity) -> str:
-    """Return in which a checkpoint's outbox differs from the one that is now: `server`, `table`, or nothing.
-
-    A checkpoint that does not say of which outbox it is, as older versions wrote it, may say of which server.
-    """
+    """Return in which a checkpoint's outbox differs from the one that is now: `server`, `table`, or nothing."""
     before = _identity_in(saved, now)
-    if system_of(saved, now) != now.system:
+    if before.system != now.system:
         return "server"
-    if before is None or before == now:
+    if before == now:
         return ""
     if before.database != now.database:
         return "table"
@@ -83,35 +75,21 @@ def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], no
     return "" if row is not None and row[0] else "table"
 
 
-def system_of(saved: Mapping[str, Any], now: OutboxIdentity) -> str:
-    """Return the system identifier of the server that a checkpoint came from; that of now if it does not say."""
-    before, place = _identity_in(saved, now), (saved.get("position") or {}).get("server") or {}
-    return before.system if before is not None else str(place.get("system", now.system))
-
-
-def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentity | None:
-    """Return the identity in a checkpoint; None if it has none, and that of no table of this server if it is spelled
-    otherwise."""
+def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentity:
+    """Return the identity in a checkpoint; that of no table of this server if it has none, or another spelling."""
     try:
-        return OutboxIdentity.parse(str(saved["identity"])) if "identity" in saved else None
+        return OutboxIdentity.parse(str(saved.get("identity")))
     except ValueError:
         return OutboxIdentity(now.system, 0, 0)
-
-
-def has_unique_name(connection: psycopg.Connection[Any], now: OutboxIdentity) -> bool:
-    """Return True if no other table of the database has the same name, in any schema."""
-    with translated():
-        row = connection.execute(_OF_THAT_NAME, (now.table,)).fetchone()
-    return row is not None and row[0] == 1
 
 
 def check_identity(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity, subscription: str
 ) -> None:
     """Raise ServerRegressed if a checkpoint in Postgres is of another server, and CheckpointError if it is of another
-    outbox. One that does not say of which it is, as older versions wrote it, may say of which server."""
+    outbox, or names none."""
     different = difference(connection, saved, now)
-    before = _identity_in(saved, now) or system_of(saved, now)
+    before = saved.get("identity", "an outbox that it does not name")
     evidence = f"it is of {before}, this outbox is {now} (system identifier/database/table)"
     if different == "server":
         raise ServerRegressed(

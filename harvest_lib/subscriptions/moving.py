@@ -148,7 +148,7 @@ class Moving:
             return mirror
         record = self._fetch(shard)
         theirs = Checkpoint.of_json(record) if record is not None else None
-        is_ours = record is not None and mirror.origin.get("identity") == record.get("identity")
+        is_ours = record is not None and mirror.origin.get("identity") == record.get("identity", "")
         if theirs is None or not is_ours or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
             found = f"it has number {theirs.number}, generation {theirs.generation}" if theirs else "it has none"
             raise CheckpointError(
@@ -164,9 +164,7 @@ class Moving:
                 evidence=f"Kafka has generation {theirs.generation}, the mirror is of {mirror.generation}",
                 next_step="add --from-mirror to go on from the copy, or copy the database again",
             )
-        older = [str(record["outbox"])] if record is not None and "identity" not in record else []
-        origin = {**mirror.origin, "was": [*mirror.origin.get("was", ()), *older]}
-        return replace(theirs, origin=origin)
+        return replace(theirs, origin=mirror.origin)
 
     def _kept(self, lasts: Sequence[Checkpoint | None]) -> list[Mapping[str, Any]]:
         """Return positions that go on as they are."""

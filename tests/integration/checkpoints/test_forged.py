@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from confluent_kafka import Producer
 from support.outbox import read_topic
 from support.servers import await_replicated, standby_of
 from support.subscribed import Subscribed
@@ -66,7 +65,7 @@ FORGED = {
     "another subscription's": ({"subscription": "other"}, "'other'"),
     "another shard's": ({"shard": 1}, "shard 1"),
     "a generation to come": ({"generation": 2**62}, "generation"),
-    "nobody's": ({"identity": None, "epoch": None, "leader_id": None}, "does not say who wrote it"),
+    "nobody's": ({"identity": None, "epoch": None, "leader_id": None}, "does not name the outbox"),
     "a position that is none": ({"position": {"source": "snapshot", "prev": "x"}}, "position"),
     "a position of another source": ({"position": {"source": "transaction_id"}}, "position"),
 }
@@ -140,15 +139,11 @@ def lead_and_die(outbox, monkeypatch, times=1):
                 harvest.await_stopped(60)
 
 
-@pytest.mark.parametrize("is_of_an_older_version", [False, True])
-def test_a_position_of_another_source_and_an_older_generation_does_not_count(outbox, is_of_an_older_version):
+def test_a_position_of_another_source_and_an_earlier_generation_does_not_count(outbox):
     outbox.write("1", "2")
     drain(outbox, source="transaction_id")
     outbox.subscriptions.rewind("default", to="mirror", source="snapshot")  # which repeats what it cannot express
-    if is_of_an_older_version:  # which said nothing of who placed it
-        change(outbox, "- '{identity,was,leaders,placed}'::text[]")
-    else:
-        outbox.harvest(delivery="barrier").drain(60)
+    outbox.harvest(delivery="barrier").drain(60)
     outbox.write("3")
     drain(outbox)
     assert set(outbox.committed()) == {1, 2, 3}
@@ -163,30 +158,6 @@ def test_one_from_before_a_delivery_without_transactions_does_not_count(outbox):
     outbox.write("3")
     drain(outbox)
     assert outbox.committed() == [1, 2, 3]
-
-
-def test_an_older_version_that_led_some_leaders_ago_is_remembered(outbox, monkeypatch):
-    outbox.write("1")
-    drain(outbox)
-    saved = row(outbox)["checkpoint"]
-    outbox.write("2")
-    at = outbox.snapshot()
-    # It leads, commits, and dies before it saves.
-    outbox.connection.execute("UPDATE outbox_subscriptions SET epoch = epoch + 1, leader_id = gen_random_uuid()")
-    record = {name: saved[name] for name in ("generation", "delivered", "kept_in")}
-    record |= {"number": saved["number"] + 1, "position": {**saved["position"], "prev": at}}
-    record["outbox"] = f"{outbox.connection.info.dbname}/{outbox.name}"
-    old = Producer({"bootstrap.servers": outbox.servers, "transactional.id": "old"})
-    old.init_transactions(10)
-    old.begin_transaction()
-    old.produce(checkpoint_topic(outbox), json.dumps(record), "default/0", 0)
-    old.commit_transaction(10)
-    lead_and_die(outbox, monkeypatch, times=2)
-    assert row(outbox)["checkpoint"]["older"]
-    outbox.write("3")
-    drain(outbox)
-    assert outbox.committed() == [1, 3], "it goes on from there, and 2 was the old one's to send"
-    assert "older" not in row(outbox)["checkpoint"]
 
 
 def test_the_list_of_leaders_stays_short(outbox, monkeypatch):

@@ -38,13 +38,6 @@ def lead(dsn):
 def test_each_leader_since_the_last_that_saved_is_remembered(lead):
     leaders = [lead() for _ in range(3)]
     assert [len(each.authors.leaders) for each in leaders] == [2, 3, 4]
-    assert [each.authors.older_led for each in leaders] == [False] * 3
-
-
-def test_a_leader_of_a_version_that_lists_nobody_is_remembered_as_one(lead, dsn):
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("UPDATE outbox_subscriptions SET checkpoint = checkpoint - 'leaders' - 'older'")
-    assert [lead().authors.older_led for _ in range(3)] == [True] * 3
 
 
 def test_of_very_many_leaders_the_first_and_the_last_are_remembered(lead, monkeypatch):

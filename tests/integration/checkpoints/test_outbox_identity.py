@@ -85,7 +85,7 @@ def test_who_has_nothing_to_deliver_owns_the_names_all_the_same(make):
 
 
 def test_a_standby_of_another_schema_says_so_while_it_waits(make, monkeypatch):
-    """Also where the members of the group do not tell who they are: of an earlier version, or not to be described."""
+    """Also where the members of the group do not tell who they are: they are not to be described."""
     monkeypatch.setattr("harvest_lib.leadership.other_pools.OtherPools.find", lambda _: None)
     monkeypatch.setattr("harvest_lib.leadership.diagnosis._INTERVAL_SECONDS", 0.05)  # before the other error comes
     a, b = make("a"), make("b")
@@ -128,57 +128,18 @@ def test_subscriptions_that_another_table_s_pool_keeps_are_not_its_own(make, dsn
     assert second.arrived() == []
 
 
-# -- checkpoints of before
+# -- checkpoints without an identity
 
 
-def unstamped(outbox):
-    """Have the checkpoints as they were before they said whose they are."""
-    outbox.connection.execute(
-        "UPDATE outbox_subscriptions SET checkpoint = "
-        "checkpoint - '{identity,subscription,shard,leader_id,epoch,leaders,kafka,was,rewound}'::text[]"
-    )
-
-
-def older_record(outbox, producer, topic, **changes):
-    """Write the mirror as the checkpoint in Kafka, as it was written before."""
-    name = f"{outbox.connection.info.dbname}/{outbox.name}"
-    record = {**saved(outbox), "outbox": name, **changes}
-    producer.produce(topic, json.dumps(record), "default/0", 0)
-    assert producer.flush(60) == 0
-
-
-def test_checkpoints_of_before_are_upgraded(outbox, producer):
-    outbox.write("1", "2")
-    outbox.harvest(**EXACTLY_ONCE).drain(60)
-    unstamped(outbox)
-    topic = f"{outbox.group}.default.checkpoint"
-    older_record(outbox, producer, topic, number=saved(outbox)["number"] + 1)
-    outbox.write("3")
-    outbox.harvest(**EXACTLY_ONCE).drain(60)
-    assert outbox.committed() == [1, 2, 3]
-    assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))
-
-
-def test_a_checkpoint_of_before_that_may_be_another_s_is_refused(make, producer):
-    a, b = make("a"), make("b")
-    a.write("1", "2")
-    a.harvest(**EXACTLY_ONCE).drain(60)
-    unstamped(a)
-    older_record(a, producer, f"{a.group}.default.checkpoint")
-    b.write("1", "2", "3")
-    with pytest.raises(CheckpointError, match="another outbox"):
-        b.harvest(**EXACTLY_ONCE).drain(60)
-    assert b.committed() == []
-    a.write("3")
-    a.harvest(**EXACTLY_ONCE).drain(60)
-    assert a.committed() == [1, 2, 3], "its mirror says the same: it is a's"
-
-
-def test_a_checkpoint_of_before_in_postgres_is_upgraded(outbox):
+def test_a_checkpoint_in_postgres_that_names_no_outbox_is_refused_and_rewinding_mends_it(outbox):
     outbox.write("1")
     outbox.harvest().drain(60)
-    unstamped(outbox)
+    outbox.connection.execute("UPDATE outbox_subscriptions SET checkpoint = checkpoint - 'identity'")
     outbox.write("2")
+    with pytest.raises(CheckpointError, match="another outbox") as error:
+        outbox.harvest().drain(60)
+    assert "it does not name" in error.value.evidence
+    outbox.subscriptions.rewind("default", to="mirror")
     outbox.harvest().drain(60)
     assert sorted(outbox.arrived()) == [1, 2]
     assert saved(outbox)["identity"] == str(identity_of(outbox.connection, outbox.name.identifier))

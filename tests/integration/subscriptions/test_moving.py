@@ -6,7 +6,6 @@ import threading
 import psycopg
 import pytest
 import yaml
-from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 from support import clusters
 from support.outbox import Outbox, harvest_config, read_topic
@@ -265,28 +264,6 @@ def test_an_outbox_without_subscriptions_of_its_own_is_moved_too(old, servers, m
     move(new)
     new.harvest(subscription="never").drain(60)
     assert sorted(new.arrived()) == [1, 2, 3, 4]
-
-
-def test_checkpoints_of_before_are_moved_too(old, servers, make, unique, bootstrap_servers):
-    """Neither they nor their mirror say whose they are, and the name of the database is another one."""
-    settings = {"delivery": "transactional"}
-    write(old, *"abc")
-    old.harvest(**settings).drain(60)
-    write(old, *"de")
-    origin = "{identity,subscription,shard,leader_id,epoch,leaders,kafka,was,placed}"
-    (mirror,) = old.connection.execute(
-        "UPDATE outbox_subscriptions SET checkpoint = checkpoint - %s::text[] RETURNING checkpoint", (origin,)
-    ).fetchone()
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
-    record = {**mirror, "outbox": f"{old.connection.info.dbname}/{old.name}"}
-    producer.produce(f"{old.group}.default.checkpoint", json.dumps(record), "default/0", 0)
-    assert producer.flush(60) == 0
-    new = restored(old, servers, make, unique)
-    with pytest.raises(HarvestError, match="harvest subscriptions move"):
-        new.harvest(**settings).drain(60)
-    assert move(new, settings=settings).waiting == {"default": 2}
-    new.harvest(**settings).drain(60)
-    assert sorted(committed(new)) == [1, 2, 3, 4, 5]
 
 
 def test_an_outbox_that_is_marked_and_purged_is_moved_too(servers, make_topic, bootstrap_servers, group_id, unique):

@@ -31,10 +31,7 @@ class Connection:
         ({"identity": f"7421/6/{SEGMENT}"}, "table"),
         ({"identity": "7422/5/16400"}, "server"),
         ({"identity": "what else"}, "table"),
-        ({}, ""),
-        ({"position": None}, ""),
-        ({"position": {"server": {"system": "7421"}}}, ""),
-        ({"position": {"server": {"system": "7422"}}}, "server"),
+        ({"number": 7}, "table"),
         ({"identity": "7421/5/16400", "position": {"server": {"system": "7422"}}}, ""),
     ],
 )

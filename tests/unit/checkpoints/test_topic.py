@@ -23,11 +23,14 @@ def checkpoint(number, *, generation=0, kept_in="kafka"):
 
 
 def record(number, *, generation=0, outbox=OURS):
-    return {**checkpoint(number, generation=generation).as_json(), "outbox": outbox}
+    return {**checkpoint(number, generation=generation).as_json(), "outbox": outbox, "identity": outbox}
 
 
 def decided(mirror, found):
-    return CheckpointChoice(mirror=mirror, place="here", outbox=OURS).newest(found)
+    def difference(found):
+        return "" if found["identity"] == OURS else "table"
+
+    return CheckpointChoice(mirror=mirror, place="here", outbox=OURS, difference=difference).newest(found)
 
 
 def test_a_topic_that_never_gets_its_partitions_is_waited_for_and_then_refused(monkeypatch):
