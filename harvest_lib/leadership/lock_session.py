@@ -1,12 +1,13 @@
 """The conversation with Postgres in which a pool's lock is taken, shown to be held, and let go.
 
-Three advisory locks of the session's database stand for a group:
+Four advisory locks of the session's database stand for a group:
 - *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
 - *left*: held for a moment by a session that has just let go of *lead* in order;
-- *stand*: shared by all that stand for the first, so that its holder knows whether another would take it.
+- *stand*: shared by all that stand for the first, so that its holder knows whether another would take it;
+- *group*: shared by the same sessions, so that those of the server's other databases know of them.
 
-Their keys are made of the group and of the outbox, so that two outboxes of one database do not wait for each other. By
-the group alone they were before: the older *lead* is held too, shared, which keeps out processes that take it alone.
+The keys of the first three are made of the group and of the outbox, so that two outboxes of one database do not wait
+for each other. The key of *group* is made of the group alone, and so the same in every database.
 
 Nobody can take *left* without holding *lead*, and the server lets go of it by itself: the leaver may be frozen or gone.
 """
@@ -29,19 +30,17 @@ SELECT set_config('application_name', 'harvest leadership', false),
 """
 
 _TRY = "SELECT pg_try_advisory_lock(%(lead)s)"
-_TRY_OLDER = "SELECT pg_try_advisory_lock_shared(%(older)s)"
-_STAND = "SELECT pg_try_advisory_lock_shared(%(stand)s)"
-_LET_OLDER = "SELECT pg_advisory_unlock_shared(%(older)s)"
+_STAND = "SELECT pg_try_advisory_lock_shared(%(stand)s), pg_try_advisory_lock_shared(%(group)s)"
 
 _TABLE = "SELECT to_regclass(%s)::oid::bigint"
 
-# A bigint key is shown in two halves. The older key is the group's alone, and so the same in every database.
+# A bigint key is shown in two halves.
 _LOOK = """
 SELECT coalesce(bool_or(is_ours AND key = %(lead)s AND pid = pg_backend_pid()), false) AS held,
        coalesce(bool_or(is_ours AND key = %(left)s), false) AS left_in_order,
        coalesce(bool_or(is_ours AND key = %(stand)s AND pid <> pg_backend_pid()), false) AS others_stand,
        coalesce(to_regclass(%(outbox)s)::oid::bigint <> %(table)s, false) AS is_another,
-       coalesce(string_agg(DISTINCT datname, ', ') FILTER (WHERE key = %(older)s AND NOT is_ours), '') AS elsewhere
+       coalesce(string_agg(DISTINCT datname, ', ') FILTER (WHERE key = %(group)s AND NOT is_ours), '') AS elsewhere
 FROM (
   SELECT pid, datname, datname = current_database() AS is_ours, classid::bigint << 32 | objid::bigint AS key
   FROM pg_locks JOIN pg_database AS d ON d.oid = database
@@ -53,7 +52,7 @@ FROM (
 _LEAVE = """
 SELECT pg_advisory_xact_lock({left});
 SELECT pg_advisory_unlock({lead});
-{older}SELECT pg_sleep({seconds})
+SELECT pg_sleep({seconds})
 """
 
 
@@ -61,7 +60,7 @@ _HOLDER = """
 SELECT 'backend ' || a.pid || coalesce('@' || host(a.client_addr), '')
 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'ExclusiveLock'
-  AND l.classid::bigint << 32 | l.objid::bigint IN (%(lead)s, %(older)s)
+  AND l.classid::bigint << 32 | l.objid::bigint = %(lead)s
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
@@ -77,7 +76,7 @@ class LockObservation:
     others_stand: bool = False
     """Another session would take the lock if it were free."""
     elsewhere: str = ""
-    """Other databases of the server that have a lock of the group."""
+    """Other databases of the server in which sessions of the group stand for their lock."""
 
 
 class LockSession:
@@ -102,14 +101,7 @@ class LockSession:
     def try_lock(self) -> bool:
         """Take the lock if nobody has it."""
         with translated():
-            if self._table is None:
-                return self._connection.execute(_TRY, self._keys).fetchone() == (True,)
-            if self._connection.execute(_TRY_OLDER, self._keys).fetchone() != (True,):
-                return False
-            if self._connection.execute(_TRY, self._keys).fetchone() == (True,):
-                return True
-            self._connection.execute(_LET_OLDER, self._keys)
-        return False
+            return self._connection.execute(_TRY, self._keys).fetchone() == (True,)
 
     def look(self) -> LockObservation:
         """Ask whether this session holds the lock, and whether another has just left in order."""
@@ -131,9 +123,7 @@ class LockSession:
 
     def leave(self, seconds: float) -> None:
         """Let go of the lock, and have the server say for `seconds` that it was in order. Returns when that is over."""
-        lead, left, older = (sql.Literal(self._keys[name]) for name in ("lead", "left", "older"))
-        both = sql.SQL("SELECT pg_advisory_unlock_shared({});\n").format(older)
-        names = {"lead": lead, "left": left, "older": both if self._table is not None else sql.SQL("")}
+        names = {name: sql.Literal(self._keys[name]) for name in ("lead", "left")}
         with translated():
             self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **names))
 
@@ -151,10 +141,10 @@ def lock_holder(connection: psycopg.Connection[Any], group: str, outbox: str = "
 
 
 def lock_keys(group: str, table: int | None) -> dict[str, int]:
-    """Return the keys of a group's locks, for the outbox of this oid, and the older one."""
+    """Return the keys of a group's locks, for the outbox of this oid."""
     of = f"{group} {table}" if table is not None else group
     keys = {purpose: lock_key(purpose, of) for purpose in ("lead", "left", "stand")}
-    return {**keys, "older": lock_key("lead", group)}
+    return {**keys, "group": lock_key("group", group)}
 
 
 def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:

@@ -195,8 +195,8 @@ class PostgresLeadership(ElectedLeadership):
                 extra={
                     "group": self._settings.group,
                     "databases": databases,
-                    "reason": "a lock of this group is held in another database of this server, and a lock is one "
-                    "database's own: each has a leader, which delivers its own outbox",
+                    "reason": "processes of this group elect in another database of this server too, and a lock is "
+                    "one database's own: each has a leader, which delivers its own outbox",
                     "next_step": "if they are to be one pool, correct `dataSource`; if an outbox was moved, stop the "
                     "processes of the database that it was moved from; else give each database a `leaderGroupID` of "
                     "its own",
