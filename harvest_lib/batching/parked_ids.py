@@ -5,34 +5,19 @@ Promises
   leader that raises it finds either all of a write, or none and none later.
 - A write is on disk when it returns.
 - An entry is of one row: that with its id and transaction id. Another row with the same id (`TRUNCATE … RESTART
-  IDENTITY`) is not parked, and an entry whose row is gone holds nobody. Entries of earlier versions have no transaction
-  id and go by the id alone.
+  IDENTITY`) is not parked, and an entry whose row is gone holds nobody.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import psycopg
 from psycopg import sql
 
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement, translated
-from harvest_lib.outbox.parked_queries import BY_HASH
+from harvest_lib.outbox.parked_queries import BY_HASH, MATCHES
 from harvest_lib.outbox.parked_record import HeldKey
 from harvest_lib.source import Selection
-
-_MAY_MATCH = """
-SELECT has_column_privilege(attrelid, attnum, 'SELECT') AND has_column_privilege(attrelid, attnum, 'INSERT')
-FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attname = 'transaction_id' AND NOT attisdropped
-"""
-
-_MATCHES = """
-({entry}.transaction_id IS NULL OR EXISTS (
-  SELECT FROM {outbox} AS o WHERE o.{id} = {entry}.id AND o.{transaction_id} = {entry}.transaction_id
-))
-"""
-
-_ITS_TRANSACTION = ", coalesce((SELECT o.{transaction_id} FROM {outbox} AS o WHERE o.{id} = r.id LIMIT 1), '0'::xid8)"
 
 _MATCHING = """
 SELECT s.id FROM {parked_ids} AS s
@@ -61,8 +46,10 @@ WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NO
 # A record that is parked again is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
 _ADD = f"""
 WITH {_LEADS}, added AS (
-  INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held{{column}})
-  SELECT %(subscription)s, %(shard)s, r.*{{value}} FROM leads, unnest(
+  INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)
+  SELECT %(subscription)s, %(shard)s, r.*, coalesce(
+    (SELECT o.{{transaction_id}} FROM {{outbox}} AS o WHERE o.{{id}} = r.id LIMIT 1), '0'::xid8
+  ) FROM leads, unnest(
     %(ids)s::bigint[], %(topics)s::text[], %(keys)s::text[], %(reasons)s::text[], %(helds)s::boolean[]
   ) AS r (id, kafka_topic, kafka_key, reason, held)
   ON CONFLICT (subscription, id) DO UPDATE SET reason = excluded.reason, held = false, retry = false
@@ -72,8 +59,8 @@ SELECT count(*) FROM leads
 """  # noqa: S608 - it is above
 
 
-# The lowest of a key in its topic is parked, and keeps the others, unless somebody has dropped it or wants it sent. One
-# that is held was so when keys were held whatever the topic.
+# The lowest of a key in its topic is parked, and keeps the others, unless somebody has dropped it or wants it sent. If
+# the lowest is held, the row of the parked record before it is gone.
 _MOVED = """
 SELECT known.topic, known.key
 FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
@@ -120,7 +107,7 @@ class Entry(NamedTuple):
 
 class ParkedIds:
     """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` selects the
-    outbox's rows, which distinguish entries; without it, or the grants for it, entries go by their ids alone.
+    outbox's rows, which distinguish entries.
 
     All calls raise DatabaseUnavailable when the database cannot be asked.
     """
@@ -130,50 +117,32 @@ class ParkedIds:
         checkpoints: CheckpointTable,
         table: sql.Identifier,
         subscriptions: sql.Identifier,
-        rows: Selection | None = None,
+        rows: Selection,
     ) -> None:
         self._checkpoints = checkpoints
-        self._table = table
-        self._names = {"parked_ids": in_statement(table), "subscriptions": in_statement(subscriptions)}
-        self._by_row = rows is not None
-        self._is_checked = rows is None
-        self._fill(rows)
-
-    def _fill(self, rows: Selection | None) -> None:
-        names: dict[str, sql.Composable] = {**self._names, "column": sql.SQL(""), "value": sql.SQL("")}
-        names["s_matches"] = sql.SQL("true")
-        if rows is not None:
-            its = {
-                "outbox": in_statement(rows.table),
-                **{each: in_statement(rows.columns[each]) for each in ("id", "transaction_id")},
-            }
-            names |= {"column": sql.SQL(", transaction_id"), "value": sql.SQL(_ITS_TRANSACTION).format(**its)}
-            names["s_matches"] = sql.SQL(_MATCHES).format(entry=sql.SQL("s"), **its)
+        names = {
+            "parked_ids": in_statement(table),
+            "subscriptions": in_statement(subscriptions),
+            "outbox": in_statement(rows.table),
+            **{each: in_statement(rows.columns[each]) for each in ("id", "transaction_id")},
+        }
+        names["s_matches"] = sql.SQL(MATCHES).format(**names)
         self._matching, self._load, self._replace, self._add, self._moved, self._due, self._release = (
             sql.SQL(each).format(**names) for each in (_MATCHING, _LOAD, _REPLACE, _ADD, _MOVED, _DUE, _RELEASE)
         )
 
-    def _connected(self) -> psycopg.Connection[Any]:
-        connection = self._checkpoints.connected()
-        if not self._is_checked:
-            row = connection.execute(_MAY_MATCH, {"table": self._table.as_string(None)}).fetchone()
-            self._is_checked = True
-            if row != (True,):
-                self._by_row = False
-                self._fill(None)
-        return connection
-
     def matching(self, ids: Sequence[int]) -> set[int]:
         """Return those of the ids that are listed, and of the rows that have them now."""
+        values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
-            rows = self._connected().execute(self._matching, {**self._checkpoints.holder, "ids": list(ids)}).fetchall()
+            rows = self._checkpoints.connected().execute(self._matching, values).fetchall()
         return {record_id for (record_id,) in rows}
 
     def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
         """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
-            rows = self._connected().execute(self._load, values).fetchall()
+            rows = self._checkpoints.connected().execute(self._load, values).fetchall()
         return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
@@ -188,10 +157,9 @@ class ParkedIds:
             "helds": [entry.held for entry in entries],
         }
         with translated():
-            connection = self._connected()
+            connection = self._checkpoints.connected()
             with connection.transaction():
-                if self._by_row:
-                    connection.execute(self._replace, values)
+                connection.execute(self._replace, values)
                 row = connection.execute(self._add, values).fetchone()
         return row is not None and bool(row[0])
 
@@ -212,7 +180,7 @@ class ParkedIds:
         return {record_id: (topic, key) if is_last else None for record_id, topic, key, is_last in rows}
 
     def _compared(self, statement: sql.Composed, values: dict[str, Any], keys: int) -> list[tuple[Any, ...]]:
-        connection = self._connected()
+        connection = self._checkpoints.connected()
         if keys <= _FEW_KEYS:
             return connection.execute(statement, values).fetchall()
         with connection.transaction():
@@ -223,7 +191,7 @@ class ParkedIds:
         """Forget records, which are in Kafka by now or nowhere any more; False if we were fenced."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
-            row = self._connected().execute(self._release, values).fetchone()
+            row = self._checkpoints.connected().execute(self._release, values).fetchone()
         return row is not None and bool(row[0])
 
 

@@ -19,7 +19,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import translated
-from harvest_lib.outbox.native_table import beside_statements, shortened, who_leads_statement, whose_entry_statement
+from harvest_lib.errors import DatabaseAccessDenied
+from harvest_lib.outbox.native_table import beside_statements, shortened
 from harvest_lib.outbox.table import OutboxTable
 
 ReadingMode = Literal["mark", "mark_batches", "batches"]
@@ -94,6 +95,9 @@ def harvester_needs(outbox: OutboxTable, mode: ReadingMode, *, parks: bool) -> l
             Need(privileges=("SELECT",), table=outbox.subscriptions),
             Need(privileges=("INSERT",), table=outbox.subscriptions, columns=_LED),
             Need(privileges=("UPDATE",), table=outbox.subscriptions, columns=_SAVED),
+        ]
+    if mode == "batches":
+        needs += [
             Need(privileges=("SELECT", "DELETE"), table=outbox.parked_ids),
             Need(privileges=("INSERT",), table=outbox.parked_ids, columns=_LISTED),
             Need(privileges=("UPDATE",), table=outbox.parked_ids, columns=_RELISTED),
@@ -115,6 +119,16 @@ def missing_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
             if absent:
                 lacking.append(_grant(", ".join(absent), need.table, connection.info.user, need.columns))
     return [each.as_string(None) for each in lacking]
+
+
+def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need]) -> None:
+    """Raise DatabaseAccessDenied, with the GRANT statements, if our own role lacks privileges."""
+    if missing := missing_grants(connection, needs):
+        raise DatabaseAccessDenied(
+            f"{connection.info.user!r} lacks privileges",
+            evidence=f"{len(missing)} grants are missing",
+            next_step=f"as the owner: {'; '.join(missing)}; or run all that `harvest grants postgres` prints",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,9 +227,6 @@ class Grants:
 
     def _harvester(self) -> Iterator[sql.Composed]:
         outbox, role = self.outbox, self.harvester
-        if self.mode != "mark":  # columns that tables of before lack
-            yield who_leads_statement(outbox)
-            yield whose_entry_statement(outbox)
         for need in harvester_needs(outbox, self.mode, parks=self.parks):
             yield _grant(", ".join(need.privileges), need.table, role, need.columns)
         yield _sees_all(outbox, role, "FOR ALL")

@@ -1,6 +1,5 @@
 """Engine of sources that are only read, and of marked tables exactly once: a batch counts with its checkpoint."""
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -24,8 +23,8 @@ from harvest_lib.errors import (
     DatabaseUnavailable,
     KafkaAccessDenied,
     KafkaUnavailable,
-    OutboxTableError,
 )
+from harvest_lib.grants import ReadingMode, harvester_needs, require_grants
 from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
 from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked, make_loop, make_size, marking_checks
@@ -61,8 +60,6 @@ from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.stamping import check_replication
 
-_log = logging.getLogger(__name__)
-
 _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
 """A standby checks that the leaders deliver as it would: seconds until the first check, and between later ones."""
 
@@ -95,9 +92,18 @@ class CheckpointEngine(Engine):
         self._maintenance = Maintenance(config, table)
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            self._check(connection)
+        except DatabaseAccessDenied:
+            mode: ReadingMode = "mark_batches" if self._config.source == "mark" else "batches"
+            require_grants(connection, harvester_needs(self._table, mode, parks=self._parks))
+            raise
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
         if self._config.source == "mark":
             self._table.check(connection)
-            self._check_parked(connection)
+            if self._parks:
+                check_parked(connection, self._table)
         elif self._config.columns is not None:
             check_column_mapping(connection, self._table, self._config.columns)
             require_durable(connection, str(self._table))
@@ -161,30 +167,22 @@ class CheckpointEngine(Engine):
             self._rivals = self._rivals or make_rivals(self._config, self._pool())
             self._rivals.refuse(connection, tell=tell)
 
-    def _check_parked(self, connection: psycopg.Connection[Any]) -> None:
-        """Find out whether records can be parked. A role with only the grants of earlier versions goes on as with
-        those, and stops at a record that can never be sent."""
-        if not self._parks:
-            return
-        try:
-            check_parked(connection, self._table)
-        except (DatabaseAccessDenied, OutboxTableError) as error:
-            self._parks = False
-            _log.warning("parking_unavailable", extra={"reason": error.cause, "next_step": error.next_step})
-
     def _check_grants(self, connection: psycopg.Connection[Any]) -> None:
         """Raise DatabaseAccessDenied for operations that will be refused: later that would be waited out."""
         config, table = self._config, self._table
-        checkpoints = make_checkpoints(config, table, config.source, 0)
-        rows = make_selection(config, table) if config.source != "mark" else None
+        pool = self._pool() if self._pool is not None else None
+        checkpoints = make_checkpoints(config, table, config.source, 0, pool)
+        if config.source == "mark":  # the table's own check has asked for the rest
+            with closing(checkpoints), checkpoints.rehearsed():
+                return
+        rows = make_selection(config, table)
         places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])
             places.release([])
-        if config.source != "mark":  # of which the table's own check has asked
-            with translated():
-                connection.execute(make_selection(config, table).fill("SELECT {columns} FROM {table} LIMIT 0"), {})
+        with translated():
+            connection.execute(rows.fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def _refuse_another(self, shards: Iterable[int] = (0,), *, lost: bool = False, tell: bool = True) -> None:
         """Raise CheckpointError if the names that we use in Kafka are another outbox's, or, where `lost` is asked for,

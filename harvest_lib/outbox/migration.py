@@ -32,6 +32,7 @@ from harvest_lib.outbox.native_table import (
     DEFAULT_AHEAD,
     DEFAULT_SEGMENT_SIZE,
     beside_statements,
+    check_beside,
     create_beside,
     segment_of,
     segment_statements,
@@ -74,6 +75,7 @@ class Migration:
         DatabaseError if a lock cannot be had, after which another run goes on.
         """
         placed = self.outbox.placed(connection)
+        check_beside(connection, placed)
         with exclusively(connection, placed, self.patience_seconds):
             return self._run(connection, placed)
 

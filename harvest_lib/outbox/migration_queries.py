@@ -135,20 +135,18 @@ WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
 # A row of this server that we can see has a lower one, so these came from elsewhere. Noted before the first is changed:
 # the server's numbers go up meanwhile, and would pass what remains.
 
+# Parked ids too: they are matched by transaction id.
 RESTAMP = """
 WITH batch AS (
   DELETE FROM {work} WHERE id IN (SELECT id FROM {work} ORDER BY id LIMIT %(limit)s) RETURNING id
-){parked}, stamped AS (
+), parked AS (
+  UPDATE {parked_ids} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
+  WHERE o.id = ANY(ARRAY(SELECT id FROM batch)) AND s.id = o.id AND s.transaction_id = o.transaction_id
+), stamped AS (
   UPDATE {outbox} SET transaction_id = pg_current_xact_id() WHERE id = ANY(ARRAY(SELECT id FROM batch)) RETURNING id
 )
 SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM stamped)
 """
-
-# Parked ids are restamped too: they are matched by transaction id.
-RESTAMP_PARKED = """, parked AS (
-  UPDATE {parked_ids} AS s SET transaction_id = pg_current_xact_id() FROM {outbox} AS o
-  WHERE o.id = ANY(ARRAY(SELECT id FROM batch)) AND s.id = o.id AND s.transaction_id = o.transaction_id
-)"""
 
 LIVE = """
 SELECT subscription, shard FROM {subscriptions}

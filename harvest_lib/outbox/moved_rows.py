@@ -21,7 +21,6 @@ from psycopg import sql
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.outbox.native_table import lacks_column
 from harvest_lib.outbox.table import OutboxTable
 
 FIRST_RANK = 3
@@ -81,20 +80,17 @@ _STATES = "SELECT states, count(*) FROM harvest_ranks GROUP BY states"
 
 _AMONG = "SELECT id FROM harvest_ranks WHERE states = ANY (%(states)s) ORDER BY id"
 
+# Parked ids too: they are matched by transaction id.
 _STAMP = """
-{parked} UPDATE {outbox} AS o SET transaction_id = r.rank::text::xid8
-FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
-WHERE o.id = k.id
-"""
-
-# Parked ids are restamped too: they are matched by transaction id.
-_STAMP_PARKED = """
 WITH parked AS (
   UPDATE {parked_ids} AS s SET transaction_id = r.rank::text::xid8
   FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
   JOIN {outbox} AS o ON o.id = k.id
   WHERE s.id = k.id AND s.transaction_id = o.transaction_id
 )
+UPDATE {outbox} AS o SET transaction_id = r.rank::text::xid8
+FROM harvest_ranks AS k JOIN unnest(%(states)s::text[], %(ranks)s::bigint[]) AS r (states, rank) USING (states)
+WHERE o.id = k.id
 """
 
 
@@ -206,11 +202,9 @@ class MovedRows:
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
         """Give the rows the transaction ids that their answers rank them by, and return how many there were."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
-        parked_ids = self.outbox.parked_ids
-        names = {"outbox": in_statement(self.outbox.identifier), "parked_ids": in_statement(parked_ids.identifier)}
-        query = _STAMP_PARKED if not lacks_column(connection, parked_ids, "transaction_id") else ""
-        statement = sql.SQL(_STAMP).format(parked=sql.SQL(query).format(**names), **names)
-        return connection.execute(statement, values).rowcount
+        tables = {"outbox": self.outbox.identifier, "parked_ids": self.outbox.parked_ids.identifier}
+        names = {name: in_statement(table) for name, table in tables.items()}
+        return connection.execute(sql.SQL(_STAMP).format(**names), values).rowcount
 
     def _fetch(self, connection: psycopg.Connection[Any], statement: str, **values: Any) -> tuple[Any, ...] | None:
         with translated():

@@ -8,18 +8,17 @@ Promises
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
-from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.outbox.definitions import check_columns
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
@@ -77,18 +76,26 @@ class NativeTable:
 
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
-    """Create the tables beside a native one, in its schema, unless they are there; return True if one was created."""
+    """Create the tables beside a native one, in its schema, unless they are there; return True if one was created.
+    Raises OutboxTableError if one that is there has not the columns that it would get."""
     placed = outbox.placed(connection)
-    has_all = _has_all_beside(connection, placed)
+    check_beside(connection, placed)
+    if _has_all_beside(connection, placed):
+        return False
     with translated(), connection.transaction():
-        if not has_all:
-            lock_ddl(connection, str(outbox))
-            if not _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
-                for statement in beside_statements(placed):
-                    connection.execute(statement)
-                return True
-        _upgrade(connection, placed)
-    return False
+        lock_ddl(connection, str(outbox))
+        if _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
+            return False
+        for statement in beside_statements(placed):
+            connection.execute(statement)
+    return True
+
+
+def check_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has."""
+    check_columns(connection, outbox.subscriptions, queries.SUBSCRIPTIONS)
+    check_columns(connection, outbox.segments, queries.SEGMENTS)
+    check_columns(connection, outbox.parked_ids, queries.PARKED_IDS)
 
 
 def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:
@@ -97,34 +104,6 @@ def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) ->
     with translated():
         row = connection.execute(statement, (names,)).fetchone()
     return row == (True,)
-
-
-def who_leads_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the column for the leader, for a table of an earlier version."""
-    return sql.SQL(queries.WHO_LEADS).format(subscriptions=outbox.subscriptions.identifier)
-
-
-def whose_entry_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the column that identifies the parked row, for a table of an earlier version."""
-    return sql.SQL(queries.WHOSE_ENTRY).format(parked_ids=outbox.parked_ids.identifier)
-
-
-def _upgrade(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Add the columns that tables of before lack; without them, or the right to add them, all else works."""
-    added = (
-        (outbox.subscriptions, "leader", who_leads_statement),
-        (outbox.parked_ids, "transaction_id", whose_entry_statement),
-    )
-    for table, column, statement in added:
-        if lacks_column(connection, table, column):
-            with suppress(pg.InsufficientPrivilege, pg.LockNotAvailable), connection.transaction():
-                connection.execute("SET LOCAL lock_timeout = '2s'")
-                connection.execute(statement(outbox))
-
-
-def lacks_column(connection: psycopg.Connection[Any], table: OutboxTable, column: str) -> bool:
-    """Return True if a table, or its column, is missing."""
-    return connection.execute(queries.LACKS_COLUMN, (str(table), column)).fetchone() == (True,)
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:

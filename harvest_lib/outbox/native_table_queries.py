@@ -38,18 +38,6 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
   PRIMARY KEY (subscription, shard)
 )"""
 
-# A table of before has no such column.
-WHO_LEADS = "ALTER TABLE {subscriptions} ADD COLUMN IF NOT EXISTS leader JSONB"
-
-LACKS_COLUMN = """
-SELECT NOT EXISTS (
-  SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s AND NOT attisdropped
-)
-"""
-
-# Entries of before have none, and go by their ids.
-WHOSE_ENTRY = "ALTER TABLE {parked_ids} ADD COLUMN IF NOT EXISTS transaction_id XID8"
-
 # Segments that the sequence has passed. `writers` are the virtual transactions that could still write into one when it
 # was passed, `open_then` the snapshot of that moment, or of that when it was closed, `files` what the sequence and the
 # segment were stored in.
@@ -77,7 +65,7 @@ CREATE TABLE IF NOT EXISTS {parked_ids} (
   held         BOOLEAN NOT NULL,
   retry        BOOLEAN NOT NULL DEFAULT false,
   parked_at    TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
-  transaction_id XID8,
+  transaction_id XID8 NOT NULL,
   PRIMARY KEY (subscription, id)
 );
 CREATE INDEX IF NOT EXISTS {index} ON {parked_ids} USING hash (kafka_key)"""

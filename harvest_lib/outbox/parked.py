@@ -29,6 +29,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
 from harvest_lib.outbox import parked_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
+from harvest_lib.outbox.definitions import check_columns
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
@@ -176,20 +177,13 @@ class ParkedRecords(ParkedTable):
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         """Raise OutboxTableError or DatabaseAccessDenied if nothing could be parked, retried or dropped."""
-        with translated():
-            missing = connection.execute(queries.MISSING_COLUMNS, (str(self.table),)).fetchall()
         if not self.table.exists(connection):
             raise OutboxTableError(
                 f"there is no table {self.table} for parked records in this database",
                 evidence=f"database {connection.info.dbname!r}, user {connection.info.user!r}",
                 next_step="create it with `harvest init`, or park nothing: `parking: stop`",
             )
-        if missing:
-            raise OutboxTableError(
-                f"the table {self.table} is not one of parked records",
-                evidence="; ".join(f"{name} is missing" for (name,) in missing),
-                next_step="compare it with `harvest init --print`",
-            )
+        check_columns(connection, self.table, queries.CREATE)
         with translated():
             answer = connection.execute(queries.PRIVILEGES, {"table": str(self.table)}).fetchone()
         if answer is not None and not answer[0]:

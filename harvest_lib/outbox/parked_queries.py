@@ -15,14 +15,6 @@ CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
 
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
-MISSING_COLUMNS = """
-SELECT name FROM unnest(ARRAY['id', 'kafka_topic', 'kafka_key', 'reason', 'held', 'parked_at', 'record'])
-  WITH ORDINALITY AS expected (name, number)
-WHERE NOT EXISTS (
-  SELECT FROM pg_attribute AS a WHERE a.attrelid = to_regclass(%s) AND a.attname = name AND NOT a.attisdropped
-) ORDER BY number
-"""
-
 PRIVILEGES = """
 SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privilege(to_regclass(%(table)s), 'INSERT')
    AND has_table_privilege(to_regclass(%(table)s), 'DELETE'), current_user
@@ -49,23 +41,24 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 
 SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
-# Earlier versions held a key in all topics: such a held record has a parked one of its key only, and goes with it.
 # Joins alone: what a list may be compared with by other means, IN or NOT IN, is compared one by one once it is long.
 TOUCHED = f"""
 WITH selected AS (
-  SELECT id, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
+  SELECT id, kafka_topic, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
 ), keys AS (
-  SELECT DISTINCT kafka_key FROM selected
+  SELECT DISTINCT kafka_topic, kafka_key FROM selected
 ), staying AS (
   SELECT p.kafka_topic, p.kafka_key, min(p.id) AS id
-  FROM {{parked}} AS p JOIN keys ON keys.kafka_key = p.kafka_key LEFT JOIN selected AS s ON s.id = p.id
+  FROM {{parked}} AS p
+  JOIN keys ON keys.kafka_topic = p.kafka_topic AND keys.kafka_key = p.kafka_key
+  LEFT JOIN selected AS s ON s.id = p.id
   WHERE NOT p.held AND s.id IS NULL
   GROUP BY p.kafka_topic, p.kafka_key
 )
 SELECT p.id, p.held, s.id IS NOT NULL AS selected, first.id AS behind
 FROM {{parked}} AS p
 LEFT JOIN selected AS s ON s.id = p.id
-LEFT JOIN keys ON keys.kafka_key = p.kafka_key
+LEFT JOIN keys ON keys.kafka_topic = p.kafka_topic AND keys.kafka_key = p.kafka_key
 LEFT JOIN staying AS first
   ON first.kafka_topic = p.kafka_topic AND first.kafka_key = p.kafka_key AND first.id < p.id
 WHERE s.id IS NOT NULL OR (p.held AND keys.kafka_key IS NOT NULL)
@@ -117,13 +110,9 @@ WITH parked AS (
 )
 """
 
-# An entry is of the row with its id and transaction. One of before has no transaction, and goes by its id; the table of
-# before has no such column.
-MATCHES = """
-(to_jsonb(s) ->> 'transaction_id' IS NULL OR EXISTS (
-  SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id}::text = to_jsonb(s) ->> 'transaction_id'
-))
-"""
+# An entry is of the row with its id and transaction. IS TRUE makes Postgres look up each entry: EXISTS alone becomes a
+# join, which without statistics, as after many were parked, compares each with each.
+MATCHES = "(EXISTS (SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id} = s.transaction_id) IS TRUE)"
 
 COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT
 

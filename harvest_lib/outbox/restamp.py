@@ -18,7 +18,7 @@ from psycopg import sql
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import migration_queries as queries
-from harvest_lib.outbox.native_table import beside, lacks_column
+from harvest_lib.outbox.native_table import beside, create_beside
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.outbox.table import OutboxTable
 
@@ -62,6 +62,7 @@ class Restamping:
         """
         outbox = self.outbox.placed(connection)
         self.outbox.check_native(connection)
+        create_beside(connection, outbox)
         if not force:
             self._refuse_if_to_be_moved(connection, outbox)
             self._refuse_if_live(connection, outbox)
@@ -70,15 +71,13 @@ class Restamping:
 
     def _restamp(self, connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
         work = beside(outbox, "_restamp")
-        names = {"work": in_statement(work.identifier), "outbox": in_statement(outbox.identifier)}
+        tables = {"work": work, "outbox": outbox, "parked_ids": outbox.parked_ids}
+        names = {name: in_statement(table.identifier) for name, table in tables.items()}
         with translated(), connection.transaction():
             if not work.exists(connection):
                 connection.execute(sql.SQL(queries.CREATE_WORK).format(**names))
                 connection.execute(sql.SQL(queries.FILL_WORK).format(**names))
-            has_transactions = not lacks_column(connection, outbox.parked_ids, "transaction_id")
-        names["parked_ids"] = in_statement(outbox.parked_ids.identifier)
-        parked = sql.SQL(queries.RESTAMP_PARKED if has_transactions else "").format(**names)
-        restamp = sql.SQL(queries.RESTAMP).format(parked=parked, **names)
+        restamp = sql.SQL(queries.RESTAMP).format(**names)
         restamped = 0
         with translated():
             while row := connection.execute(restamp, {"limit": self.batch_records}).fetchone():

@@ -17,7 +17,7 @@ from harvest_lib.database import in_statement, rendered
 
 _ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
 
-# The first of a key in its topic is parked, but where it was held when keys were held whatever the topic.
+# The first of a key in its topic is parked.
 _PARKED_KEYS = """
 SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """

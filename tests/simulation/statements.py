@@ -8,7 +8,6 @@ from collections import Counter
 
 from psycopg import sql
 
-from harvest_lib.batching import parked_ids
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.refusals import REMEMBER
 from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
@@ -183,9 +182,6 @@ class Statements:
 
     def nothing(self, _values, _transaction):
         return []
-
-    def yes(self, _values, _transaction):
-        return [(True,)]
 
     def _first_parked(self):
         found = {}
@@ -465,9 +461,7 @@ def _known():
         server_identity._BARRIER: "barrier",
         server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
-        parked_ids._MAY_MATCH: "yes",
         ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
-        rivals._MAY_ANNOUNCE: "yes",
         last_leaders._MARKS: "marks",
     }
 

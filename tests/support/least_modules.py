@@ -179,6 +179,7 @@ EXEMPT = {
     "integration/harvester/test_run_image": "its subject is an image, whose harvester runs as its user does",
     "integration/harvester/test_memory": "its processes are measured from the outside, as their owner's",
     "integration/outbox/test_migrate": "its subject is moving a table, which is the owner's work",
+    "integration/outbox/test_definitions": "its subject is tables that only their owner can mend",
     "integration/subscriptions/test_moving": "its subject is moving a table to another server: the owner's work",
     "integration/leadership/test_last_leaders": _PART,
     "integration/leadership/test_neli": _PART,

@@ -13,7 +13,7 @@ from psycopg import sql
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
-from harvest_lib.grants import ReadingMode, harvester_needs, missing_grants
+from harvest_lib.grants import ReadingMode, harvester_needs, require_grants
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
 from harvest_lib.harvester.engine import Check, marking_checks
@@ -24,7 +24,7 @@ from harvest_lib.harvester.table_warnings import ids_end, rows_unstamped
 from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdsEnd
-from harvest_lib.outbox.native_table import index_statement
+from harvest_lib.outbox.native_table import check_beside, index_statement
 from harvest_lib.outbox.row_security import check_all_rows
 
 _MOST_TOPICS = 100
@@ -107,7 +107,7 @@ class _Table:
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
         self._mode: ReadingMode = "mark"
-        self._elects_otherwise = False  # than it did before there was `leadership: auto`
+        self._elects_otherwise = False  # than goharvest does
 
     def check(self) -> Found:
         run, connection, table, found = self._report.run, self._connection, self._table, Found()
@@ -144,10 +144,8 @@ class _Table:
         config, table, connection = self._config, self._table, self._connection
         parks = config.parking != "stop"
         checks: list[Check] = []
-        if parks and self._mode == "mark" and table.parked.exists(connection):  # else a start creates it
+        if parks and self._mode != "batches" and table.parked.exists(connection):  # else a start creates it
             checks.append(("the table of parked records", lambda: ParkedRecords(table).check(connection)))
-        if parks and self._mode == "mark_batches":
-            self._warn_unless_parks()
         if self._mode == "mark":
             return [*checks, *marking_checks(connection, config, table, parks=parks)], []
         if self._missing():  # a start creates them, and finds nothing in them
@@ -155,14 +153,6 @@ class _Table:
             return [*checks, *marks], []
         engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
         return engine.checks(connection), engine.checks_with_kafka()
-
-    def _warn_unless_parks(self) -> None:
-        """Warn where a harvester starts, and then stops at a record that can never be sent."""
-        try:
-            if not self._owns() or self._table.parked.exists(self._connection):
-                ParkedRecords(self._table).check(self._connection)
-        except (DatabaseAccessDenied, OutboxTableError) as error:
-            self._report.warn("postgres", error.cause, evidence=error.evidence, next_step=error.next_step)
 
     def _refuse_group(self) -> None:
         if reason := refuse_group(self._config):
@@ -234,8 +224,10 @@ class _Table:
             self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
 
     def _beside(self) -> None:
-        """Raise OutboxTableError if tables are missing that a start could not create."""
+        """Raise OutboxTableError if tables are missing that a start could not create, or lack columns."""
         table, missing = self._table, self._missing()
+        if self._mode != "mark":
+            check_beside(self._connection, table.placed(self._connection))
         if missing and not self._owns():
             raise OutboxTableError(
                 f"{', '.join(map(str, missing))}: missing beside {table}",
@@ -251,19 +243,12 @@ class _Table:
     def _missing(self) -> list[OutboxTable]:
         table = self._table
         needed = [] if self._mode == "mark" else [table.subscriptions, table.parked_ids]
-        needed += [table.parked] if self._mode == "mark" and self._config.parking != "stop" else []
+        needed += [table.parked] if self._mode != "batches" and self._config.parking != "stop" else []
         return [each for each in needed if not each.exists(self._connection)]
 
     def _grants(self) -> None:
-        # Without a place for parked records a harvester in batches starts, and says so.
-        parks = self._mode == "mark" and self._config.parking != "stop"
-        needs = harvester_needs(self._table, self._mode, parks=parks)
-        if missing := missing_grants(self._connection, needs):
-            raise DatabaseAccessDenied(
-                f"{self._connection.info.user!r} lacks privileges",
-                evidence=f"{len(missing)} grants are missing",
-                next_step=f"as the owner: {'; '.join(missing)}; or run all that `harvest grants postgres` prints",
-            )
+        parks = self._config.parking != "stop"
+        require_grants(self._connection, harvester_needs(self._table, self._mode, parks=parks))
 
     def _all_rows(self) -> None:
         check_all_rows(self._connection, [self._table.identifier])

@@ -70,7 +70,7 @@ def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
 
 IS_PARKED: LiteralString = (
     "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
-    "AND coalesce(to_jsonb(s) ->> 'transaction_id' = o.transaction_id::text, true))"
+    "AND s.transaction_id = o.transaction_id)"
 )
 
 BUSINESS: LiteralString = """

@@ -124,16 +124,6 @@ def test_a_parked_record_stands_in_the_way_of_its_topic_only(place):
     assert place.ids == ([2, 4], [1], [3])
 
 
-@pytest.mark.parametrize("resolve", ["retry", "drop"])
-def test_what_was_held_behind_another_topic_goes_with_what_it_was_held_behind(place, resolve):
-    """Before, keys were held whatever the topic; such a record is still behind the one it names."""
-    place.write("a")
-    place.write("a", "a", topic="invoices")
-    place.park(1, held=[2])
-    getattr(place, resolve)(1)
-    assert place.ids == ([1, 2, 3] if resolve == "retry" else [2, 3], [], [])
-
-
 def test_a_dropped_record_is_gone_and_frees_its_key(place):
     place.write("a", "a", "a", "b")
     place.park(1, 4, held=[2, 3])

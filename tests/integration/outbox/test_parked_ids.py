@@ -14,7 +14,7 @@ from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import ParkedRecordMissing, RecordError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restamping, create_beside, drop_passed
+from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restamping, drop_passed
 from harvest_lib.outbox.parked_record import ParkedSelection
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
@@ -221,20 +221,16 @@ def test_a_retry_waits_for_the_next_leader_and_is_part_of_a_drain(
     assert parked_ids(connection) == {}
 
 
-def test_what_was_held_behind_another_topic_is_sent(connection, insert, config, topic, bootstrap_servers):
-    """Before, keys were held whatever the topic: records listed so go first, then later ones of their key."""
-    bad, held = insert("a", to="no/such topic"), insert("a")
+def test_records_held_behind_a_row_that_is_gone_are_sent_by_the_next_leader(
+    connection, insert, config, topic, bootstrap_servers
+):
+    bad, held = insert("a", names=["n"]), insert("a")
     Harvest(config()).drain(60)
-    connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
-        "VALUES ('default', 0, %s, %s, 'a', 'held behind 1', true)",
-        (held + 1, topic),
-    )
+    assert parked_ids(connection) == {bad: "1 header names, 0 header values", held: "held"}
+    connection.execute("DELETE FROM outbox WHERE id = %s", (bad,))
     later = insert("a")
-    assert later == held + 1
-    following = insert("a")
     with Harvest(config()):
-        eventually(lambda: delivered(bootstrap_servers, topic) == [held, later, following], "all are sent, in order")
+        eventually(lambda: delivered(bootstrap_servers, topic) == [held, later], "both are sent, in order")
     assert set(parked_ids(connection)) == {bad}
 
 
@@ -343,7 +339,9 @@ def test_a_fenced_leader_parks_nothing_and_releases_nothing(connection, dsn):
     """I6: the epoch is compared by the statement that writes."""
     outbox = OutboxTable.parse("outbox")
     old, new = (CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
-    places = [ParkedIds(each, outbox.parked_ids.identifier, outbox.subscriptions.identifier) for each in (old, new)]
+    names, rows = (outbox.parked_ids.identifier, outbox.subscriptions.identifier), Selection(table=outbox.identifier)
+    places = [ParkedIds(each, *names, rows) for each in (old, new)]
+    connection.cursor().executemany(INSERT, [("t", key, "v", [], []) for key in "aba"])
     with closing(old), closing(new):
         old.lead(uuid.uuid4())
         assert places[0].add([Entry(1, "t", "a", "because", held=False)])
@@ -439,27 +437,6 @@ def test_retention_does_not_wait_for_a_parked_row_that_is_gone(connection, inser
 
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
-def test_what_was_parked_before_the_column_goes_by_its_id(connection, insert, config, topic, bootstrap_servers):
-    """The table is upgraded in place, and entries of before have no transaction."""
-    ids = [insert("a", to="no/such topic"), insert("b", names=["n"])]
-    connection.execute("ALTER TABLE outbox_set_aside DROP COLUMN transaction_id")
-    settings = config()
-    create_beside(connection, OutboxTable.parse("outbox"))
-    connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
-        "VALUES ('default', 0, %s, %s, 'b', 'because', false)",
-        (ids[1], topic),
-    )
-    Harvest(settings).drain(60)
-    assert connection.execute(
-        "SELECT s.id, s.transaction_id = o.transaction_id FROM outbox_set_aside AS s JOIN outbox AS o USING (id) "
-        "ORDER BY id"
-    ).fetchall() == [(ids[0], True), (ids[1], None)]
-    assert parked_ids(connection)[ids[1]] == "because"
-    assert [each.gone for each in ParkedIdTable(OutboxTable.parse("outbox")).list(connection)] == [False, False]
-
-
-@pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
 def test_what_is_restamped_stays_parked(connection, insert, config, topic, bootstrap_servers):
     """Rows that came from another server get new transactions, and what is parked of them goes along."""
     outbox = OutboxTable.parse("outbox")
@@ -469,17 +446,3 @@ def test_what_is_restamped_stays_parked(connection, insert, config, topic, boots
     connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
     assert Restamping(outbox=outbox).run(connection, force=True) == 1
     assert [(each.id, each.gone) for each in ParkedIdTable(outbox).list(connection)] == [(bad, False)]
-
-
-def test_a_list_without_the_column_goes_by_ids(connection, dsn):
-    """A role that may not add the column harvests on."""
-    outbox = OutboxTable.parse("outbox")
-    connection.execute("ALTER TABLE outbox_set_aside DROP COLUMN transaction_id")
-    checkpoints = CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription(), outbox=outbox.identifier)
-    names = outbox.parked_ids.identifier, outbox.subscriptions.identifier
-    with closing(checkpoints):
-        checkpoints.lead(uuid.uuid4())
-        places = ParkedIds(checkpoints, *names, Selection(table=outbox.identifier))
-        assert places.add([Entry(5, "orders", "a", "because", held=False)])
-        assert places.matching([5, 6]) == {5}
-        assert places.load(each=True) == [(("orders", "a"), 5)]

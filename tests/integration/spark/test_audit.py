@@ -225,8 +225,8 @@ def test_filters_shards_and_what_is_set_aside(native):
     assert native.audit(subscription="two").backlog_records == 1
     outbox.connection.execute(
         "UPDATE outbox_subscriptions SET holds = NULL WHERE subscription = 'two';"
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held)"
-        " VALUES ('two', 0, 2, 't', 'us-1', 'too large', false)"
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        " SELECT 'two', 0, id, 't', 'us-1', 'too large', false, transaction_id FROM outbox WHERE id = 2"
     )
     found = native.audit(subscription="two")
     assert (found.lost, found.backlog_records) == (0, 0)

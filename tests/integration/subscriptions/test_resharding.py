@@ -190,8 +190,8 @@ def test_what_is_set_aside_goes_to_the_shards_that_its_keys_belong_to_now(outbox
     outbox.subscriptions.remove("default")
     outbox.subscriptions.add("default", shards=2)
     outbox.connection.cursor().executemany(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held) "
-        "VALUES ('default', %s, %s, 't', %s, 'r', false)",
+        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
+        "VALUES ('default', %s, %s, 't', %s, 'r', false, '0')",
         [(shard_of(key, 2), number, key) for number, key in enumerate("abcdefgh")],
     )
     reshard(outbox, 3)

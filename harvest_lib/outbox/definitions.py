@@ -1,0 +1,41 @@
+"""The columns of a table, compared with those that its CREATE TABLE gives it."""
+
+import re
+from typing import Any
+
+import psycopg
+
+from harvest_lib.database import translated
+from harvest_lib.errors import OutboxTableError
+from harvest_lib.outbox.table import OutboxTable
+
+_COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
+
+_THERE = """
+SELECT attname::text, attnotnull FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+
+
+def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, create: str) -> None:
+    """Raise OutboxTableError if a table exists and lacks a column that the statement `create` gives it, or allows nulls
+    in a column that has none there."""
+    with translated():
+        there = dict(connection.execute(_THERE, (str(table),)).fetchall())
+    wrong, changes = [], []
+    for column, definition in _COLUMN.findall(create) if there else ():
+        if column not in there:
+            wrong.append(f"{column} is missing")
+            changes.append(f"ADD COLUMN {column} {definition}")
+        elif "NOT NULL" in definition and not there[column]:
+            wrong.append(f"{column} allows nulls")
+            changes.append(f"ALTER COLUMN {column} SET NOT NULL")
+    if wrong:
+        name = table.identifier.as_string(None)
+        raise OutboxTableError(
+            f"the table {name} has not the columns that `harvest init` gives it",
+            evidence="; ".join(wrong),
+            next_step=f"stop its harvesters, and as the owner: ALTER TABLE {name} {', '.join(changes)}; then run what "
+            "`harvest grants postgres` prints. If Postgres refuses the change because rows lack a value: resolve the "
+            "records that they list (`harvest park`) with the version that wrote them, or delete the rows",
+        )
