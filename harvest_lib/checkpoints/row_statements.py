@@ -47,8 +47,8 @@ WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)
 """
 
 STATUS = """
-SELECT generation, until::text, checkpoint FROM {table} AS s
+SELECT generation, until::text, checkpoint FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
 """
-RIVAL = ", to_jsonb(s) -> 'leader' -> 'rival'"
+RIVAL = ", leader -> 'rival'"
 # The leader id as well: a row that was removed and made again begins with the epochs that it had before.

@@ -178,7 +178,7 @@ class CheckpointTable:
         """
         leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
         leader |= {"shards": self.subscription.shards, "source": self.subscription.source}
-        self._row["shard"] = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
+        self._row["shard"] = shard = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
         with translated(), self.connected().transaction(force_rollback=True):
             led = self.connected().execute(self._lead, {**self._row, **leader})
             if not led.rowcount:
@@ -190,6 +190,8 @@ class CheckpointTable:
                 )
             self.save(Checkpoint(generation=0))
             self.leadership_status()
+            if self._rivals is not None:
+                self._rivals.announce(self.connected(), shard, leader["leader_id"])
             yield
             self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a trigger may wait for the end
 

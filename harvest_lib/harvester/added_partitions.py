@@ -38,9 +38,7 @@ _ANSWER_SECONDS = 5.0
 _MOST_TOPICS = 1_000
 """Those of more are not written down."""
 
-_READ = (
-    "SELECT to_jsonb(s) -> 'leader' -> 'topics' FROM {table} AS s WHERE subscription = %(name)s AND shard = %(shard)s"
-)
+_READ = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
 
 _WRITE = """
 UPDATE {table} SET leader = jsonb_set(leader, '{{topics}}', %(topics)s)
@@ -51,7 +49,7 @@ Known = dict[str, dict[str, Any]]
 """By topic: `partitions`, and where some were added `before` and `noticed_at`."""
 
 
-_READ_ALL = "SELECT to_jsonb(s) -> 'leader' -> 'topics' FROM {table} AS s WHERE subscription = %s"
+_READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +70,6 @@ class Added:
         )
 
 
-class NoPlace(Exception):
-    """The table or its grants are of an earlier version: the facts about topics are kept nowhere."""
-
-
 class Memory:
     """Facts that one shard of a subscription stores in Postgres about its topics."""
 
@@ -85,19 +79,16 @@ class Memory:
         self._row = {"name": name, "shard": shard}
 
     def load(self) -> Known:
-        """Return the known topics; empty if the table has no place for them."""
+        """Return the known topics; empty if none were saved."""
         with connect(self._conninfo) as connection, translated():
             row = connection.execute(self._statement(_READ), self._row).fetchone()
         return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
 
     def save(self, known: Known) -> bool:
-        """Write it down; False if there is no row for it as yet. Raises NoPlace without a column for us."""
+        """Write it down; False if there is no row for it as yet."""
         kept = dict(list(known.items())[:_MOST_TOPICS])
         with connect(self._conninfo) as connection, translated():
-            try:
-                written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
-            except (psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege) as error:
-                raise NoPlace from error
+            written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
         return written.rowcount == 1
 
     def _statement(self, query: str) -> sql.Composed:
@@ -158,10 +149,7 @@ class PartitionWatch:
                     },
                 )
         if self._is_unsaved and self._memory is not None:
-            try:
-                self._is_unsaved = not self._memory.save(self._known)
-            except NoPlace:
-                self._memory = None  # asked again every time, it would be an error in the server's log each time
+            self._is_unsaved = not self._memory.save(self._known)
 
     def _counted(self, names: list[str]) -> dict[str, int]:
         with AdminClient(client_settings(self._kafka)) as admin:

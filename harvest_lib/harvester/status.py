@@ -50,7 +50,7 @@ SELECT CASE WHEN EXISTS (
        THEN leader -> 'rival' END,
        leader -> 'topics',
        shard
-FROM (SELECT shard, to_jsonb(s) -> 'leader' AS leader FROM {table} AS s WHERE subscription = %s) AS led
+FROM {table} WHERE subscription = %s
 """
 
 Read = tuple[SubscriptionShard, Lag]
@@ -157,7 +157,7 @@ class StatusReader:
             return []
         try:
             found = detached_segments(self._connection, self._table)
-        except DatabaseAccessDenied as error:  # grants of before do not let a harvester read the table of segments
+        except DatabaseAccessDenied as error:  # as to a role that marks a native table
             role = sql.Identifier(self._connection.info.user)
             return [
                 f"whether segments were detached by hand is not known: {error.evidence}; "

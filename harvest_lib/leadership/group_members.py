@@ -109,5 +109,5 @@ def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, d
             words = json.loads(partition.metadata or "")
             said[str(words["member"])] = dict(words)
         except (ValueError, TypeError, KeyError):
-            continue  # goharvest's, or an earlier version's
+            continue  # goharvest's
     return said

@@ -39,9 +39,9 @@ have no row."""
 
 _READ = """
 SELECT shard, shards, epoch, leader_id IS NOT NULL, coalesce(
-  to_jsonb(s) -> 'leader' ->> 'leader_id' = leader_id::text AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s, false
+  leader ->> 'leader_id' = leader_id::text AND leader ->> 'fence' = %(fence)s, false
 )
-FROM {table} AS s WHERE subscription = %(subscription)s
+FROM {table} WHERE subscription = %(subscription)s
 """
 
 _MARKS = """
@@ -56,7 +56,7 @@ WHERE leader_id IS NOT NULL LIMIT 1
 
 
 _NEXT_STEP = (
-    "stop whatever still marks the table (goharvest, an earlier version, another pool): this process only reads it, "
+    "stop whatever still marks the table (goharvest, another pool): this process only reads it, "
     "and both would send the same records"
 )
 

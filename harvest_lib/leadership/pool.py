@@ -127,7 +127,7 @@ def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
 
 
 def _as_theirs(ours: Pool, theirs: Pool) -> str:
-    """Name the settings of a pool that has our name and elects otherwise: it may be of before an upgrade."""
+    """Name the settings of a pool that has our name and elects otherwise: its processes may be restarted one by one."""
     if ours.group != theirs.group or ours.leadership == theirs.leadership:
         return ""
     delivery = f" and `delivery: {theirs.delivery}`" if theirs.delivery else ""

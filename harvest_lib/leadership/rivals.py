@@ -3,8 +3,7 @@ other, or waits for ever, and said on both sides.
 
 A leader writes its identity beside its epoch (column `leader` of `<outbox>_subscriptions`). A process that is about to
 lead looks there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not
-begin; the leader finds that name when it next looks at its row. A table without the column (of an earlier version,
-owned by somebody else), or whose grants are older than it, names nobody: then all is as it was before.
+begin; the leader finds that name when it next looks at its row.
 
 A leader lives while the connection on which it keeps its checkpoints does, and has lately been used: it is asked every
 second, and one that was lost together with its machine stays open for hours.
@@ -24,9 +23,9 @@ from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_on_outbox
 
 _LEADERS = """
-SELECT s.subscription, s.shard, s.leader_id::text, to_jsonb(s) -> 'leader' FROM {table} AS s
+SELECT s.subscription, s.shard, s.leader_id::text, s.leader FROM {table} AS s
 WHERE (s.subscription <> %(subscription)s OR s.shard = coalesce(%(shard)s, s.shard))
-  AND to_jsonb(s) -> 'leader' ->> 'leader_id' = s.leader_id::text
+  AND s.leader ->> 'leader_id' = s.leader_id::text
   AND EXISTS (
     SELECT FROM pg_stat_activity AS a
     WHERE a.application_name = 'harvest leader ' || s.leader_id AND (
@@ -34,11 +33,6 @@ WHERE (s.subscription <> %(subscription)s OR s.shard = coalesce(%(shard)s, s.sha
       OR a.state_change > clock_timestamp() - %(stale)s * interval '1 second'
     )
   )
-"""
-
-_MAY_ANNOUNCE = """
-SELECT bool_or(has_column_privilege(attrelid, attnum, 'UPDATE')) FROM pg_attribute
-WHERE attrelid = %s::regclass AND attname = 'leader' AND NOT attisdropped
 """
 
 # The facts about topics stay: see `harvest_lib.harvester.added_partitions`.
@@ -95,11 +89,9 @@ class Rivals:
         return [(name, led, leader_id, pool) for name, led, leader_id, pool in found if pool is not None]
 
     def announce(self, connection: psycopg.Connection[Any], shard: int, leader_id: UUID) -> None:
-        """Write the leader beside the epoch, if there is a column for it, and a grant."""
-        may_announce = connection.execute(_MAY_ANNOUNCE, (self._table.as_string(None),)).fetchone()
-        if may_announce == (True,):
-            leader = Jsonb({**self._pool.as_json(), "leader_id": str(leader_id)})
-            self._execute(connection, _ANNOUNCE, {"shard": shard, "leader": leader})
+        """Write the leader beside the epoch."""
+        leader = Jsonb({**self._pool.as_json(), "leader_id": str(leader_id)})
+        self._execute(connection, _ANNOUNCE, {"shard": shard, "leader": leader})
 
     def hear(self, rival: object) -> None:
         """Log, once for each, the process that has left its name in the row of this leader."""

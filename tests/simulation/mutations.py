@@ -206,7 +206,7 @@ MUTATIONS = (
         Statement(
             owner=last_leaders,
             name="_READ",
-            left_out=" AND to_jsonb(s) -> 'leader' ->> 'fence' = %(fence)s",
+            left_out=" AND leader ->> 'fence' = %(fence)s",
             meaning="last_leaders_of_any_fence",
         ),
         seed=144,

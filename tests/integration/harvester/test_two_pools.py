@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
@@ -16,7 +15,7 @@ from harvest_lib.harvester.status import StatusReader
 from harvest_lib.leadership import Solo
 from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.rivals import Rivals
-from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
+from harvest_lib.outbox import NativeTable, OutboxTable
 
 pytestmark = pytest.mark.full
 
@@ -253,19 +252,6 @@ def test_a_second_outbox_in_one_group_that_started_at_once_ends(outbox, caplog, 
             first.await_stopped(60)
         eventually(lambda: conflicts(caplog), "reported")
         second.stop()
-
-
-def test_a_table_of_before_names_nobody_and_works(outbox):
-    outbox.connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
-    outbox.fill(2)
-    assert create_beside(outbox.connection, outbox.name) is False
-    columns = outbox.connection.execute("SELECT leader FROM outbox_subscriptions LIMIT 0").description
-    assert columns, "added"
-    outbox.connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
-    with psycopg.connect(outbox.dsn, autocommit=True) as blocker, blocker.transaction():
-        blocker.execute("LOCK outbox_subscriptions IN ROW SHARE MODE")  # so that it cannot be added
-        with member(outbox) as harvest:
-            eventually(lambda: harvest.delivered_records == 2, "delivered")
 
 
 def _said(outbox):

@@ -89,17 +89,11 @@ def test_who_fences_nobody_waits_for_everybody(outbox, leader, rows):
     assert read(outbox, replace(rows, fence="")) == LastLeaders(epochs={0: 1})
 
 
-def test_a_leader_of_an_earlier_version_is_waited_for(outbox, leader, rows):
-    """It raises the epoch under an id of its own, and says nothing of a fence."""
+def test_a_leader_that_names_no_fence_is_waited_for(outbox, leader, rows):
+    """It raises the epoch under an id of its own."""
     leader().lead(uuid.uuid4())
     outbox.connection.execute("UPDATE outbox_subscriptions SET epoch = epoch + 1, leader_id = gen_random_uuid()")
     assert read(outbox, rows) == LastLeaders(epochs={0: 2})
-
-
-def test_a_table_without_room_for_the_word_has_everybody_wait(outbox, leader, rows):
-    outbox.connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
-    leader().lead(uuid.uuid4())
-    assert read(outbox, rows) == LastLeaders(epochs={0: 1})
 
 
 def test_all_shards_count(outbox, leader, rows):
@@ -132,7 +126,7 @@ _MARK_ONE = "UPDATE outbox SET leader_id = %s WHERE id = (SELECT min(id) + 3 FRO
 
 
 def test_who_marked_is_waited_for_and_named_whatever_its_sessions_are_called(outbox, leader, rows, caplog):
-    """As one whose `dataSource` names them, one of an earlier version, or one that was killed."""
+    """As one whose `dataSource` names them, or one that was killed."""
     outbox.fill(10)
     assert read(outbox, rows) == NEW
     marker = uuid.uuid4()
