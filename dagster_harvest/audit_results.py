@@ -11,9 +11,9 @@ from psycopg.rows import dict_row
 
 from dagster_harvest.settings import DETAIL_TABLES, OutboxSettings
 from harvest_lib.database import translated
-from harvest_lib.errors import HarvestError, OutboxTableError
+from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.spark.audit_summary import AuditSummary, together
+from harvest_lib.spark.audit_summary import AuditSummary, require_summary, together
 
 SCHEMA = "harvest_audit"
 
@@ -26,10 +26,9 @@ _LAST = """
 SELECT {columns} FROM harvest_audit.summary AS s WHERE starts_with(audit_id, %(prefix)s) AND {ours}
 ORDER BY at DESC, audit_id DESC LIMIT {most}
 """
-# An audit of an earlier version did not record its outbox and topics.
 _OURS = """
-coalesce((SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
-          FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id), true)
+(SELECT bool_and(outbox = %(outbox)s) AND array_agg(kafka_topic) @> %(topics)s::text[]
+ FROM harvest_audit.audited AS a WHERE a.audit_id = s.audit_id)
 """
 # Of one topic alone, so that no number is of two of them.
 _OURS_OF_TOPIC = """
@@ -103,7 +102,6 @@ def _last_rows(
 ) -> list[AuditSummary]:
     is_of_topic = settings.audit.by_topic and audit_id is None
     next_step = "materialize the audit's assets, or run `python -m harvest_lib.spark.audit`"
-    wanted = [field.name for field in fields(AuditSummary)]
     prefix = audit_id or settings.audit.id_prefix or ""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         found = {row["attname"] for row in cursor.execute(_COLUMNS)}
@@ -111,19 +109,11 @@ def _last_rows(
             raise AuditMissing(
                 "nothing was audited yet", evidence="there is no harvest_audit.summary", next_step=next_step
             )
-        later = {field.name for field in fields(AuditSummary) if field.default is None}
-        if missing := [name for name in wanted if name not in {*found, *later}]:
-            raise OutboxTableError(
-                "harvest_audit.summary is not the table of audits",
-                evidence=f"it lacks {', '.join(missing)}",
-                next_step="let the audit of this version make it: move the old one away",
-            )
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name in wanted if name in found)
-        said = cursor.execute(_EXISTS, (f"{SCHEMA}.audited",)).fetchone()
-        says = said is not None and said["found"]
-        ours = sql.SQL((_OURS_OF_TOPIC if is_of_topic else _OURS) if says else "NOT %(of_topic)s")
+        require_summary(found)
+        columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(AuditSummary))
+        ours = sql.SQL(_OURS_OF_TOPIC if is_of_topic else _OURS)
         named = str(outbox.placed(connection) if outbox.exists(connection) else outbox)
-        values = {"prefix": prefix, "outbox": named, "topics": list(topics), "of_topic": is_of_topic}
+        values = {"prefix": prefix, "outbox": named, "topics": list(topics)}
         query = sql.SQL(_LAST).format(columns=columns, ours=ours, most=sql.Literal(most))
         rows = cursor.execute(query, values).fetchall()
     if not rows:

@@ -3,12 +3,12 @@
 Outside of `harvest_lib.spark.audit`, which needs Spark: readers of the table do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from harvest_lib.errors import NothingChecked
+from harvest_lib.errors import NothingChecked, OutboxTableError
 
 MUST_BE_ZERO = (
     *("lost", "duplicates_adjacent", "duplicates_separated", "reordered", "unknown", "other_contents"),
@@ -51,8 +51,8 @@ class AuditSummary:
     backlog_age_seconds: float
     """Waiting time of the oldest of them; 0 if there are none."""
     keys: int | None = None
-    """Keys whose records were compared, of each topic. None where an earlier version audited, where a record is lost
-    whose row was purged, so that nobody knows its key, or where a state of an earlier version had found a gap."""
+    """Keys whose records were compared, of each topic. None where a record is lost whose row was purged, so that nobody
+    knows its key."""
     keys_with_gaps: int | None = None
     """Those of them of which a record is lost, out of order, unknown or of another content: the others' are all there,
     in order. None where `keys` is."""
@@ -82,6 +82,18 @@ class AuditSummary:
             evidence=f"audit {self.audit_id}: 0 records committed, {self.records:,} messages in the topics",
             next_step=f"check the outbox, its subscription, the business table and the topics; "
             f"where they may be empty, {allow}",
+        )
+
+
+def require_summary(columns: Iterable[str]) -> None:
+    """Raise OutboxTableError unless these are the columns of a table of summaries."""
+    there = set(columns)
+    if missing := [field.name for field in fields(AuditSummary) if field.name not in there]:
+        raise OutboxTableError(
+            "harvest_audit.summary is not the table of audits",
+            evidence=f"it lacks {', '.join(missing)}",
+            next_step="as its owner: ALTER TABLE harvest_audit.summary RENAME TO summary_before; the next audit "
+            "creates the table",
         )
 
 

@@ -14,13 +14,13 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
   duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
   other_contents bigint, foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
   delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
-  backlog_age_seconds double precision);
+  backlog_age_seconds double precision, keys bigint, keys_with_gaps bigint);
 CREATE TABLE IF NOT EXISTS harvest_audit.audited (audit_id text, outbox text, kafka_topic text);
 """
 
 
-def insert(connection, audit_id, *, topics=(), age_hours=0, **numbers):
-    """Put the row of an audit where the audit puts it, and what it audited if topics are named."""
+def insert(connection, audit_id, *, topics=("t",), outbox='"public"."outbox"', age_hours=0, **numbers):
+    """Put the row of an audit, and its subject, where the audit puts them."""
     duplicates = ("duplicates_adjacent", "duplicates_separated", "duplicates_cross_epoch")
     counts = ("lost", *duplicates, "reordered", "unknown", "other_contents")
     row = {
@@ -37,9 +37,7 @@ def insert(connection, audit_id, *, topics=(), age_hours=0, **numbers):
         {**row, "audit_id": audit_id, "age": age_hours},
     )
     for topic in topics:
-        connection.execute(
-            "INSERT INTO harvest_audit.audited VALUES (%s, %s, %s)", (audit_id, '"public"."outbox"', topic)
-        )
+        connection.execute("INSERT INTO harvest_audit.audited VALUES (%s, %s, %s)", (audit_id, outbox, topic))
 
 
 def main():

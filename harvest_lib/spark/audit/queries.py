@@ -121,7 +121,7 @@ CREATE TABLE IF NOT EXISTS harvest_audit.summary (
     backlog_age_seconds    double precision NOT NULL,
     keys                   bigint,
     keys_with_gaps         bigint,
-    other_contents         bigint NOT NULL DEFAULT 0
+    other_contents         bigint NOT NULL
 );
 CREATE TABLE IF NOT EXISTS harvest_audit.audited (
     audit_id    text NOT NULL,
@@ -185,12 +185,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
 );
 """
 
-# A summary of an earlier version lacks them.
-ADD_COLUMNS = """
-ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys bigint;
-ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS keys_with_gaps bigint;
-ALTER TABLE harvest_audit.summary ADD COLUMN IF NOT EXISTS other_contents bigint NOT NULL DEFAULT 0;
-"""
+SUMMARY_COLUMNS = "SELECT * FROM harvest_audit.summary LIMIT 0"
 
 # Two at once can both find nothing to be there, and one then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ddl', 0))"

@@ -17,17 +17,18 @@ from harvest_lib.database import translated
 from harvest_lib.grants.needed import creating
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.spark.audit import queries
-from harvest_lib.spark.audit_summary import AuditSummary
+from harvest_lib.spark.audit_summary import AuditSummary, require_summary
 from harvest_lib.spark.sink.database import JdbcTarget
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Create the schema and its tables where missing, and remove the rest of runs that died days ago."""
+    """Create the schema and its tables where missing, and remove the rest of runs that died days ago. Raises
+    OutboxTableError for a summary that lacks columns."""
     summary = sql.Identifier("harvest_audit", "summary")
     with creating(connection, "the tables of audits", summary, makes_schema=True), connection.transaction():
         connection.execute(queries.LOCK_DDL)
         connection.execute(queries.CREATE_TABLES)
-        connection.execute(queries.ADD_COLUMNS)
+        require_summary(column.name for column in connection.execute(queries.SUMMARY_COLUMNS).description or ())
         connection.execute(queries.CLEAR_OLD_STAGING)
 
 

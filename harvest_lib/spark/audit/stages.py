@@ -71,15 +71,14 @@ class Stages:
         repeated = (
             comparison.repeats(observed, verdicts.where("is_repeated"), again) if of_records["repeated"] else None
         )
-        ends, knows_keys = self._ends_of_past()
         lost = taken.keys_of(self._spark, verdicts.where("is_lost").select("record")) if of_records["lost"] else None
-        knows_all = knows_keys and (lost is not None or not of_records["lost"])
+        knows_keys = lost is not None or not of_records["lost"]
         stepped, of_copies = self._kept(
             "stepped",
             comparison.by_sequence(
                 observed,
                 repeated,
-                ends,
+                self._of_past("ends"),
                 unknown=verdicts.where("is_unknown") if of_records["unknown"] else None,
                 lost=lost,
                 other=other,
@@ -87,7 +86,7 @@ class Stages:
             comparison.copy_numbers(),
             "duplicate IS NOT NULL OR is_reordered" + (" OR is_end" if self._left else ""),
         )
-        of_keys = {} if knows_all else dict.fromkeys(KEY_NUMBERS)
+        of_keys = {} if knows_keys else dict.fromkeys(KEY_NUMBERS)
         numbers = {**seen, **of_records, **of_copies, **of_keys, **of_others}
         totals = {name: numbers[name] for name in TOTALS}
         settled = {name: numbers.get(f"settled_{name}", numbers[name]) for name in TOTALS}
@@ -96,8 +95,7 @@ class Stages:
             settled[name] += before_this
         found = self._found(verdicts, stepped, observed, other, most) if _is_worth({**numbers, **totals}) else None
         if self._left is not None:
-            left = comparison.ends_of(stepped)
-            (left if knows_keys else left.drop("has_gap")).write.parquet(str(self._left / "ends"))
+            comparison.ends_of(stepped).write.parquet(str(self._left / "ends"))
             verdicts.where("is_open").select("record").write.parquet(str(self._left / "open"))
             if found is not None:
                 found.where("is_settled").write.parquet(str(self._left / "found"))
@@ -189,16 +187,6 @@ class Stages:
         history.join(came, "record", "left_semi").select(*COPY).write.parquet(str(place))
         again = self._spark.read.parquet(str(place))
         return None if again.isEmpty() else again
-
-    def _ends_of_past(self) -> tuple[DataFrame | None, bool]:
-        """Return the ends of sequences, and whether they tell which keys had gaps.
-
-        Those of an earlier version do not, which is known all the same where no audit has found a gap.
-        """
-        ends = self._of_past("ends")
-        if self._past is None or ends is None or "has_gap" in ends.columns:
-            return ends, True
-        return ends, not (self._past.numbers["reordered"] or self._past.numbers["unknown"])
 
     def _kept(
         self, name: str, frame: DataFrame, numbers: Sequence[Column], worth: str

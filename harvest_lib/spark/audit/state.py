@@ -27,7 +27,7 @@ from typing import Any
 from harvest_lib.errors import HarvestError
 from harvest_lib.spark.seen_rows import SeenRows
 
-VERSION = 2
+VERSION = 3
 
 _MANIFEST, _LOCK = "manifest.json", "lock"
 _COPIES = "copies"

@@ -307,7 +307,7 @@ AUDIT_SUMMARY = Contract(
         "delay_max_ms": Column(kind="double", nullable=True),
         "backlog_records": _COUNT,
         "backlog_age_seconds": Column(kind="double", least=0),
-        # A summary of an earlier version lacks them.
+        # Not known where a record is lost whose row was purged.
         "keys": _KNOWN_COUNT,
         "keys_with_gaps": _KNOWN_COUNT,
         "other_contents": _COUNT,

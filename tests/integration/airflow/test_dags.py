@@ -34,7 +34,7 @@ CONFIG = {"ops": {"load": {"config": {"month": 3}}}}
 NUMBERS = """
     audit_id text, at timestamptz, records bigint, committed bigint, lost bigint, duplicates_adjacent bigint,
     duplicates_separated bigint, duplicates_cross_epoch bigint, reordered bigint, unknown bigint,
-    other_contents bigint DEFAULT 0,
+    other_contents bigint DEFAULT 0, keys bigint, keys_with_gaps bigint,
     foreign_messages bigint, delay_p50_ms double precision, delay_p95_ms double precision,
     delay_p99_ms double precision, delay_max_ms double precision, backlog_records bigint,
     backlog_age_seconds double precision

@@ -195,7 +195,7 @@ def test_verified_alone_judges_the_last_audit(outbox, reaper):
     for audit_id, (numbers, is_verified) in enumerate(
         [({}, True), ({"lost": 1}, False), ({"duplicates_cross_epoch": 2}, True), ({"committed": 0}, False)]
     ):
-        insert(outbox.connection, str(audit_id), **numbers)
+        insert(outbox.connection, str(audit_id), topics=["orders"], **numbers)
         assert materialized() == is_verified, numbers
 
 

@@ -65,7 +65,7 @@ def test_a_loss_fails_the_audit_of_an_outbox_whose_group_is_the_projects_own(aud
 
 
 def test_an_outbox_may_have_keys_of_its_own(audited, attributes):
-    """Those of an earlier version, by which its history goes on."""
+    """As for an asset that was renamed, so that its history goes on."""
     attributes["asset_keys"] = {
         "outbox": "outbox/{name}",
         "topic": "kafka/{topic}",

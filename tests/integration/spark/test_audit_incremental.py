@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from support.audited import KEYS, RECORDS, of_one_key, write
+from support.audited import RECORDS, of_one_key, write
 from support.waiting import eventually
 
 from harvest_lib.errors import ConfigError
@@ -16,8 +16,7 @@ from harvest_lib.record.header import HEADER_NAME, stamp
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity
-from harvest_lib.spark.audit import comparison, results
-from harvest_lib.spark.audit.comparison import ends_of
+from harvest_lib.spark.audit import results
 from harvest_lib.spark.audit.kafka_side import Topics
 from harvest_lib.spark.audit.run import _require_server
 from harvest_lib.spark.audit.stages import Stages
@@ -104,23 +103,6 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     native.produce(last, outbox_id=low, value=b"v")  # after those that were written later
     found, _ = since.require_same()
     assert (found.lost, found.reordered, found.duplicates_adjacent) == (0, 1, 2)
-
-
-def test_a_state_of_an_earlier_version_knows_keys_unless_it_had_found_a_gap(since, monkeypatch):
-    native = since.native
-    native.deliver()
-    with monkeypatch.context() as patch:  # which did not write this column
-        patch.setattr(comparison, "ends_of", lambda stepped: ends_of(stepped).drop("has_gap"))
-        since.audit()
-        native.produce(native.log()[-1], outbox_id=10**9)
-        found = since.audit()
-        assert (found.unknown, found.keys, found.keys_with_gaps) == (1, KEYS, 1)
-    found = since.audit()
-    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, None, None)
-    found = since.audit()
-    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, None, None), "it went on from one that did not know"
-    found = since.audit(full=True)
-    assert (found.unknown, found.keys, found.keys_with_gaps) == (1, KEYS, 1)
 
 
 def test_a_key_that_had_a_gap_has_it_in_later_audits_too(since):

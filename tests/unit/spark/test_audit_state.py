@@ -83,7 +83,7 @@ def _without_brace(text):
 
 
 def _newer(text):
-    return json.dumps({**json.loads(text), "version": 3})
+    return json.dumps({**json.loads(text), "version": 4})
 
 
 def _counts_more(text):
@@ -92,7 +92,7 @@ def _counts_more(text):
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(_without_brace, "cannot be read"), (_newer, "is of version 3"), (_counts_more, "checksum differs")],
+    [(_without_brace, "cannot be read"), (_newer, "is of version 4"), (_counts_more, "checksum differs")],
 )
 def test_a_manifest_that_was_altered_is_refused(tmp_path, damage, said):
     audited(tmp_path)
