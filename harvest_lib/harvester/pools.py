@@ -157,7 +157,7 @@ def refuse_group(config: HarvestConfig) -> str:
     """Raise PoolConflict if the consumer group of the pool has members, while another would lead it by the lock in
     Postgres. Where Kafka does not say, that is logged, and the reason returned.
 
-    Before `leadership: auto` a pool without the setting elected through Kafka. The two elections do not know of each
+    goharvest elects through Kafka, and so does a pool with `leadership: neli`. The two elections do not know of each
     other, and a leader that marks has no row that would show it.
     """
     group = config.leader_group_id
@@ -176,6 +176,6 @@ def refuse_group(config: HarvestConfig) -> str:
         evidence=f"the consumer group {group!r} has {len(found)} members; `leadership: auto` chose `postgres` here, "
         "which knows nothing of that election",
         next_step="stop those processes, then start this one; or let it stand in their election, and deliver as they "
-        "do: `leadership: neli` and the `delivery` that they have (before `auto` the default was `barrier`)",
+        "do: `leadership: neli` and the `delivery` that they have",
         theirs=next((each.pool for each in found if each.pool is not None), unknown).as_json(),
     )

@@ -90,7 +90,6 @@ EXEMPT = {
     "integration/cli/test_check": "its subject is what is wrong before a harvester runs",
     "integration/cli/test_run_stops": "its subject is a process before its harvester runs",
     "contract/test_leadership": _PART,
-    "contract/test_old_artefacts": _NAMES,
     "contract/test_batch_source": _PART,
     "contract/test_pipeline_reader": _PIPELINE,
     "contract/test_pipeline_writer": _PIPELINE,
@@ -239,7 +238,7 @@ EXEMPT = {
     "integration/subscriptions/test_lock": _PART,
     "integration/harvester/test_two_databases": "its subject is two pools that differ in more than their roles",
     "integration/harvester/test_two_pools": "its subject is two pools that differ in more than their roles",
-    "integration/harvester/test_upgrade": "its subject is two pools that differ in more than their roles",
+    "integration/harvester/test_changed_pool": "its subject is two pools that differ in more than their roles",
 }
 """Why the rest does not run."""
 

@@ -10,18 +10,9 @@ VARIABLE = "UPDATE_PUBLIC_NAMES"
 """Set to 1, the lists are written again instead of compared."""
 
 
-def check(file: Path, section: str, found: object) -> None:
-    """Compare one section of a list in JSON with `found`: both have to be equal. Or write it, if VARIABLE is 1."""
-    listed = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if os.environ.get(VARIABLE) == "1":
-        listed[section] = found
-        file.write_text(_text(listed), encoding="utf-8")
-        return
-    _compare(file, section, *(_text(each).splitlines() for each in (listed.get(section), found)))
-
-
 def check_lines(file: Path, section: str, found: Iterable[str]) -> None:
-    """As `check`, for the lines of a text that begin with the section's name."""
+    """Compare the lines of a list that begin with the section's name with `found`: both have to be equal. Or write
+    them, if VARIABLE is 1."""
     now = sorted({f"{section} {each}" for each in found})
     assert now, f"nothing was found for section `{section}`"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -52,10 +43,6 @@ def _compare(file: Path, section: str, before: list[str], now: list[str]) -> Non
             f"  {VARIABLE}=1 python -m pytest tests/contract/{_test_of(file)}",
         ]
     )
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _test_of(file: Path) -> str:

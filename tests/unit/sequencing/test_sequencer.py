@@ -48,15 +48,6 @@ def test_a_message_of_clock_zero_is_committed_at_once_each_time_and_is_not_track
     assert [(each.producer, each.acknowledged) for each in sequencer.states()] == [(A, 9)]
 
 
-def test_a_pending_message_of_clock_zero_of_an_older_checkpoint_is_read_again_and_no_later_one():
-    """Those were tracked once: it was not committed when the checkpoint was made."""
-    state = ProducerState(producer=A, acknowledged=-1, begin=0, newest=2)
-    log = messages((A, 0, "continue"), (A, 2, "continue"), (A, 0, "continue"), (A, 3, "continue"), (A, 3, "ack"))
-    sequencer = Sequencer(offset=2, states=[state])
-    committed, replay = sequencer.take(log)
-    assert offsets([committed, replay.pick(log)]) == [[2], [0, 1, 3]]
-
-
 @pytest.mark.parametrize("message_id", [b"short", b"x" * 16])
 def test_an_id_that_nobody_can_read_is_as_none(message_id):
     sequencer = Sequencer()

@@ -1,4 +1,4 @@
-"""From a pool of the earlier defaults (`neli`, `barrier`) to one of `auto`: nothing is lost, repeated or reordered.
+"""From a pool of `neli` and `barrier` to one of `auto`: nothing is lost, repeated or reordered.
 
 A process that chooses by `auto` does not start beside one that elects through Kafka, whatever that reads by; and the
 delivery that it chooses goes on from where the other one stopped.
@@ -84,7 +84,7 @@ def test_on_goharvests_table_all_is_as_goharvest_does(plain, caplog):
     assert plain.count() == 0
 
 
-def test_a_rolling_restart_is_refused_while_the_pool_of_before_leads_and_goes_on_from_there(outbox):
+def test_a_rolling_restart_is_refused_while_the_former_pool_leads_and_goes_on_from_there(outbox):
     outbox.fill(50, keys=3)
     with member(outbox, **BEFORE, name="before") as before:
         eventually(lambda: before.delivered_records == 50, "delivered")
