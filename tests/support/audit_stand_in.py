@@ -7,6 +7,8 @@ import sys
 
 import psycopg
 
+from harvest_lib.errors import FOUND_EXIT_CODE
+
 CREATE = """
 CREATE SCHEMA IF NOT EXISTS harvest_audit;
 CREATE TABLE IF NOT EXISTS harvest_audit.summary (
@@ -57,7 +59,7 @@ def main():
             insert(connection, options.audit_id, topics=options.topic, **finds)
     asked = {"audit_id": options.audit_id, "topic": options.topic, "state": options.state}
     sys.stdout.write(json.dumps({**asked, "metrics": options.metrics_file, **finds}) + "\n")
-    return 1 if finds else 0
+    return FOUND_EXIT_CODE if finds else 0
 
 
 if __name__ == "__main__":
