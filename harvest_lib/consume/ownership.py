@@ -207,8 +207,7 @@ class Ownership:
     def _ended_by(self, error: BaseException) -> None:
         # All is decided before it is logged: a handler of the log may raise.
         if self._owner.no_room(self, error):
-            self.begin_at = boot_seconds()  # it waits for its turn, which is no failure
-            return
+            return  # it waits for its turn, which is no failure, and keeps its place: `begin_at` is the same
         is_fenced = isinstance(error, Fenced)
         self._pause(self._owner.session_seconds if is_fenced else None)
         # After a transaction that was kept, a new connection may be all that it takes.

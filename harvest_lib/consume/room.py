@@ -1,7 +1,8 @@
 """The room that a process has for shards: open files, and connections that the database gives it.
 
 Each shard has a Kafka client and a connection. Where there is no room for all, the others wait, and take turns with
-those at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step.
+those at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step. A connection that was
+held, and is then refused, is tried again soon: Postgres ends the session before it a moment after its client.
 """
 
 import logging
@@ -35,9 +36,12 @@ class Room:
         self._began: list[float] = []
         self._most: int | None = None  # shards for which there are connections, as far as known
         self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
+        self._held = 0  # the most that had a session at once, while others waited
         self._is_trying = False  # more than there were connections for
+        self._is_regaining = False  # what was held before
         self._evidence = ""
-        self._said = ""
+        self._lacks_files_since: float | None = None
+        self._said: set[str] = set()
 
     def begin(self) -> None:
         """Raise the limit of files, and count those that are open before any shard begins."""
@@ -51,7 +55,7 @@ class Room:
         if self._most is not None and at_work >= self._most and now < self._again_at:
             return False
         settled, used = at_work - len(self._began), open_files.used()
-        if settled > 0:
+        if settled > 0 and (settled >= len(self._began) or self._files_each == _FILES_UNMEASURED):
             self._files_each = max(_FILES_EACH, -(-(used - self._files_before) // settled))
         needed = (len(self._began) + 1) * self._files_each + _RESERVED_FILES
         if at_work and used + needed > open_files.limit():
@@ -64,7 +68,9 @@ class Room:
     def _try_more(self, at_work: int, now: float) -> None:
         if self._is_trying:  # and it was not in vain
             self._again_seconds = _AGAIN_SECONDS
-        self._most, self._is_trying = max(2 * (self._most or 1), at_work + 1), True
+        self._is_regaining = self._held > at_work
+        self._is_trying = not self._is_regaining
+        self._most = self._held if self._is_regaining else max(2 * (self._most or 1), at_work + 1)
         self._again_at = now + self._again_seconds
 
     def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
@@ -81,23 +87,40 @@ class Room:
         if is_full:
             if self._is_trying:
                 self._again_seconds = min(2 * self._again_seconds, _LONGEST_AGAIN_SECONDS)
-            self._is_trying = False
-            self._most, self._again_at = max(1, holding), boot_seconds() + self._again_seconds
+            if self._is_regaining:  # in vain: somebody else has them
+                self._held = holding
+            seconds = _AGAIN_SECONDS if others < self._held else self._again_seconds
+            self._is_trying = self._is_regaining = False
+            self._most, self._again_at = max(1, holding), boot_seconds() + seconds
             self._evidence = error.evidence
         return is_full
 
     def tell(self, waiting: int, at_work: int, holding: int) -> None:
         """Log that shards wait, once for each cause; once none does, and all at work have a session, forget it."""
         if not waiting:
+            self._lacks_files_since = None
             if at_work == holding:
-                self._most, self._said, self._is_trying = None, "", False
+                self._most, self._is_trying = None, False
+                self._said.clear()
+                self._held, self._is_regaining = 0, False
                 self._again_seconds = _AGAIN_SECONDS
             return
+        if self._most is not None:
+            self._most = max(self._most, holding)
+            if holding >= self._held:
+                self._held, self._is_regaining = holding, False
         by_database = self._most is not None and at_work >= self._most
+        used, limit = open_files.used(), open_files.limit()
+        if by_database:
+            self._lacks_files_since = None
+        elif used + self._files_each + _RESERVED_FILES <= limit:  # they are kept free for shards that begin
+            self._lacks_files_since = self._lacks_files_since or boot_seconds()
+            if boot_seconds() - self._lacks_files_since < 2 * _OPENING_SECONDS:
+                return
         cause = "database" if by_database else "files"
-        if cause == self._said:
+        if cause in self._said:
             return
-        self._said = cause
+        self._said.add(cause)
         if by_database:
             reason = f"the database gives no connection to more than {at_work} partitions: {self._evidence}"
             step = (
@@ -106,8 +129,8 @@ class Room:
             )
         else:
             reason = (
-                f"there are no files left for more than {at_work} partitions: {open_files.used()} of "
-                f"{open_files.limit()} are open"
+                f"there are no files left for more than {at_work} partitions: {used} of {limit} are open, "
+                f"and each takes up to {self._files_each}"
             )
             step = (
                 "raise the hard limit of open files (systemd: LimitNOFILE=, shell: ulimit -Hn), or start more "

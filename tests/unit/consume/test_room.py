@@ -92,6 +92,45 @@ def test_more_connections_are_tried_less_often_while_that_is_in_vain(room, clock
     assert 10 < tries < 20
 
 
+def test_a_refusal_while_others_still_connect_leaves_room_for_them(room):
+    admitted(room, 0, 32)
+    room.refused(refusal(FULL), 31, 17, has_opened=False)
+    room.tell(12, 20, 20)
+    assert admitted(room, 17, 15) == 20
+
+
+def test_sessions_that_end_slowly_take_room_for_seconds_alone(room, clock):
+    """Connections were tried in vain for minutes; then ten turns end, and Postgres has not yet ended their sessions."""
+    admitted(room, 0, 32)
+    room.refused(refusal(FULL), 20, 20, has_opened=False)
+    for _ in range(60):
+        clock.now += 5.0
+        if admitted(room, 20, 1) > 20:
+            room.refused(refusal(FULL), 20, 20, has_opened=False)
+        room.tell(1, 20, 20)
+    assert admitted(room, 10, 22) == 20
+    for others in range(19, 9, -1):
+        assert room.refused(refusal(FULL), others, 10, has_opened=False)
+    room.tell(12, 10, 10)
+    clock.now += 2.0
+    assert admitted(room, 10, 22) == 20
+
+
+def test_connections_that_others_took_are_not_tried_every_two_seconds(room, clock):
+    admitted(room, 0, 32)
+    room.refused(refusal(FULL), 20, 20, has_opened=False)
+    room.tell(12, 20, 20)
+    tries = 0
+    for _ in range(600):
+        clock.now += 1.0
+        at_work = admitted(room, 10, 22)
+        tries += at_work > 10
+        for others in range(at_work - 1, 9, -1):
+            assert room.refused(refusal(FULL), others, 10, has_opened=False)
+        room.tell(22, 10, 10)
+    assert 10 < tries < 20
+
+
 def test_a_refusal_in_another_language_counts_where_others_get_sessions(room):
     admitted(room, 0, 8)
     assert not room.refused(refusal(FULL_IN_GERMAN), 7, 3, has_opened=False)
@@ -127,3 +166,47 @@ def test_files_are_counted_before_many_shards_begin(room, clock, files):
     at_work = admitted(room, at_work, 200)
     assert 100 + at_work * 40 + 64 <= files.limit
     assert at_work >= 21
+
+
+def said(caplog):
+    return [record.reason for record in caplog.records if record.message == "shards_wait"]
+
+
+def test_files_that_are_kept_free_for_those_that_begin_are_no_lack(room, clock, files, caplog):
+    files.limit = 1_024
+    at_work = admitted(room, 0, 120)
+    room.tell(120 - at_work, at_work, 0)
+    assert said(caplog) == []
+    clock.now += 3.0
+    files.used = 100 + at_work * 9
+    at_work = admitted(room, at_work, 120 - at_work)
+    files.used = 950
+    room.tell(120 - at_work, at_work, at_work)
+    (reason,) = said(caplog)
+    assert "950 of 1024" in reason
+
+
+def test_files_of_those_that_begin_do_not_count_as_those_of_others(room, clock, files):
+    files.limit = 1_024
+    admitted(room, 0, 7)
+    clock.now += 3.0
+    files.used = 100 + 7 * 14
+    assert admitted(room, 7, 23) == 30
+    files.used = 100 + 30 * 14
+    assert room.admits(30)  # 7 are settled, and the files of 30 are not theirs
+
+
+def test_each_cause_is_said_once(room, clock, files, caplog):
+    files.limit = 600
+    admitted(room, 0, 3)
+    clock.now += 3.0
+    files.used = 100 + 3 * 14
+    for _ in range(3):
+        room.refused(refusal(FULL), 20, 20, has_opened=False)
+        room.tell(12, 20, 20)
+        clock.now += 60.0
+        room.admits(10)
+        files.used = 590
+        room.tell(22, 10, 10)
+        files.used = 300
+    assert len(said(caplog)) == 2
