@@ -34,4 +34,4 @@ class BatchPorts:
     size: BatchSize = field(default_factory=BatchSize)
     """Kept from term to term: a size that Kafka does not take in time is not tried again by each."""
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of database calls: it may turn an error into another, see `translate_missing_table`."""
+    """Context of database calls: it may turn an error into another, see `translate_table_errors`."""

@@ -52,7 +52,7 @@ from harvest_lib.outbox import (
     Restamping,
     check_column_mapping,
     create_beside,
-    translate_missing_table,
+    translate_table_errors,
 )
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.identity import check_identities
@@ -104,13 +104,11 @@ class CheckpointEngine(Engine):
             self._table.check(connection)
             if self._parks:
                 check_parked(connection, self._table)
-        elif self._config.columns is not None:
-            check_column_mapping(connection, self._table, self._config.columns)
-            require_durable(connection, str(self._table))
         else:
             require_durable(connection, str(self._table))
-            self._table.check_native(connection)
-            self._table.check_sequence(connection)
+            self._check_columns(connection)
+            if self._config.columns is None:
+                self._table.check_sequence(connection)
         check_all_rows(connection, [self._table.identifier])
         with suppress(DatabaseAccessDenied):
             create_beside(connection, self._table)
@@ -123,6 +121,14 @@ class CheckpointEngine(Engine):
             prepare_transactions(self._config, self._producer_provider)
         if self._config.delivery == "sequenced":
             refuse_compacted(connection, self._table, self._config.subscription, make_topics(self._config))
+
+    def _check_columns(self, connection: psycopg.Connection[Any]) -> None:
+        if self._config.columns is not None:
+            check_column_mapping(connection, self._table, self._config.columns)
+        elif self._config.source == "mark":
+            self._table.check_columns(connection)
+        else:
+            self._table.check_native(connection)
 
     def checks(self, connection: psycopg.Connection[Any]) -> list[Check]:
         """Return the preconditions, once the tables are there."""
@@ -208,17 +214,17 @@ class CheckpointEngine(Engine):
             return
         self._ask_at = boot_seconds() + _ASK_SECONDS
         away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
-        with suppress(*away), self._translate_missing_table():
+        with suppress(*away), self._translate_table_errors():
             with connect(self._config.data_source.conninfo()) as connection:
                 self._refuse_rivals(connection)
             if self._config.delivery == "transactional":
                 self._refuse_another()
 
-    def _translate_missing_table(self) -> AbstractContextManager[None]:
+    def _translate_table_errors(self) -> AbstractContextManager[None]:
         table = self._table
         parked = [table.parked] if self._config.source == "mark" and self._parks else []
         tables = [table, table.subscriptions, table.parked_ids, *parked]
-        return translate_missing_table(self._config.data_source.conninfo, tables)
+        return translate_table_errors(self._config.data_source.conninfo, tables, self._check_columns)
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         config, table, kind = self._config, self._table, self._config.source
@@ -254,7 +260,7 @@ class CheckpointEngine(Engine):
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             topics=topics,
             size=self._sizes[term.shard],
-            translate_errors=self._translate_missing_table,
+            translate_errors=self._translate_table_errors,
         )
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:

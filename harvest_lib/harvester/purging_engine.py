@@ -19,7 +19,7 @@ from harvest_lib.harvester.factory import make_purging_guarantee, make_purging_p
 from harvest_lib.harvester.other_readers import acknowledge_pending, before_term
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, translate_missing_table
+from harvest_lib.outbox import OutboxTable, translate_table_errors
 from harvest_lib.record import Row
 from harvest_lib.source import ClaimSource, MarkPages
 
@@ -76,12 +76,12 @@ class PurgingEngine(Engine):
             parking=MarkedParking(config.parking, topics, pages),
             topics=topics,
             size=self._size,
-            translate_errors=self._translate_missing_table,
+            translate_errors=self._translate_table_errors,
         )
 
-    def _translate_missing_table(self) -> AbstractContextManager[None]:
+    def _translate_table_errors(self) -> AbstractContextManager[None]:
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
-        return translate_missing_table(self._config.data_source.conninfo, tables)
+        return translate_table_errors(self._config.data_source.conninfo, tables, self._table.check_columns)
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
         return self._table.oldest_age_seconds(connection)

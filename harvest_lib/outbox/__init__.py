@@ -19,7 +19,7 @@ from harvest_lib.outbox.segment_rotation import Rotated, rotate_segment
 from harvest_lib.outbox.segments import Segment, Segments
 from harvest_lib.outbox.subscriber_sql import subscribers_sql
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.outbox.table_visibility import translate_missing_table
+from harvest_lib.outbox.table_visibility import translate_table_errors
 
 __all__ = [
     "Detached",
@@ -54,5 +54,5 @@ __all__ = [
     "pump",
     "rotate_segment",
     "subscribers_sql",
-    "translate_missing_table",
+    "translate_table_errors",
 ]

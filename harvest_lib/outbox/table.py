@@ -1,6 +1,6 @@
 """The outbox table by name: its definition, the check that it is one, and its backlog."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +9,9 @@ from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.outbox import column_types
 from harvest_lib.outbox import native_table_queries as queries
+from harvest_lib.outbox.column_types import Column
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdSequences
@@ -17,7 +19,7 @@ from harvest_lib.table_names import name_parts
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]
-Beside = Literal["parked", "parked_ids", "subscriptions"]
+Beside = Literal["parked", "parked_ids", "segments", "subscriptions"]
 
 _CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -32,7 +34,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 )"""
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, NULL), a.attnotnull
+SELECT a.attname, format_type(a.atttypid, NULL), a.attnotnull, a.atthasdef
 FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
@@ -63,23 +65,6 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 """
 
 LONGEST_NAME_BYTES = 63
-
-_EXPECTED = {
-    "id": {"bigint", "integer"},
-    "create_time": {"timestamp with time zone"},
-    "kafka_topic": {"character varying", "text"},
-    "kafka_key": {"character varying", "text"},
-    "kafka_value": {"character varying", "text"},
-    "kafka_header_keys": {"text[]"},
-    "kafka_header_values": {"text[]"},
-    "leader_id": {"uuid"},
-}
-
-_EXPECTED_NATIVE = {
-    **_EXPECTED,
-    "kafka_value": {"character varying", "text", "bytea"},
-    "transaction_id": {"xid8"},
-}
 
 _NEVER_NULL = ("id", "kafka_topic", "kafka_header_keys", "kafka_header_values")
 """A record without one of these has no place in Kafka, nor can it be parked by its topic."""
@@ -196,13 +181,21 @@ class OutboxTable:
         return OutboxTable((row[0], row[1]))
 
     def kind(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Return the layout, goharvest's or native. Raises OutboxTableError if there is no table of this name, and
-        DatabaseAccessDenied if it is hidden from us."""
+        """Return the layout, goharvest's or native. Raises OutboxTableError if there is no table of this name, or it is
+        a native one whose transactions are not readable, and DatabaseAccessDenied if it is hidden from us."""
         with translated():
             row = connection.execute(queries.KIND, (str(self),)).fetchone()
         if row is None:
             raise self._absent(connection)
+        if not row[0] and self._is_damaged(connection, self._columns(connection)):
+            self.check_columns(connection)
         return "native" if row[0] else "goharvest"
+
+    def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, Column]) -> bool:
+        """Return True for a native table whose `transaction_id` has another type: it looks like goharvest's, whose
+        records are deleted once they are delivered."""
+        kind = columns["transaction_id"].type if "transaction_id" in columns else "xid8"
+        return kind != "xid8" and self.beside(connection, "segments") is not None
 
     def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
         """Return the type that values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
@@ -218,9 +211,8 @@ class OutboxTable:
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
         """Create the table unless it is there; return True if it was created."""
-        with translated():
-            if self._columns(connection):
-                return False
+        if self._columns(connection):
+            return False
         with translated(), connection.transaction():
             lock_ddl(connection, str(self))
             existed = bool(self._columns(connection))
@@ -229,24 +221,22 @@ class OutboxTable:
 
     def check_columns(self, connection: psycopg.Connection[Any]) -> Kind:
         """Return the table's kind. Raises OutboxTableError if there is no such table, or it is not an outbox."""
-        kind = self.kind(connection)
-        expected = _EXPECTED_NATIVE if kind == "native" else _EXPECTED
-        with translated():
-            columns = self._columns(connection)
-        kinds = {name: kind for name, (kind, _) in columns.items()}
-        wrong = [
-            f"{name} is {kinds[name]}, not {' or '.join(sorted(types))}" if name in kinds else f"{name} is missing"
-            for name, types in expected.items()
-            if kinds.get(name) not in types
-        ]
-        if wrong:
+        columns = self._columns(connection)
+        is_native = self._is_damaged(connection, columns) or self.kind(connection) == "native"
+        expected = column_types.NATIVE if is_native else column_types.GOHARVEST
+        missing = [name for name in expected if name not in columns]
+        wrong = column_types.wrong_types(columns, expected)
+        if missing or wrong:
+            evidence = [f"{name} is missing" for name in missing]
+            evidence += [f"{each} is {columns[each].type}, not {column_types.shown(expected[each])}" for each in wrong]
+            remedy = None if missing else column_types.alter(self.identifier, columns, expected, is_native=is_native)
             raise OutboxTableError(
                 f"the table {self} is not an outbox table",
-                evidence="; ".join(wrong),
-                next_step="compare it with `harvest init --print`, or name another with `outboxTable`",
+                evidence="; ".join(evidence),
+                next_step=remedy or "compare it with `harvest init --print`, or name another with `outboxTable`",
             )
-        self._refuse_nullable([name for name in _NEVER_NULL if not columns[name][1]])
-        return kind
+        self._refuse_nullable([name for name in _NEVER_NULL if not columns[name].never_null])
+        return "native" if is_native else "goharvest"
 
     def _refuse_nullable(self, names: Sequence[str]) -> None:
         if not names:
@@ -302,9 +292,14 @@ class OutboxTable:
             row = connection.execute(sql.SQL(_OLDEST).format(table=self.identifier)).fetchone()
         return max(0.0, row[0] or 0.0) if row is not None else 0.0
 
-    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, tuple[str, bool]]:
-        """Return the type of each column, and whether it is NOT NULL."""
-        return {name: (kind, strict) for name, kind, strict in connection.execute(_COLUMNS, (str(self),))}
+    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, Column]:
+        """Return the columns, by name; none if there is no table."""
+        with translated():
+            found = connection.execute(_COLUMNS, (str(self),)).fetchall()
+        return {
+            name: Column(type=kind, never_null=strict, has_default=has_default)
+            for name, kind, strict, has_default in found
+        }
 
     def _absent(self, connection: psycopg.Connection[Any]) -> OutboxTableError:
         self.refuse_hidden(connection)

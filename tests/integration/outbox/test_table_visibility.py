@@ -6,7 +6,7 @@ import pytest
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.table_visibility import translate_missing_table
+from harvest_lib.outbox.table_visibility import translate_table_errors
 
 pytestmark = pytest.mark.gate
 
@@ -14,7 +14,7 @@ TABLE = OutboxTable.parse("outbox")
 
 
 def read(connection, dsn):
-    with translate_missing_table(lambda: dsn, [TABLE]), translated():
+    with translate_table_errors(lambda: dsn, [TABLE], TABLE.check_columns), translated():
         connection.execute("SELECT FROM outbox")
 
 

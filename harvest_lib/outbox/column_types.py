@@ -1,0 +1,135 @@
+"""Types of an outbox table's columns: the supported ones, and the statements that turn others into them. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from psycopg import sql
+
+_TEXT = ("text", "character varying")
+_MOMENT = "timestamp with time zone"
+
+GOHARVEST: Mapping[str, tuple[str, ...]] = {
+    "id": ("bigint", "integer"),
+    "create_time": (_MOMENT,),
+    "kafka_topic": _TEXT,
+    "kafka_key": _TEXT,
+    "kafka_value": _TEXT,
+    "kafka_header_keys": ("text[]",),
+    "kafka_header_values": ("text[]",),
+    "leader_id": ("uuid",),
+}
+"""Types of each column of goharvest's table; the first is the one to turn another into."""
+
+NATIVE: Mapping[str, tuple[str, ...]] = {
+    **GOHARVEST,
+    "kafka_value": (*_TEXT, "bytea"),
+    "transaction_id": ("xid8",),
+}
+
+_DEFAULTS = {
+    "create_time": "clock_timestamp()",
+    "kafka_header_keys": "'{}'",
+    "kafka_header_values": "'{}'",
+    "transaction_id": "pg_current_xact_id()",
+}
+"""Of the native table. A default of another type has to be dropped before, as it may fit no more."""
+
+_ELEMENTS = {
+    "json": "SELECT each FROM json_array_elements_text($1) AS each",
+    "jsonb": "SELECT each FROM jsonb_array_elements_text($1) AS each",
+    "json[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT found #>> '{}') AS text (each)",
+    "jsonb[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT found #>> '{}') AS text (each)",
+    "bytea[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT convert_from(found, 'UTF8')) AS text (each)",
+}
+"""Texts in arrays that are not spelled as Postgres spells text[]: ALTER TABLE takes no subquery, but a function."""
+
+_LOSES = "jsonb has not kept the text that was written (spaces, the order of keys, all but the last of equal keys)"
+_NUMBERS = ("bigint", "integer", "numeric", "double precision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column as the catalogue has it."""
+
+    type: str
+    never_null: bool
+    has_default: bool
+
+
+def wrong_types(found: Mapping[str, Column], expected: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the names of columns that have another type."""
+    return [name for name, types in expected.items() if name in found and found[name].type not in types]
+
+
+def shown(types: tuple[str, ...]) -> str:
+    """Write the types that a column may have."""
+    return " or ".join(sorted(types))
+
+
+def alter(
+    table: sql.Identifier, found: Mapping[str, Column], expected: Mapping[str, tuple[str, ...]], *, is_native: bool
+) -> str | None:
+    """Return what gives all columns a supported type: notes, and the statements after a colon. None where there is no
+    such statement."""
+    clauses: list[str] = []
+    notes: list[str] = []
+    functions: dict[str, str] = {}
+    for name in wrong_types(found, expected):
+        kind, target = found[name].type, expected[name][0]
+        using = _using(name, kind, target, is_native=is_native)
+        if using is None:
+            return None
+        column = sql.Identifier(name).as_string(None)
+        if kind in _ELEMENTS and target == "text[]":
+            functions[kind] = _function(kind)
+        notes += [each for each in _notes(name, kind) if each not in notes]
+        clauses += _clauses(column, target, using.format(column), found[name], _DEFAULTS.get(name))
+    statements = [*functions.values(), f"ALTER TABLE {table.as_string(None)} {', '.join(clauses)}"]
+    remarks = "; ".join(["as the owner, while nothing reads or writes it", *notes])
+    return f"{remarks}: {'; '.join(statements)}"
+
+
+def _clauses(column: str, target: str, using: str, found: Column, default: str | None) -> Iterator[str]:
+    if found.has_default:
+        yield f"ALTER {column} DROP DEFAULT"
+    yield f"ALTER {column} TYPE {target} USING {using}"
+    if found.has_default and default is not None:
+        yield f"ALTER {column} SET DEFAULT {default}"
+
+
+def _using(name: str, kind: str, target: str, *, is_native: bool) -> str | None:
+    """Return the expression that makes the type of the old one, with {} for the column."""
+    if name == "id" and is_native:  # its segments are cut by it, and Postgres changes no type then
+        return None
+    if target == "text":
+        return "convert_from({}, 'UTF8')" if kind == "bytea" else "{}::text"
+    if target == "text[]":
+        if kind in _ELEMENTS:
+            return "pg_temp.texts({})"
+        return "{}::text[]" if kind.endswith("[]") or kind in _TEXT else None
+    if target == _MOMENT:
+        return _moment(kind)
+    return f"{{}}::text::{target}"
+
+
+def _moment(kind: str) -> str | None:
+    if kind == "timestamp without time zone":
+        return "{} AT TIME ZONE 'UTC'"
+    if kind == "date":
+        return "{}::timestamp AT TIME ZONE 'UTC'"
+    if kind in _NUMBERS:
+        return "to_timestamp({})"
+    return "{}::timestamptz" if kind in _TEXT else None
+
+
+def _notes(name: str, kind: str) -> Iterator[str]:
+    if kind == "jsonb" and name == "kafka_value":
+        yield _LOSES
+    if name == "create_time" and kind.startswith(("timestamp", "date")):
+        yield "its times are taken for UTC"
+    if name == "create_time" and kind in _NUMBERS:
+        yield "its numbers are taken for seconds since 1970"
+
+
+def _function(kind: str) -> str:
+    return f"CREATE FUNCTION pg_temp.texts({kind}) RETURNS text[] LANGUAGE sql RETURN ARRAY({_ELEMENTS[kind]})"
