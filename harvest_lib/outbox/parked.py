@@ -31,6 +31,7 @@ from harvest_lib.outbox import parked_queries as queries
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.definitions import check_columns
 from harvest_lib.outbox.parked_record import Dropped, ParkedCounts, ParkedRecord, ParkedRow, ParkedSelection, Retried
+from harvest_lib.outbox.parked_row import field_of
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 _SHOWN_IDS = 5
@@ -246,12 +247,14 @@ class ParkedRecords(ParkedTable):
         values = {"ids": [each.id for each in records], "outbox": str(self.outbox)}
         try:
             # Rows that were parked before the outbox got another column leave that to its default.
-            for columns, ids in connection.execute(self._statement(connection, queries.SHAPES), values).fetchall():
+            for columns, types, ids in connection.execute(
+                self._statement(connection, queries.SHAPES), values
+            ).fetchall():
                 statement = sql.SQL(queries.PUT_BACK).format(
                     parked=in_statement(self.table.identifier),
                     outbox=in_statement(self.outbox.identifier),
                     columns=sql.SQL(", ").join(in_statement(sql.Identifier(name)) for name in columns),
-                    fields=sql.SQL(", ").join(in_statement(sql.Identifier("back", name)) for name in columns),
+                    fields=sql.SQL(", ").join(map(field_of, columns, types)),
                 )
                 connection.execute(statement, {"ids": ids})
         except psycopg.errors.UniqueViolation as error:

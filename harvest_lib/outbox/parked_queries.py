@@ -1,5 +1,7 @@
 """The statements of `parked`. Those with {parked} in them take it quoted, with each % doubled."""
 
+from harvest_lib.outbox.parked_row import SHOWN
+
 CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
   id          BIGINT PRIMARY KEY,
@@ -39,7 +41,7 @@ SELECT count(*) FILTER (WHERE NOT held), count(*) FILTER (WHERE held) FROM {{par
 
 LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(limit)s"  # noqa: S608 - as above
 
-SHOW = f"SELECT {_FIELDS}, record AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
+SHOW = f"SELECT {_FIELDS}, {SHOWN} AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
 # Joins alone: what a list may be compared with by other means, IN or NOT IN, is compared one by one once it is long.
 TOUCHED = f"""
@@ -81,15 +83,18 @@ SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, parked_at, re
 # Not an UPDATE, for which another privilege would be needed.
 
 SHAPES = """
-SELECT columns, array_agg(id) FROM (
-  SELECT p.id, ARRAY(
-    SELECT a.attname::text FROM pg_attribute AS a
+SELECT columns, types, array_agg(id) FROM (
+  SELECT p.id, kept.* FROM {parked} AS p, LATERAL (
+    SELECT array_agg(a.attname::text ORDER BY a.attnum), array_agg(
+      CASE WHEN (p.record -> '') ? a.attname::text THEN format_type(a.atttypid, a.atttypmod) END ORDER BY a.attnum
+    ) FROM pg_attribute AS a
     WHERE a.attrelid = %(outbox)s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-      AND p.record ? a.attname::text AND NOT (a.attname = 'transaction_id' AND a.atttypid = 'xid8'::regtype)
-    ORDER BY a.attnum
-  ) AS columns FROM {parked} AS p WHERE p.id = ANY(%(ids)s::bigint[])
-) AS parked GROUP BY columns
+      AND (p.record ? a.attname::text OR (p.record -> '') ? a.attname::text)
+      AND NOT (a.attname = 'transaction_id' AND a.atttypid = 'xid8'::regtype)
+  ) AS kept (columns, types) WHERE p.id = ANY(%(ids)s::bigint[])
+) AS parked GROUP BY columns, types
 """
+"""Columns to put back, with their types where records have their text, and the records that have just these."""
 
 # A record that is put back is written by the transaction that does so: readers by transaction have passed the one that
 # wrote it first.
@@ -125,7 +130,7 @@ GONE_LISTED = f"{_WITH_GONE} SELECT id FROM {{parked}} WHERE {_SELECTED} AND gon
 SHOW_LISTED = f"""
 {_WITH_GONE}
 SELECT {_FIELDS}, gone,
-  coalesce((SELECT to_jsonb(o) FROM {{outbox}} AS o WHERE {{id}} = %(id)s AND NOT gone), '{{{{}}}}') AS row
+  coalesce((SELECT row_to_json(o) FROM {{outbox}} AS o WHERE {{id}} = %(id)s AND NOT gone), '{{{{}}}}') AS row
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 

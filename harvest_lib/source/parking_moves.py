@@ -3,6 +3,7 @@
 Promises
 - Only rows that still carry this leader's id move.
 - A key is not released while more of it is being held: both take the table's lock.
+- Each column comes back as it was written, the text of JSON too.
 - A parked record keeps its place before later ones of its key, also where an outbox gives out its ids once more.
 """
 
@@ -14,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, rendered
+from harvest_lib.outbox.parked_row import columns_statement, record_of
 
 _ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
 
@@ -48,7 +50,7 @@ _PARK = """
 WITH moved AS (
   DELETE FROM {table} AS o USING unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS refused (id, reason)
   WHERE o.id = refused.id AND o.leader_id = %(leader)s
-  RETURNING o.id, o.kafka_topic, o.kafka_key, refused.reason, to_jsonb(o) || '{{"leader_id": null}}' AS record
+  RETURNING o.id, o.kafka_topic, o.kafka_key, refused.reason, {row} || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
 SELECT id, kafka_topic, kafka_key, reason, false, record FROM moved
@@ -64,7 +66,7 @@ WITH moved AS (
   ) AS first
   WHERE o.id = ANY(%(ids)s::bigint[]) AND o.leader_id = %(leader)s AND first.topic = o.kafka_topic
     AND first.key = o.kafka_key AND o.id > first.id
-  RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, to_jsonb(o) || '{{"leader_id": null}}' AS record
+  RETURNING o.id, o.kafka_topic, o.kafka_key, first.id AS behind, {row} || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
 SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, record FROM moved
@@ -84,8 +86,14 @@ class ParkingMoves:
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
         self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked)
         self._make_room = sql.SQL(_MAKE_ROOM).format(**names)
-        self._park = sql.SQL(_PARK).format(**names)
-        self._hold = sql.SQL(_HOLD).format(**names)
+        self._names = names
+        self._columns = columns_statement(table)
+        self._park, self._hold = self._moving(())
+
+    def _moving(self, columns: Sequence[tuple[str, bool]]) -> tuple[sql.Composed, sql.Composed]:
+        """Return the statements that move rows of such columns."""
+        row = record_of(columns)
+        return sql.SQL(_PARK).format(**self._names, row=row), sql.SQL(_HOLD).format(**self._names, row=row)
 
     def is_any(self, connection: psycopg.Connection[Any]) -> bool:
         """Return True if anything is parked."""
@@ -121,13 +129,14 @@ class ParkingMoves:
         """Move records into the table of parked ones, and return the ids of those of `behind` that were."""
         with connection.transaction():
             connection.execute(self._lock_parked)
+            park, hold = self._moving(connection.execute(self._columns).fetchall())
             if refused:
                 reasons = list(refused.values())
                 values = {"ids": array_of(refused), "reasons": reasons, "leader": leader_id}
-                connection.execute(self._park, values)
+                connection.execute(park, values)
             if not behind:
                 return []
-            return connection.execute(self._hold, {"ids": array_of(behind), "leader": leader_id}).fetchall()
+            return connection.execute(hold, {"ids": array_of(behind), "leader": leader_id}).fetchall()
 
 
 def array_of(ids: Iterable[int]) -> str:

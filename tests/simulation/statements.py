@@ -441,7 +441,8 @@ def _known():
     found = dict(_texts(parts))
     placed = MarkSource("", OUTBOX, PARKED, names_places=True)
     found |= {placed._mark.as_string(None): "mark_placed", placed._purge_again.as_string(None): "purge_marked"}
-    silent = (marked._lock_parked, marked._keep_parked, marked._make_room)  # no id is given out again here
+    # No id is given out again here, and there are no columns of others.
+    silent = (marked._lock_parked, marked._keep_parked, marked._make_room, marked._columns)
     found |= {each.as_string(None): "nothing" for each in silent}
     of_subscriptions = {
         _KINDS: "kinds",

@@ -3,11 +3,12 @@
 from psycopg import sql
 
 from harvest_lib.database import in_statement
+from harvest_lib.outbox.parked_row import columns_statement, record_of
 
 _MOVE = """
 WITH moved AS (
   DELETE FROM {table} AS o WHERE id = %(id)s
-  RETURNING o.id, o.kafka_topic, o.kafka_key, to_jsonb(o) || '{{"leader_id": null}}' AS record
+  RETURNING o.id, o.kafka_topic, o.kafka_key, {row} || '{{"leader_id": null}}' AS record
 )
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, record)
 SELECT id, kafka_topic, kafka_key, %(reason)s, %(held)s, record FROM moved
@@ -19,6 +20,7 @@ class Parking:
 
     def __init__(self, connection, parked):
         self.connection = connection
+        self._columns = columns_statement(parked.outbox.identifier)
         self._names = {
             "table": in_statement(parked.outbox.identifier),
             "parked": in_statement(parked.table.identifier),
@@ -28,6 +30,7 @@ class Parking:
         self.execute("LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE")
 
     def move(self, record_id, *, held=False, reason="refused"):
+        self._names["row"] = record_of(self.connection.execute(self._columns).fetchall())
         self.execute(_MOVE, id=record_id, held=held, reason=f"held behind {held}" if held else reason)
 
     def execute(self, statement, **values):

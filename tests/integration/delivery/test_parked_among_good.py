@@ -9,7 +9,7 @@ from support.waiting import eventually
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import ParkedRecords
+from harvest_lib.outbox import OutboxTable, ParkedRecords
 from harvest_lib.outbox.parked_record import ParkedSelection
 
 pytestmark = pytest.mark.gate
@@ -101,6 +101,34 @@ def test_values_and_keys_arrive_as_they_were_written(outbox, insert, config, boo
     assert records[0].partition == records[1].partition
     assert records[2].headers == [(ESCAPES, ESCAPES.encode()), ("", b""), ("a", None), ("a", b"2")]
     assert parked(outbox) == {}
+
+
+WRITTEN = '{"b": 1, "a": 1.0,"a":2, "z": "\\u0000\\u00e9"}'
+
+
+def test_what_was_parked_and_put_back_arrives_as_it_was_written(
+    outbox, insert, config, bootstrap_servers, make_topic, unique
+):
+    """Also a column of others, whose JSON has an order, a key twice, and a text that jsonb does not take."""
+    topic = unique("later")
+    outbox.connection.execute("ALTER TABLE outbox ADD COLUMN note json, ADD COLUMN notes json[]")
+    headers = {"names": [ESCAPES, "", "a", "a"], "contents": [ESCAPES, "", None, "2"]}
+    ids = [insert(ESCAPES[:100], value, topic=topic, **headers) for value in (WRITTEN, ESCAPES, None)]
+    outbox.connection.execute("UPDATE outbox SET note = %s, notes = ARRAY[%s]::json[]", (WRITTEN, WRITTEN))
+    Harvest(config()).drain(60)
+    assert list(parked(outbox)) == ids
+    table = ParkedRecords(OutboxTable.parse("outbox"))
+    assert table.show(outbox.connection, ids[0]).row["note"] == WRITTEN
+    table.retry(outbox.connection, ParkedSelection())
+    notes = outbox.connection.execute("SELECT DISTINCT note::text, notes[1]::text FROM outbox").fetchall()
+    assert notes == [(WRITTEN, WRITTEN)]
+    make_topic(name=topic)
+    Harvest(config()).drain(60)
+    records = read_topic(bootstrap_servers, topic)
+    assert [record.value for record in records] == [WRITTEN, ESCAPES, None]
+    assert {record.key for record in records} == {ESCAPES[:100]}
+    written = [(ESCAPES, ESCAPES.encode()), ("", b""), ("a", None), ("a", b"2")]
+    assert [list(record.headers) for record in records] == [written] * 3
 
 
 def test_a_topic_that_is_made_later_takes_the_records_of_other_keys(outbox, insert, config, make_topic, unique):

@@ -200,6 +200,25 @@ def test_a_record_comes_back_as_it_was(dsn, name):
     place.connection.close()
 
 
+def test_columns_that_jsonb_would_change_come_back_as_they_were(place):
+    texts = ['{"b": 1,"a": 1e2, "a":2}', '["\\u0000"]', "1e2", '"{}"', "null"]
+    place.connection.execute("CREATE TYPE pair AS (first json, second text)")
+    place.connection.execute("ALTER TABLE outbox ADD note json, ADD notes json[], ADD pair pair, ADD low float8")
+    place.write(*map(str, range(len(texts))))
+    for record_id, text in enumerate(texts, start=1):
+        place.connection.execute(
+            "UPDATE outbox SET note = %(text)s, notes = ARRAY[%(text)s]::json[], pair = (%(text)s, 'x'), low = '-0' "
+            "WHERE id = %(id)s",
+            {"id": record_id, "text": text},
+        )
+    everything = "SELECT o::text FROM outbox AS o ORDER BY id"
+    before = place.connection.execute(everything).fetchall()
+    place.park(*range(1, len(texts) + 1))
+    assert place.parked.show(place.connection, 1).row["note"] == texts[0]
+    place.retry()
+    assert place.connection.execute(everything).fetchall() == before
+
+
 def test_a_column_that_came_meanwhile_gets_its_default_and_one_that_went_is_left_out(place):
     place.connection.execute("ALTER TABLE outbox ADD gone int DEFAULT 1")
     place.write("a", "b")
