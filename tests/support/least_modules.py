@@ -212,6 +212,7 @@ EXEMPT = {
     "integration/outbox/test_archive": "its subject is dropping segments, which is the owner's work",
     "integration/outbox/test_segments": "its subject is making and dropping segments, which is the owner's work",
     "integration/outbox/test_segment_rotation": "its subject is leaving segments, which is the owner's work",
+    "integration/outbox/test_column_types": "its subject is columns that the owner alters, and alters back",
     "integration/outbox/test_table_visibility": "its subject is a question to the catalog, and no harvester runs",
     "integration/spark/test_archived": "its subject is what Spark reads, and no harvester runs",
     "integration/spark/test_changed_tables": "its subject is what Spark reads, and no harvester runs",
