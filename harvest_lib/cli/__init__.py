@@ -129,7 +129,14 @@ def main() -> None:
         from harvest_lib.cli.tables import print_line
 
         with suppress(OSError):  # the exit code says it, too
-            print_line(("error:", "red"), f" {error}", err=True)
+            if _is_log_read():
+                print_line(("error:", "red"), f" {error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _is_log_read() -> bool:
+    """Return False for a command whose log has a reader that reads no more: it is to end nevertheless."""
+    log = sys.modules.get("harvest_lib.cli.log_output")  # of the commands that have one
+    return log is None or bool(log.log_is_read())

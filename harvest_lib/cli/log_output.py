@@ -1,11 +1,13 @@
 """Log of the command line: through structlog, to standard error, as readable lines or JSON."""
 
 import logging
+import select
 import sys
 from typing import TextIO
 
 import structlog
 
+from harvest_lib.cli.log_writer import FLUSH_SECONDS, LogWriter
 from harvest_lib.cli.options import LogFormat
 from harvest_lib.errors import ConfigError
 from harvest_lib.logging_levels import NAMED_LEVELS, python_level
@@ -26,7 +28,8 @@ def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDic
 
 
 def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandler[TextIO]":
-    """Send every record of the standard library's logging to standard error, by the handler returned.
+    """Send every record of the standard library's logging to standard error, by the handler returned. Nothing waits for
+    its reader: `LogWriter`. A stream of memory alone is written at once.
 
     `level` is a name of `logging.level` in a file. Raises ConfigError for any other.
     """
@@ -46,7 +49,7 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
             ),
         ]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter(sys.stderr) if _has_file(sys.stderr) else logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,
@@ -57,3 +60,19 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
     root.handlers[:] = [handler]
     root.setLevel(python.upper())
     return handler
+
+
+def log_is_read() -> bool:
+    """Wait for a while until the log is written; return False if standard error takes no more: who writes there waits
+    for its reader."""
+    for each in logging.getLogger().handlers:
+        each.flush()
+    return not _has_file(sys.stderr) or bool(select.select((), (sys.stderr,), (), FLUSH_SECONDS)[1])
+
+
+def _has_file(stream: TextIO) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError):  # none was open as the process began; it is memory
+        return False
+    return True

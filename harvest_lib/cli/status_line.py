@@ -71,6 +71,7 @@ def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator
     finally:
         log.acquire()  # a log record while the line is being erased would draw it once more
         try:
+            log.flush()
             live.stop()
             log.setStream(stream)
         finally:

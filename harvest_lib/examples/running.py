@@ -7,7 +7,7 @@ from typing import Annotated, Any, LiteralString
 
 import typer
 
-from harvest_lib.cli.log_output import configure_logging
+from harvest_lib.cli.log_output import configure_logging, log_is_read
 from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
@@ -69,7 +69,8 @@ def run(
         with observed(ConsumerTelemetry(consumer), listen):
             consumer.run(stopping)
     except HarvestError as error:
-        typer.echo(f"error: {error}", err=True)
+        if log_is_read():
+            typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
 
 

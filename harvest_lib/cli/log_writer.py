@@ -1,0 +1,107 @@
+"""A log handler that never waits for the reader of the log.
+
+    the code that logs ─► lines that wait, at most MOST_CHARACTERS ─► a thread ─► standard error
+
+Promises
+- A reader that stops reading (a pager, a stalled pipe, a terminal after Ctrl-S, a network disk that hangs) holds up
+  nothing but the log.
+- Lines for which there is no room are dropped and counted: `log_lines_dropped` stands where they are missing, once the
+  reader reads again.
+- `flush` waits for a while, and so does the end of the process: what is read is read in full.
+"""
+
+import logging
+import os
+import select
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any, TextIO
+
+from harvest_lib import threads
+
+_log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 4_000_000
+"""Of lines that wait for the reader."""
+FLUSH_SECONDS = 2.0
+
+
+class LogWriter(logging.StreamHandler[Any]):
+    """Writes each record to a stream, on a thread of its own."""
+
+    def __init__(self, stream: TextIO, most_characters: int = MOST_CHARACTERS) -> None:
+        """`stream` has a file descriptor. That is written to, so that nobody waits for the locks of the stream."""
+        super().__init__(_Descriptor(stream))
+        assert self.lock is not None  # noqa: S101 - a handler makes it
+        self._changed = threading.Condition(self.lock)  # logging makes it anew in a child of `fork`
+        self._most = most_characters
+        self._thread: threading.Thread | None = None
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begin with no lines: those of a parent process are written there."""
+        self._lines: deque[tuple[logging.LogRecord, str]] = deque()
+        self._characters = self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a record to the lines that wait, or drop it."""
+        try:
+            line = self.format(record) + self.terminator
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._dropped or (self._lines and self._characters + len(line) > self._most):
+                self._dropped += 1
+                return
+            self._lines.append((record, line))
+            self._characters += len(line)
+            self._changed.notify_all()
+            if self._thread is None or not self._thread.is_alive():
+                with suppress(RuntimeError):  # there is no room for a thread: the next record begins it
+                    self._thread = threads.start("harvest-log", self._write_on)
+
+    def flush(self) -> None:
+        """Wait until all is written, for FLUSH_SECONDS at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, FLUSH_SECONDS)
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                record, line = self._lines[0]
+            try:
+                self.stream.write(line)
+            except Exception:  # noqa: BLE001 - as every handler does
+                self.handleError(record)
+            with self._changed:
+                self._lines.popleft()
+                self._characters -= len(line)
+                dropped = self._dropped if self._characters <= self._most // 2 else 0
+                self._dropped -= dropped
+                self._changed.notify_all()
+            if dropped:
+                _log.warning("log_lines_dropped", extra={"count": dropped})
+
+
+class _Descriptor:
+    """The file of a text stream, written to without its buffer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._descriptor = stream.fileno()
+        self._encoding, self._errors = stream.encoding or "utf-8", stream.errors or "backslashreplace"
+
+    def write(self, text: str) -> int:
+        left = memoryview(text.encode(self._encoding, self._errors))
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:  # another program has set the pipe that we share to non-blocking
+                select.select((), (self._descriptor,), ())
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
