@@ -8,6 +8,7 @@ It is looked for in the whole chain, as an application, or a library such as SQL
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
 | the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |
+| a group of errors | if each of its errors does |
 | all else | no |
 """
 
@@ -64,7 +65,20 @@ def passes(error: BaseException) -> bool:
     return postgres_causes.passes(error) or any(map(_is_passing, postgres_causes.chain(error)))
 
 
+def follows_what_passes(error: BaseException) -> bool:
+    """Return True if an error was raised where an error of Postgres that passes was handled. That is its cause if the
+    transaction has failed, too; else it may have another."""
+    handled = error.__context__
+    while handled is not None:
+        if postgres_causes.sqlstate(handled) and passes(handled):
+            return True
+        handled = handled.__context__
+    return False
+
+
 def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(passes, error.exceptions))
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)
         return code is not None and code & _PRIMARY in _OF_SQLITE

@@ -32,7 +32,7 @@ from harvest_lib.consume.retention import RetentionWatch
 from harvest_lib.consume.room import Room
 from harvest_lib.consume.shard import Shard
 from harvest_lib.consume.store import Store
-from harvest_lib.consume.transaction import Application
+from harvest_lib.consume.transaction import Application, require_functions
 from harvest_lib.errors import ConfigError, TopicMissing
 from harvest_lib.kafka_client import answer_of, client_settings, count_error, is_refusal, refused_settings, translate
 from harvest_lib.kafka_offsets import Place
@@ -97,11 +97,13 @@ class Consumer:
         """Time of the last poll of the group, in boot seconds; None if it does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting, and
-        KafkaError where the group does not take this member, such as beside members of another kind."""
+        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
+        application whose functions cannot be called, and KafkaError where the group does not take this member, such as
+        beside members of another kind."""
         guard_loggers()
         self._room.begin()
         own = group_settings(self._group_settings, self._name)
+        require_functions(self._application)
         with refused_settings("settings"):
             group: Any = KafkaClient(own)
         over = threading.Event()

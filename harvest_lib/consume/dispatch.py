@@ -4,7 +4,9 @@ Each call is made within the transaction that is open. Where the message to blam
 take one acknowledgement each and check after every message, until that one is found (`Attempts`).
 """
 
-from collections.abc import Iterable
+import os
+import traceback
+from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from harvest_lib.clock import boot_seconds
@@ -12,12 +14,24 @@ from harvest_lib.consume.attempts import Attempts, FunctionFailed, TrialPassed
 from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.store import StateRefused, Store, reason_of
 from harvest_lib.consume.tracing import TransactionSpan
-from harvest_lib.consume.transaction import Application, GroupApplication, Transaction
+from harvest_lib.consume.transaction import Application, GroupApplication, Transaction, require_done
 from harvest_lib.errors import KafkaError
 from harvest_lib.sequencing.batch import Batch, Message
 from harvest_lib.sequencing.publisher import PublishRefused
 
-_NOT_OPEN = "the function ended the transaction, or went on after a statement of it had failed"
+_NOT_OPEN = "the function ended the transaction, left a statement of it unfinished, or went on after one had failed"
+
+
+_forks = 0
+"""Forks that led to this process."""
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 - of the process, as forks are
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class OpenTransaction:
@@ -62,6 +76,7 @@ class Dispatch:
     def __init__(self, application: Application, store: Store, attempts: Attempts) -> None:
         self._application, self._store, self._attempts = application, store, attempts
         self._by_groups = application if isinstance(application, GroupApplication) else None
+        self._forks = _forks
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
         """Return True if all of a group goes into one call: no single message, and no transaction that is read again,
@@ -74,11 +89,11 @@ class Dispatch:
         opened.about = None
         opened.linked(group)
         try:
-            self._by_groups.consume_messages(opened.transaction, group)
-        except KafkaError:
-            raise
+            _call(self._by_groups.consume_messages, opened.transaction, group)
         except BaseException as error:
+            self._pass_on(error)
             raise self.refused(error, None, is_anyones=True) from error
+        self._end_child()
         if not self._store.is_open:
             raise FunctionFailed(_NOT_OPEN, is_anyones=True)
         opened.taken += len(group)
@@ -94,16 +109,19 @@ class Dispatch:
 
     def _take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
         """Check only at the end that the transaction is still open."""
-        consume_message, transaction, taken = self._application.consume_message, opened.transaction, 0
+        consume_message: Callable[..., object] = self._application.consume_message
+        transaction, taken = opened.transaction, 0
         for message in messages:
             opened.about = message
             try:
-                consume_message(transaction, message)
-            except KafkaError:
-                raise
+                if (returned := consume_message(transaction, message)) is not None:
+                    require_done(returned)
             except BaseException as error:
+                self._pass_on(error)
                 is_known = not taken or self._store.is_open
                 raise self.refused(error, message.offset if is_known else None, is_anyones=not is_known) from error
+            if _forks != self._forks:
+                self._end_child()
             taken += 1
         last = opened.about.offset if opened.about is not None else None
         if not self._store.is_open:
@@ -122,11 +140,11 @@ class Dispatch:
                 continue
             opened.about = message
             try:
-                self._application.consume_message(opened.transaction, message)
-            except KafkaError:
-                raise
+                _call(self._application.consume_message, opened.transaction, message)
             except BaseException as error:
+                self._pass_on(error)
                 raise self.refused(error, message.offset) from error
+            self._end_child()
             if not self._store.is_open:
                 raise FunctionFailed(_NOT_OPEN, message.offset)
             try:
@@ -142,11 +160,11 @@ class Dispatch:
         if not opened.taken:
             return
         try:
-            self._application.finalize_txn(opened.transaction)
-        except KafkaError:
-            raise
+            _call(self._application.finalize_txn, opened.transaction)
         except BaseException as error:
+            self._pass_on(error)
             raise self._not_finalized(opened, self.refused(error, opened.only, is_anyones=True)) from error
+        self._end_child()
         if not self._store.is_open:
             raise self._not_finalized(opened, FunctionFailed(_NOT_OPEN, opened.only, is_anyones=True))
         try:
@@ -156,6 +174,19 @@ class Dispatch:
         if self._attempts.trial is not None:
             raise TrialPassed("", taken=opened.taken)
 
+    def _pass_on(self, error: BaseException) -> None:
+        """Raise again what no message is to blame for."""
+        self._end_child(error)
+        if isinstance(error, KafkaError):
+            raise error
+
+    def _end_child(self, error: BaseException | None = None) -> None:
+        """End a process that a function has forked, and that comes back from it: it has its parent's connections, and
+        would end the parent's transaction."""
+        if _forks != self._forks:
+            code = error.code if isinstance(error, SystemExit) else int(error is not None)
+            os._exit(code if isinstance(code, int) else int(code is not None))
+
     def _not_finalized(self, opened: OpenTransaction, failed: FunctionFailed) -> FunctionFailed:
         if failed.is_anyones and opened.last is not None:
             failed.taken, failed.last = opened.taken, opened.last
@@ -164,8 +195,22 @@ class Dispatch:
     def refused(self, error: BaseException, offset: int | None, *, is_anyones: bool = False) -> FunctionFailed:
         """Return the failure for an error of a function, or of a message that it published."""
         reason = str(error) if isinstance(error, StateRefused) else reason_of(error)
+        _let_go(error)
         if self._store.will_pass(error):
             return FunctionFailed(reason)
         if isinstance(error, PublishRefused) and error.about is not None:  # it may follow from an earlier message
             return FunctionFailed(reason, error.about)
         return FunctionFailed(reason, offset, is_anyones=is_anyones)
+
+
+def _call(function: Callable[..., object], *arguments: object) -> None:
+    if (returned := function(*arguments)) is not None:
+        require_done(returned)
+
+
+def _let_go(error: BaseException) -> None:
+    """Clear the frames of an error and of those before it: results that are read halfway keep the connection locked."""
+    handled: BaseException | None = error
+    while handled is not None:
+        traceback.clear_frames(handled.__traceback__)
+        handled = handled.__context__

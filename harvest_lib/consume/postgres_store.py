@@ -4,7 +4,7 @@ An owner that is frozen in a transaction holds its locks; Postgres ends that tra
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from harvest_lib.consume.causes import passes
+from harvest_lib.consume.causes import follows_what_passes, passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
 from harvest_lib.database import connect, translated
@@ -30,6 +30,9 @@ WHERE statement.name = 'statement_timeout' AND statement.setting::bigint > 1 AND
   AND (lock.setting = '0' OR lock.setting::bigint > statement.setting::bigint / 2)
 """
 """For a role with a `statement_timeout`: a wait for a lock ends before it, and differs from a slow statement."""
+_SESSION = """
+SELECT current_user::text, array_agg(name || '=' || setting ORDER BY name) FROM pg_settings WHERE source = 'session'
+"""
 _SCHEMA = """
 SELECT n.nspname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
@@ -68,7 +71,9 @@ RETURNING fence, checkpoint
 _COMMIT = """
 UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
 WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
+  AND pg_catalog.set_config('synchronous_commit', 'on', true) = 'on'
 """
+"""Durable whatever a function has set: what it published is acknowledged after it."""
 _PARK = """
 INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (consumer, topic, partition, "offset") DO UPDATE
@@ -87,10 +92,31 @@ def create_tables(dsn: str, table: str = "consumers") -> None:
             connection.execute(_named(statement, name_parts(table)))
 
 
+class _Lent(psycopg.Connection[Any]):
+    """A connection in the hands of functions that neither end its transaction nor close it, also not by `with`."""
+
+    def commit(self) -> None:
+        raise _not_theirs("commit")
+
+    def rollback(self) -> None:
+        raise _not_theirs("rollback")
+
+    def close(self) -> None:
+        raise _not_theirs("close")
+
+
+def _not_theirs(name: str) -> psycopg.ProgrammingError:
+    return psycopg.ProgrammingError(
+        f"{name}() is not for a function of a consumer, whose transaction and connection belong to the shard; "
+        "connection.transaction() makes a savepoint"
+    )
+
+
 class PostgresStore:
     """`Store` in Postgres: the user's own tables, through the connection that `begin` returns.
 
-    The transaction of that connection is open: no COMMIT or ROLLBACK is to be sent through it.
+    The transaction of that connection is open. It refuses `commit`, `rollback` and `close`. No COMMIT or ROLLBACK is to
+    be sent through it.
     """
 
     def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
@@ -101,15 +127,13 @@ class PostgresStore:
         self._statements: dict[str, str] = {}
         self._open: psycopg.Connection[Any] | None = None
         self._fence = 0
+        self._session: tuple[object, ...] | None = None
 
     def restore(self) -> Checkpoint:
-        self.close()
-        self._open = connect(self._dsn)
+        self._connect()
         with translated(), self.connection.transaction():
             table = self._placed()
             self._statements = {each: _named(each, table).as_string(None) for each in (_FENCE, _COMMIT, _PARK)}
-            self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
-            self.connection.execute(_TELL_WAITS)
             first = Jsonb(Checkpoint(shard=self.shard).to_json())
             row = self.connection.execute(self._statements[_FENCE], (*self.shard, first)).fetchone()
         if row is None:
@@ -120,6 +144,15 @@ class PostgresStore:
             )
         self._fence, kept = row
         return Checkpoint.of_json(kept)
+
+    def _connect(self) -> None:
+        self.close()
+        self._open = connection = connect(self._dsn)
+        connection.__class__ = _Lent
+        with translated():
+            self.connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+            self.connection.execute(_TELL_WAITS)
+            self._session = self.connection.execute(_SESSION).fetchone()
 
     def _placed(self) -> tuple[str, str]:
         """Return schema and name of the table of checkpoints: a function may set another `search_path`."""
@@ -154,7 +187,7 @@ class PostgresStore:
             self.connection.execute("SELECT")
 
     def will_pass(self, error: BaseException) -> bool:
-        return passes(error)
+        return passes(error) or (not self.is_open and follows_what_passes(error))
 
     def flush(self) -> None:
         """Do nothing: statements of the user's change the tables at once."""
@@ -176,12 +209,20 @@ class PostgresStore:
             self.connection.execute(self._statements[_PARK], values)
 
     def rollback(self) -> None:
-        with translated():
+        """Go on with a new connection where functions left the present one amid a statement, or changed settings of its
+        session, from which later messages may suffer. The fence stays the same: it tells whether the shard is ours."""
+        with suppress(psycopg.Error):
             self.connection.execute("ROLLBACK")
+            if self.connection.execute(_SESSION).fetchone() == self._session:
+                return
+        if self.connection.broken:
+            with translated():
+                self.connection.execute("ROLLBACK")  # raises
+        self._connect()
 
     def close(self) -> None:
         if self._open is not None:
-            self._open.close()
+            psycopg.Connection.close(self._open)
             self._open = None
 
 

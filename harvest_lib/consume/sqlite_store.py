@@ -74,11 +74,22 @@ _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
 
+class _Lent(sqlite3.Connection):
+    """A connection that the user's functions do not close."""
+
+    is_lent = False
+
+    def close(self) -> None:
+        if self.is_lent:
+            raise sqlite3.ProgrammingError("not authorized: the consumer closes its connection")
+        super().close()
+
+
 class SqliteStore:
     """`Store` in SQLite: the user's own tables, through the connection that `begin` returns.
 
     That connection takes anything but the end of the transaction (and so no `commit`, `rollback` or `executescript`,
-    which commits) and other databases: SQLite then says "not authorized".
+    which commits), other databases and `close`: the error is "not authorized".
     """
 
     def __init__(
@@ -95,8 +106,7 @@ class SqliteStore:
         self._shard = shard
         place = LogPlace(log=log, shard=shard)
         self._recorder = RecoveryLogWriter(settings, place, provider=provider)
-        self._connection: sqlite3.Connection | None = None
-        self._is_lent = False
+        self._connection: _Lent | None = None
         self._wal = _NO_FILE
         self._end: End | None = None
 
@@ -109,7 +119,9 @@ class SqliteStore:
                 # Closed before SQLite opens it: closing a file ends the locks that the process has on it.
                 with path.open("wb") as file:
                     page_count = self._recorder.take_over(file)
-                connection = self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                connection = self._connection = sqlite3.connect(
+                    path, isolation_level=None, check_same_thread=False, factory=_Lent
+                )
                 if not page_count:
                     connection.execute(_AUTO_VACUUM)
                 for setting in _SETTINGS:
@@ -127,7 +139,7 @@ class SqliteStore:
     def begin(self) -> sqlite3.Connection:
         connection = self._owned()
         connection.execute(_BEGIN)
-        self._is_lent = True
+        connection.is_lent = True
         return connection
 
     @property
@@ -186,11 +198,11 @@ class SqliteStore:
         self._recorder.close()
         connection, self._connection = self._connection, None
         if connection is not None:
+            connection.is_lent = False
             connection.close()
         if self._wal != _NO_FILE:
             os.close(self._wal)
         self._wal, self._end = _NO_FILE, None
-        self._is_lent = False
 
     def _create(self, connection: sqlite3.Connection) -> None:
         connection.execute(_BEGIN)
@@ -209,17 +221,18 @@ class SqliteStore:
         for page, position in found.positions.items():
             yield page, os.pread(self._wal, found.page_size, position)
 
-    def _owned(self) -> sqlite3.Connection:
+    def _owned(self) -> _Lent:
         assert self._connection is not None  # noqa: S101 - `restore` opens it
         return self._connection
 
     def _returned(self) -> sqlite3.Connection:
         """Take the connection back from the user's function."""
-        self._is_lent = False
-        return self._owned()
+        connection = self._owned()
+        connection.is_lent = False
+        return connection
 
     def _authorize(self, action: int, *_about: str | None) -> int:
-        return sqlite3.SQLITE_DENY if self._is_lent and action in _NOT_THE_USERS else sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY if self._owned().is_lent and action in _NOT_THE_USERS else sqlite3.SQLITE_OK
 
 
 def _empty_wal(connection: sqlite3.Connection) -> None:

@@ -1,10 +1,12 @@
 """The user's side of a consumer: the functions that take messages in, and the transaction that they get."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from harvest_lib.consume.checkpoint import ShardId
+from harvest_lib.errors import ConfigError
 from harvest_lib.sequencing.batch import Batch, Message
 
 
@@ -48,3 +50,39 @@ class GroupApplication(Application, Protocol):
         `messages.records` are the Kafka client's alone.
         """
         ...
+
+
+def require_functions(application: Application) -> None:
+    """Raise ConfigError if a function of an application is not there, does not take its two arguments, or does its work
+    only after it has returned."""
+    for name in ("consume_message", "finalize_txn", "consume_messages"):
+        function = getattr(application, name, None)
+        if function is None and name == "consume_messages":
+            continue
+        if not callable(function):
+            raise _not_usable(name, "is missing", f"define `{name}(self, transaction, …)`")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise _not_usable(name, "is async, and nothing would await it", "make it a plain function: `def`")
+        if inspect.isgeneratorfunction(function):
+            raise _not_usable(name, "is a generator, and nothing would iterate over it", "take `yield` out of it")
+        given = ("transaction",) if name == "finalize_txn" else ("transaction", "message")
+        try:
+            inspect.signature(function).bind(*given)
+        except TypeError as error:
+            step = f"pass an object, and define `{name}(self, {', '.join(given)})`"
+            raise _not_usable(name, f"is called with ({', '.join(given)}): {error}", step) from error
+        except ValueError:  # of an extension: nobody knows
+            continue
+
+
+def require_done(returned: object) -> None:
+    """Raise TypeError if what a function returned is its work, and not the result: it would never be done."""
+    if inspect.isawaitable(returned) or isinstance(returned, Generator) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        kind = type(returned).__name__
+        raise TypeError(f"the function returned a {kind}, and its work was not done: nothing runs what it returns")
+
+
+def _not_usable(name: str, cause: str, next_step: str) -> ConfigError:
+    return ConfigError(f"the application's `{name}` {cause}", field="application", next_step=next_step)

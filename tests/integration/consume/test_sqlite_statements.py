@@ -27,6 +27,7 @@ def store(bootstrap_servers, make_topic, tmp_path):
         lambda state: state.commit(),
         lambda state: state.execute("ROLLBACK"),
         lambda state: state.executescript("SELECT 1"),
+        lambda state: state.close(),
         lambda state: state.execute("ATTACH ':memory:' AS other"),
     ],
 )

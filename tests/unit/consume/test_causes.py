@@ -8,7 +8,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from harvest_lib.consume.causes import passes
+from harvest_lib.consume.causes import follows_what_passes, passes
 
 pytestmark = pytest.mark.quick
 
@@ -135,3 +135,28 @@ def test_a_real_full_database_and_a_real_lock(tmp_path):
             with pytest.raises(sqlite3.OperationalError) as locked:
                 other.execute("INSERT INTO t VALUES (1)")
             assert passes(locked.value)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_passing"),
+    [
+        ([psycopg.errors.DeadlockDetected(), ConnectionResetError()], True),
+        ([psycopg.errors.DeadlockDetected(), ValueError()], False),
+        ([ExceptionGroup("inner", [TimeoutError()])], True),
+    ],
+)
+def test_a_group_passes_if_each_of_its_errors_does(errors, is_passing):
+    group = ExceptionGroup("tasks", errors)
+    assert passes(group) == is_passing
+    assert passes(chained(group, cause=True)) == is_passing
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [(psycopg.errors.DeadlockDetected(), True), (psycopg.errors.UniqueViolation(), False), (ConnectionError(), False)],
+)
+def test_an_error_may_follow_what_passes_in_postgres(error, follows):
+    found = chained(error, cause=False)
+    assert not passes(found)
+    assert follows_what_passes(found) == follows
+    assert not follows_what_passes(error)
