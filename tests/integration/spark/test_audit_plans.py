@@ -5,7 +5,7 @@ import pytest
 from psycopg import sql
 
 from harvest_lib.outbox import NativeTable, OutboxTable
-from spark_jobs.audit import queries
+from harvest_lib.spark.audit import queries
 
 pytestmark = pytest.mark.gate
 
