@@ -99,7 +99,8 @@ class Leader:
     def __init__(self, dsn, servers, topic):
         kafka = {"bootstrap.servers": servers}
         self.topic = topic
-        self.checkpoints = CheckpointTable(dsn, OutboxTable.parse("outbox").subscriptions.identifier, Subscription())
+        table = OutboxTable.parse("outbox")
+        self.checkpoints = CheckpointTable(dsn, table.subscriptions.identifier, Subscription(), outbox=table.identifier)
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
         self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60), Topics(kafka))
         self.guarantee = SequencedBatches(self.delivery, self.store)

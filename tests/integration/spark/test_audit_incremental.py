@@ -247,7 +247,7 @@ def test_of_a_sequenced_topic_what_is_pending_is_not_there_until_it_is_acknowled
 
 def send(native, like, own_id, *, header=None):
     headers = [(message_id.HEADER_NAME, own_id), *([header] if header else [])]
-    native.producer.produce(native.outbox.topic, "by hand", like.key, like.partition, headers=headers)
+    native.producer.produce(native.outbox.topic, like.value, like.key, like.partition, headers=headers)
     native.producer.flush()
 
 
