@@ -1,5 +1,6 @@
 """Fixtures of every test: the servers, and a database, topics and names of its own."""
 
+import logging
 import os
 import re
 import signal
@@ -65,6 +66,18 @@ def _signals() -> Iterator[None]:
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    """Take away the handlers that a command or a library in this process leaves: their streams are closed."""
+    before = {name: [*logging.getLogger(name).handlers] for name in ("", "harvest_lib")}
+    yield
+    for name, known in before.items():
+        logger = logging.getLogger(name)
+        for handler in [each for each in logger.handlers if type(each) is logging.StreamHandler]:
+            if handler not in known:
+                logger.removeHandler(handler)
 
 
 Unique = Callable[[str], str]

@@ -184,7 +184,7 @@ def test_no_number_takes_a_scan_of_the_outbox(dsn, config, layout):
 def test_few_records_are_counted_and_many_are_estimated(native, config, serve):
     address = serve(Harvest(config))
     write(native.connection, "orders", COUNTED_RECORDS)
-    found = scrape(address)
+    found = scrape_until(address, lambda found: found["harvest_backlog_records", ()], "it is counted")
     assert (found["harvest_backlog_records", ()], found["harvest_backlog_is_estimate", ()]) == (COUNTED_RECORDS, 0)
     write(native.connection, "orders", 9 * COUNTED_RECORDS)
     found = scrape_until(address, lambda found: found["harvest_backlog_is_estimate", ()], "asked again")

@@ -746,7 +746,11 @@ def test_a_pipeline_that_was_stopped_while_its_slot_was_made_begins_once_it_can(
     left_behind = Replication(source.dsn, {})
     left_behind.ask(f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput EXPORT_SNAPSHOT')
     place = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    eventually(lambda: source.connection.execute(place, (name,)).fetchone() is not None, "the slot is being made")
+    waits = """
+        SELECT FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
+        WHERE slot_name = %s AND wait_event_type = 'Lock'
+    """
+    eventually(lambda: source.connection.execute(waits, (name,)).fetchone() is not None, "it waits for a transaction")
     left_behind.close()  # as at a stop: the server's side does not notice
     assert source.connection.execute(place, (name,)).fetchone() == (None,)
     batches = reader().read({})
