@@ -44,7 +44,7 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The parked records have changed, or producers are to be made again: pages have to be read again."""
+    """The parked records have changed, or producers have to be made again: the source has to be opened again."""
 
 
 class Filled(NamedTuple):
@@ -227,7 +227,8 @@ class Batch:
                 self._unsent = [*self._unsent, *ids_of(rows[start:])]
                 break
             some = rows[start : start + _SLICE]
-            refused = self._ports.guarantee.send(some, self._rights.may_finish)
+            self._ports.observers.handing_over(some)
+            refused = self._ports.delivery.send(some, self._rights.may_finish)
             for place, row in enumerate(some) if refused else ():
                 if row[ID] in refused:
                     self._note_sent(some[:place])  # they may be on the wire

@@ -29,18 +29,20 @@ Promises
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import assert_never
 
 from harvest_lib.batching.batch import Batch, PagesStale, RecordRefused
 from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.consequence import LeaderFenced, Restart, park, raise_consequence
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.rights import Rights
 from harvest_lib.batching.term_checkpoints import TermCheckpoints
-from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
+from harvest_lib.checkpoints.table import LeadershipStatus
+from harvest_lib.clock import boot_seconds
 from harvest_lib.database import say_denied
-from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
+from harvest_lib.delivery import BatchCommitted
 from harvest_lib.errors import (
     DatabaseAccessDenied,
     DatabaseUnavailable,
@@ -49,12 +51,11 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
 
-_SUPERSEDED = "another leader has raised the epoch, or the subscription was removed"
 _TAKEN = "a producer that does not lead this subscription has begun under its transactional ids"
 _TAKEN_NEXT = (
     "nothing, if it comes once: a former leader that was frozen does that, and stops; else see which other pool or "
@@ -77,7 +78,7 @@ class BatchLoop:
         self._stopping = stopping
         self._rights = Rights(term, stopping, ports.limits.drain_interval_seconds)
         self._batch = Batch(ports, self._rights)
-        self._checkpoints = TermCheckpoints(ports.guarantee.store)
+        self._checkpoints = TermCheckpoints(ports.store)
         self._is_open = False  # False before the first batch, and after each failure
         self._was_fenced = False
 
@@ -94,7 +95,7 @@ class BatchLoop:
     @property
     def holds_off(self) -> bool:
         """Return True, at the end of the term, if records on the wire may still arrive, or we were fenced."""
-        return self._was_fenced or (bool(self.abandoned) and not self._ports.guarantee.exactly_once)
+        return self._was_fenced or (bool(self.abandoned) and not self._ports.is_exactly_once)
 
     @property
     def epoch(self) -> int | None:
@@ -111,10 +112,10 @@ class BatchLoop:
                         self.turn()
                 except (DatabaseAccessDenied, KafkaAccessDenied) as error:
                     say_denied(error)
-                    self._interrupted()
+                    self._restart(Restart(reopens=True))
                 except (DatabaseUnavailable, KafkaUnavailable) as error:
                     _log.warning("harvest_interrupted", extra={"reason": error.evidence or error.cause})
-                    self._interrupted()
+                    self._restart(Restart(reopens=True))
         finally:
             try:
                 self._end()
@@ -122,19 +123,30 @@ class BatchLoop:
                 self._term.quiesced.set()
 
     def turn(self) -> None:
-        """Deliver one batch, or wait a little if there is nothing to deliver."""
+        """Deliver one batch, or wait a little if there is nothing to deliver. A batch that was not committed ends in a
+        `Restart` or the end of the term, here and nowhere else."""
         if self._batch.error is not None:
             raise self._batch.error
+        try:
+            try:
+                self._deliver()
+            except Restart as restart:
+                self._restart(restart)
+        except LeaderFenced as fenced:
+            self._fenced(fenced)
+
+    def _deliver(self) -> None:
+        """Open the term's source if need be, and deliver what comes next. Raises Restart and LeaderFenced."""
         if not self._is_open and not self._open():
             return
-        if self._checkpoints.is_check_due and not self._check_status():
-            return
+        if self._checkpoints.is_check_due:
+            self._check_status()
         try:
             self._send_and_commit()
         except RecordRefused as refused:
-            self._park(refused.row, refused.reason)
+            park(refused.row, refused.reason, self._ports)
         except PagesStale:
-            self._restart(pause_seconds=0.0)
+            raise Restart(pause_seconds=0.0) from None
 
     def _send_and_commit(self) -> None:
         """Send a batch of one kind, and commit it: parked records again, a probe of a paused topic, or what comes next.
@@ -164,17 +176,15 @@ class BatchLoop:
     # -- the beginning
 
     def _open(self) -> bool:
-        """Fence the previous leader, and go on from the subscription's checkpoint; False if we were fenced."""
+        """Fence the previous leader, and open the source at the subscription's checkpoint. False if the row of the
+        subscription has changed meanwhile: the next turn asks again."""
         ports = self._ports
         self._checkpoints.lead(self.leader_id, self._term.after_epoch)
-        if not self._still_leads():  # before we fence anybody in Kafka
-            return False
-        outcome = ports.guarantee.begin(self.leader_id, self._term.is_live)
+        self._require_lead()  # before a producer is fenced in Kafka
+        outcome = ports.delivery.begin(self.leader_id, self._term.is_live)
         if not isinstance(outcome, BatchCommitted):
-            self._not_committed(outcome, 0, ports.size)
-            return False
-        if not self._still_leads():  # beginning may have taken long
-            return False
+            raise_consequence(outcome, self._batch, ports, ports.size)
+        self._require_lead()  # beginning may have taken long
         checkpoint = self._checkpoints.load()
         if checkpoint is None:
             return False
@@ -188,52 +198,49 @@ class BatchLoop:
         self._checkpoints.lowest_parked = min(retried, default=None)
         self._batch.begin()
         if not ports.parking.begin(retried):
-            self._fenced(_SUPERSEDED)
-            return False
+            raise LeaderFenced
         if checkpoint.position is None:
             self._checkpoints.begin_at(self._following(position))
-            if not self._save():
-                return False
+            self._require_saved()
         self._is_open = True
         return True
 
-    def _still_leads(self) -> bool:
-        """Return False if we were fenced. If the subscription was moved, the source is closed, to be opened again."""
+    def _require_lead(self) -> None:
+        """Raise LeaderFenced if another leads. If the subscription was moved, the source is closed, to be opened
+        again."""
         status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
-            self._fenced(_SUPERSEDED)
-        elif status is LeadershipStatus.MOVED:
+            raise LeaderFenced
+        if status is LeadershipStatus.MOVED:
             self._ports.source.close()
-        return status is not LeadershipStatus.FENCED
 
-    def _check_status(self) -> bool:
-        """Check the row of the subscription; False if there is no going on from here."""
+    def _check_status(self) -> None:
+        """Check the row of the subscription. Raises Restart if it was moved, LeaderFenced if another leads."""
         match self._checkpoints.status():
             case LeadershipStatus.LEADS:
-                return True
+                return
             case LeadershipStatus.MOVED:
                 _log.info("subscription_moved", extra={"leader_id": str(self.leader_id)})
                 self.idle = False
                 self._checkpoints.save()  # refused if it was rewound
-                self._interrupted()
+                raise Restart(reopens=True)
             case LeadershipStatus.FENCED:
-                self._fenced(_SUPERSEDED)
+                raise LeaderFenced
             case other:
                 assert_never(other)
-        return False
 
     # -- a batch
 
     def _commit(self, position: Position, size: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
         ports, batch, sent = self._ports, self._batch, self._batch.in_flight
         if not ports.parking.write():
-            self._fenced(_SUPERSEDED)
-            return
+            raise LeaderFenced
         following = self._following({**position, "retried": retried} if retried else position, sent)
-        outcome = ports.guarantee.commit(following, self._rights.may_finish)
+        began = boot_seconds()
+        outcome = ports.delivery.commit(following, self._rights.may_finish)
+        ports.observers.committed(outcome, began)
         if not isinstance(outcome, BatchCommitted):
-            self._not_committed(outcome, sent, size, None if retried else position)
-            return
+            raise_consequence(outcome, batch, ports, size, None if retried else position)
         self._checkpoints.last, self._checkpoints.position = following, position
         batch.committed()
         self.idle = False
@@ -241,60 +248,29 @@ class BatchLoop:
         size.done(sent, full=full)
         if sent:
             ports.delivered(sent)
-        if (retried or self._checkpoints.is_save_due or batch.barrier.is_blocked) and not self._save():
-            return
+        if retried or self._checkpoints.is_save_due or batch.barrier.is_blocked:
+            self._require_saved()
         if retried and not ports.parking.release(retried):
-            self._fenced(_SUPERSEDED)
+            raise LeaderFenced
 
-    def _not_committed(
-        self, outcome: BatchOutcome, sent: int, size: BatchSize, position: Position | None = None
-    ) -> None:
-        last_sent = self._batch.last_sent
-        match outcome:
-            case BatchFailed(reason=reason, refused=True) if sent and last_sent is not None:
-                _log.warning("batch_refused", extra={"records": sent, "reason": reason})
-                size.refused(sent)
-                if sent == 1:
-                    self._batch.in_flight = 0  # it is not there
-                    self._park(last_sent, reason)
-                else:
-                    self._restart(position, pause_seconds=0.0)
-            case BatchFailed(reason=reason, unnamed=unnamed):
-                _log.warning("batch_failed", extra={"records": sent, "reason": reason})
-                if unnamed and sent == 1 and last_sent is not None:
-                    self._ports.parking.blame(last_sent, reason)
-                elif unnamed and sent:
-                    size.refused(sent)
-                elif sent:
-                    size.late(sent)
-                self._restart(position)
-            case BatchFenced(reason=reason):
-                self._say_if_taken(reason)
-                self._fenced(reason)
-            case BatchCommitted():
-                raise ValueError(outcome)
-            case other:
-                assert_never(other)
+    # -- after a batch that was not committed
 
-    def _park(self, row: Row, reason: str) -> None:
-        """Park a record that was refused, and start over without it."""
-        if self._ports.parking.park(row, reason):
-            self._restart(pause_seconds=0.0)
-        else:
-            self._fenced(_SUPERSEDED)
-
-    def _restart(self, position: Position | None = None, *, pause_seconds: float | None = None) -> None:
-        """Start over from the last position that was committed, under a new leader id. `position` is the one after the
-        batch that failed, if what Kafka has of it counts."""
-        if self._is_open and not self._save():
-            return
+    def _restart(self, restart: Restart) -> None:
+        """Start over from the last position that was committed, under a new leader id. Raises LeaderFenced."""
+        position = restart.position
+        if restart.reopens:
+            self._reopen()
+        elif self._is_open and not self._save_or_reopen():
+            position = None
         still_led = self._term.may_finish()
-        may_arrive = self._ports.guarantee.abandon()
-        if not may_arrive and position is not None and not self._count_what_went(position):
-            return
+        abandoned = self._ports.delivery.abandon()
+        is_counted = False
+        if not abandoned.may_arrive and position is not None:
+            is_counted = self._count_delivered(position, abandoned.failed_keys or ())
+        self._ports.observers.abandoned(repeats=not (is_counted or self._ports.is_exactly_once))
         self._batch.abandoned()
         self._is_open = False
-        if may_arrive:
+        if abandoned.may_arrive:
             # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
             _log.warning("records_on_the_wire", extra={"records": self._batch.in_doubt})
             self._term.end(TermEnd.FENCED)
@@ -302,30 +278,53 @@ class BatchLoop:
                 with suppress(DatabaseUnavailable, DatabaseAccessDenied):
                     self._ports.source.give_back()
             return
-        self._stopping.wait(self._ports.limits.io_error_backoff_seconds if pause_seconds is None else pause_seconds)
+        back_off = self._ports.limits.io_error_backoff_seconds
+        self._stopping.wait(back_off if restart.pause_seconds is None else restart.pause_seconds)
         if self._term.is_live():
             self.leader_id = uuid.uuid4()
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
 
-    def _count_what_went(self, position: Position) -> bool:
-        """Count what Kafka has of a batch that failed, so that it is not sent again; the rest is deferred. False if
-        that could not be saved."""
-        failed = self._batch.failed_ids(self._ports.guarantee.failed_keys or ())
+    def _count_delivered(self, position: Position, failed_keys: Collection[bytes]) -> bool:
+        """Count the records that Kafka has of a batch that failed, so that they are not sent again. The failed records
+        are deferred. False if it is not known which failed, or all did."""
+        failed = self._batch.failed_ids(failed_keys)
         if not failed:
-            return True
+            return False
         delivered = self._batch.keep_failed(failed)
         self._checkpoints.last, self._checkpoints.position = self._following(position, delivered), position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)
-        return self._save()
+        self._save_or_reopen()
+        return True
 
-    def _interrupted(self) -> None:
+    def _save_or_reopen(self) -> bool:
+        """Save the last checkpoint. False if the subscription was moved: the source is closed then. Raises
+        LeaderFenced."""
+        try:
+            self._require_saved()
+        except Restart:
+            self._reopen()
+            return False
+        return True
+
+    def _reopen(self) -> None:
         self._ports.source.close()
         self._is_open = False
-        self._restart()
 
-    def _say_if_taken(self, reason: str) -> None:
-        """Log an error if the producer that fenced us in Kafka is not the leader: a leader raises the epoch first."""
+    def _abandon(self) -> None:
+        self._ports.delivery.abandon()
+        self._ports.observers.abandoned(repeats=not self._ports.is_exactly_once)
+
+    def _fenced(self, fenced: LeaderFenced) -> None:
+        if fenced.by_kafka:
+            self._log_if_taken(fenced.reason)
+        _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": fenced.reason})
+        self._was_fenced = True
+        self._abandon()
+        self._term.end(TermEnd.FENCED)
+
+    def _log_if_taken(self, reason: str) -> None:
+        """Log an error if the producer that has begun in Kafka is not a leader: a leader raises the epoch first."""
         with suppress(DatabaseUnavailable, DatabaseAccessDenied):
             if self._checkpoints.status() is not LeadershipStatus.FENCED:
                 said = f"{_TAKEN}: Kafka says {reason!r}, and the subscription's row says that this process leads"
@@ -333,12 +332,6 @@ class BatchLoop:
                     "transactional_id_taken",
                     extra={"leader_id": str(self.leader_id), "reason": said, "next_step": _TAKEN_NEXT},
                 )
-
-    def _fenced(self, reason: str) -> None:
-        _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": reason})
-        self._was_fenced = True
-        self._ports.guarantee.abandon()
-        self._term.end(TermEnd.FENCED)
 
     # -- checkpoints
 
@@ -351,43 +344,42 @@ class BatchLoop:
         needed = [each for each in (holds, self._checkpoints.lowest_parked) if each is not None]
         return self._checkpoints.following(position, delivered, seen=seen, holds=min(needed, default=None))
 
-    def _save(self) -> bool:
-        """Write the checkpoint to Postgres, if it is not there; False if that was refused."""
+    def _require_saved(self) -> None:
+        """Write the checkpoint to Postgres, if it is not there. Raises Restart and LeaderFenced if that is refused."""
         if self._checkpoints.is_saved:
-            return True
+            return
         if not self._checkpoints.save():
-            if self._check_status():
-                self._interrupted()  # the row says otherwise, and the row is right
-            return False
+            self._check_status()
+            raise Restart(reopens=True)  # the row is of this leader, and right
         self._batch.barrier.checkpoint_saved()
-        return True
 
     def _rest(self) -> None:
-        settled = self._ports.guarantee.settle(self._term.is_live)
+        settled = self._ports.delivery.settle(self._term.is_live)
         if not isinstance(settled, BatchCommitted):
-            self._not_committed(settled, 0, self._ports.size)
-            return
+            raise_consequence(settled, self._batch, self._ports, self._ports.size)
         may_look = self._batch.redelivery.may_look
         # A term that is over has not looked for anything.
         self.idle = self._rights.may_go_on() and not self._batch.has_deferred and not may_look
         if self._checkpoints.is_save_due:
-            self._save()
+            self._require_saved()
         if not may_look:
             self._stopping.wait(self._ports.size.pause())
 
     def _end(self) -> None:
         self.abandoned = self._batch.in_flight + self._batch.in_doubt
         try:
-            self._ports.guarantee.abandon()
+            self._abandon()
             if self._term.may_finish():
                 self._settle()
+        except LeaderFenced as fenced:
+            self._fenced(fenced)
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})
         finally:
             self._ports.source.close()
             self._checkpoints.close()
             self._term.abandoned = bool(self.abandoned)
-            if self.abandoned and not self._ports.guarantee.exactly_once:
+            if self.abandoned and not self._ports.is_exactly_once:
                 _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
 
     def _settle(self) -> None:
@@ -395,6 +387,6 @@ class BatchLoop:
         with self._ports.translate_errors():
             try:
                 if self._is_open:
-                    self._save()
+                    self._save_or_reopen()
             finally:
                 self._ports.source.give_back()

@@ -1,14 +1,16 @@
-"""Parts of a term in batches: its source, its guarantee and its parking."""
+"""Parts of a term in batches: its source, its delivery, the store of its checkpoints and its parking."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from harvest_lib.batching.batch_size import BatchSize
-from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.batching.parking import BatchParking
+from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.config import Limits
+from harvest_lib.delivery import Delivery
 from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.events import Event
 from harvest_lib.source import BatchSource
@@ -19,7 +21,10 @@ class BatchPorts:
     """Parts and callbacks of a term."""
 
     source: BatchSource
-    guarantee: Guarantee
+    delivery: Delivery
+    store: CheckpointStore
+    is_exactly_once: bool
+    """True if readers never see a record in doubt, unless its checkpoint counts."""
     parking: BatchParking | MarkedParking
     troubles: Troubles
     """The topics in trouble, as the delivery finds them."""
@@ -33,5 +38,6 @@ class BatchPorts:
     """Called with the number of records that were committed."""
     size: BatchSize = field(default_factory=BatchSize)
     """Kept from term to term: a size that Kafka does not take in time is not tried again by each."""
+    observers: BatchObservers = field(default_factory=BatchObservers)
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of database calls: it may turn an error into another, see `translate_table_errors`."""

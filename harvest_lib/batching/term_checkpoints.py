@@ -10,9 +10,10 @@ from dataclasses import replace
 from uuid import UUID
 
 from harvest_lib.checkpoints.store import CheckpointStore
-from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
+from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import Position
 
 _SAVE_SECONDS = 0.2

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from harvest_lib.checkpoints.record import Checkpoint
 from harvest_lib.outbox.identity import OutboxIdentity
+from harvest_lib.record.checkpoint import Checkpoint
 
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
 """So many are listed, and so many of the last ones once the author of Kafka's checkpoint is known."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harvest_lib.checkpoints.record import Checkpoint, begin_anew
+from harvest_lib.checkpoints.record import begin_anew
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.mark_batches import decode_ids
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import lsn_number, remedy_of

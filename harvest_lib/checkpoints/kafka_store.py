@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoints.choice import CheckpointChoice
-from harvest_lib.checkpoints.record import Checkpoint, begin_anew, compact
+from harvest_lib.checkpoints.record import begin_anew, compact
 from harvest_lib.checkpoints.stores import Acknowledge, PostgresStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.checkpoints.topic import (
@@ -34,6 +34,7 @@ from harvest_lib.errors import (
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal, topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.outbox.identity import difference
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
@@ -288,9 +289,7 @@ class KafkaStore(PostgresStore):
     def _topic_id(self) -> str | None:
         return topic_id(self._kafka, self._place.topic) if self._checkpoints.authors.identity is not None else None
 
-    def vouch(self) -> bool:
-        """Write the row, if it was not written lately, before a transaction commits that names its witness; False if we
-        were fenced, or the subscription was moved."""
+    def _vouch(self) -> bool:
         if boot_seconds() < self._vouch_at:
             return True
         return self._written(self._checkpoints.vouch())
@@ -302,8 +301,11 @@ class KafkaStore(PostgresStore):
         self._vouch_at = boot_seconds() + _VOUCH_SECONDS if was_written else 0.0
         return was_written
 
-    def encode(self, checkpoint: Checkpoint) -> bytes:
-        """Return the record of a checkpoint that goes along in its batch's transaction."""
+    def encode(self, checkpoint: Checkpoint) -> bytes | None:
+        """Return the record of a checkpoint for its batch's transaction. The row is written first, unless it was
+        written lately; None if that was refused: another leads, or the subscription was moved."""
+        if not self._vouch():
+            return None
         checkpoints = self._checkpoints
         signed = {**checkpoint.as_json(), **checkpoints.authors.origin, "witness": checkpoints.witness}
         return compact({**signed, "outbox": self._outbox}).encode()

@@ -3,7 +3,8 @@
 from typing import Protocol
 from uuid import UUID
 
-from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
+from harvest_lib.checkpoints.table import LeadershipStatus
+from harvest_lib.record.checkpoint import Checkpoint
 
 
 class CheckpointStore(Protocol):

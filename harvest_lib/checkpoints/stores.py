@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
+from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import KafkaUnavailable
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.sequencing.publisher import Intent
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]

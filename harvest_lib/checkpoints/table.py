@@ -29,7 +29,6 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.checkpoints import row_statements as rows
 from harvest_lib.checkpoints.authors import Authors
-from harvest_lib.checkpoints.record import Checkpoint as Checkpoint  # noqa: PLC0414 - who takes it from here
 from harvest_lib.checkpoints.record import compact, read_checkpoint
 from harvest_lib.checkpoints.refusals import FIELD as REFUSED
 from harvest_lib.checkpoints.refusals import check_server, remember
@@ -39,6 +38,7 @@ from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegresse
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription
 
 _NO_EPOCH = -1

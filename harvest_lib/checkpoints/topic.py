@@ -14,7 +14,6 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.clock import Deadline
 from harvest_lib.delivery.errors import NO_TOPIC
 from harvest_lib.errors import KafkaUnavailable
@@ -30,6 +29,7 @@ from harvest_lib.kafka_client import (
     topic_too_small,
     translate,
 )
+from harvest_lib.record.checkpoint import Checkpoint
 
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}

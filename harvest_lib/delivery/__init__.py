@@ -1,9 +1,10 @@
 """Delivery of records to Kafka."""
 
-from harvest_lib.delivery.alternating import AlternatingProducers, exactly_once
-from harvest_lib.delivery.batches import PipelinedBatches
+from harvest_lib.delivery.at_least_once import AtLeastOnce
 from harvest_lib.delivery.protocol import (
+    CHECKPOINT_REFUSED,
     TERM_OVER,
+    Abandoned,
     BatchCommitted,
     BatchDeliverySettings,
     BatchFailed,
@@ -13,11 +14,13 @@ from harvest_lib.delivery.protocol import (
 )
 from harvest_lib.delivery.sequenced import Sequenced, acknowledge_again
 from harvest_lib.delivery.topics import Topics
-from harvest_lib.delivery.transactional import CheckpointPlace, Transactional
+from harvest_lib.delivery.transactional import CheckpointPlace, Transactional, TransactionalProducer
 
 __all__ = [
+    "CHECKPOINT_REFUSED",
     "TERM_OVER",
-    "AlternatingProducers",
+    "Abandoned",
+    "AtLeastOnce",
     "BatchCommitted",
     "BatchDeliverySettings",
     "BatchFailed",
@@ -25,10 +28,9 @@ __all__ = [
     "BatchOutcome",
     "CheckpointPlace",
     "Delivery",
-    "PipelinedBatches",
     "Sequenced",
     "Topics",
     "Transactional",
+    "TransactionalProducer",
     "acknowledge_again",
-    "exactly_once",
 ]

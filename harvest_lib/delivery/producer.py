@@ -86,13 +86,13 @@ class BatchProducer:
             self._sender.note_keys()
         self._watched.clear()
 
-    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+    def hand_over(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         """Hand rows over; see `Delivery`."""
         client = self._ready()
         if self._topics.in_trouble:
             self._watched.update(row[TOPIC] for row in rows)
         if isinstance(rows, NativeRows) and self._sender is not None:
-            refused = self._hand_over(self._sender, rows, may_send)
+            refused = self._hand_natively(self._sender, rows, may_send)
         else:
             refused = self._produce(rows, may_send)
         self._serve(functools.partial(client.poll, _NOW))
@@ -176,7 +176,7 @@ class BatchProducer:
 
     # -- handing over
 
-    def _hand_over(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
+    def _hand_natively(self, sender: NativeSender, rows: NativeRows, may_send: Callable[[], bool]) -> dict[int, str]:
         """Hand rows over natively."""
         deadline, refused = None, dict[int, str]()
         while rows and not refused:

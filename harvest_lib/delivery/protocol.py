@@ -4,6 +4,12 @@
                                          ├─ BatchFailed: begin again, at the last position that was committed
                                          └─ BatchFenced: another leader has taken over, this one is over
 
+| class | records | their checkpoint |
+| --- | --- | --- |
+| `AtLeastOnce` | pipelined | saved after the batch, in Postgres, five times a second; or the purge of the rows |
+| `Transactional` | in a Kafka transaction | a record of that transaction; a mirror of it in Postgres |
+| `Sequenced` | pending until acknowledged | in Postgres with the acknowledgements, before these are sent |
+
 Nothing is kept per record between `send` and `commit`: that makes batches fast.
 """
 
@@ -16,6 +22,7 @@ from confluent_kafka import Producer
 
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,7 @@ class BatchFenced:
 BatchOutcome = BatchCommitted | BatchFailed | BatchFenced
 
 TERM_OVER = BatchFailed(reason="the term is over")
+CHECKPOINT_REFUSED = BatchFailed(reason="the checkpoint was refused: another leads, or the subscription was moved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +67,37 @@ class BatchDeliverySettings:
     producer_provider: KafkaProducerProvider = Producer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """What is left of a batch that was abandoned. `may_arrive`: records on the wire may still arrive, visible to
+    readers. `failed_keys`: the keys of the records that are not in Kafka, once none may arrive; None if they are not
+    known, or if the batch is in Kafka whole or not at all."""
+
+    may_arrive: bool = False
+    failed_keys: Collection[bytes] | None = None
+
+
 class Delivery(Protocol):
-    """A way into Kafka in batches, each with its checkpoint. Used by one thread, over any number of terms."""
+    """Delivery of batches to Kafka, each with the checkpoint after it. Used by one thread, over any number of terms."""
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Get ready to send under this leader id; a batch that was open before is gone. Fences nobody more once
-        `may_send` says no."""
+        """Prepare to send under this leader id; an open batch is gone. Fences no leader once `may_send` is False."""
         ...
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        """Hand rows over, in order, up to the first that the client itself refuses; return that, id and reason. Stops
-        when `may_send` says no; then `commit` fails."""
+        """Hand rows over, in order, up to the first row that the client itself refuses; return its id and the reason.
+        Stops when `may_send` is False; `commit` fails then."""
         ...
 
-    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
-        """End the batch: wait until all of it is in Kafka. Only a delivery in transactions takes the checkpoint
-        along."""
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        """End the batch: wait until Kafka has all of it. Exactly once, the checkpoint is durable with it; at least
+        once, the loop saves the checkpoint afterwards."""
         ...
 
-    def abandon(self) -> bool:
-        """Let nothing more leave; return True if records on the wire may still arrive, visible to readers. Safe to
-        repeat."""
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Wait until readers see all committed records. Called between batches, while no record waits to be sent."""
         ...
 
-    @property
-    def failed_keys(self) -> Collection[bytes] | None:
-        """Return the keys of the records of the batch that are not in Kafka, once it was abandoned and none may still
-        arrive; None if they are not known, or none is."""
+    def abandon(self) -> Abandoned:
+        """Let no further record leave. Safe to repeat."""
         ...

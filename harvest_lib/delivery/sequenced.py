@@ -27,17 +27,31 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib import errors
-from harvest_lib.delivery.batches import expiry_settings
+from harvest_lib.clock import boot_seconds
+from harvest_lib.delivery.at_least_once import expiry_settings
 from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.headers import HeaderMaker, Headers
 from harvest_lib.delivery.producer import BatchProducer
-from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
+from harvest_lib.delivery.protocol import (
+    CHECKPOINT_REFUSED,
+    TERM_OVER,
+    Abandoned,
+    BatchCommitted,
+    BatchDeliverySettings,
+    BatchFailed,
+    BatchOutcome,
+)
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
 from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
 from harvest_lib.sequencing.publisher import Intent, Publisher
 
+Keep = Callable[[Checkpoint, Sequence[Intent]], bool]
+
+_CLEAR_SECONDS = 1.0
+"""Acknowledgements that were written are removed from the checkpoint at most this often."""
 _AGAIN_SECONDS = 5.0
 """A stop waits for this attempt; a longer one is abandoned and retried."""
 _CONNECT_SECONDS = 1.0
@@ -76,9 +90,14 @@ class _Ids:
 class Sequenced:
     """Batches whose records are pending until their batch's checkpoint is kept."""
 
-    failed_keys = None
-
-    def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
+    def __init__(
+        self, settings: BatchDeliverySettings, topics: Topics, keep: Keep, keep_pending: Callable[[], bool]
+    ) -> None:
+        """`keep` saves a checkpoint with its acknowledgements. `keep_pending` writes acknowledgements again that an
+        unavailable topic has not taken yet. Both return False if the checkpoint was refused."""
+        self._keep, self._keep_pending = keep, keep_pending
+        self._to_clear: Checkpoint | None = None  # kept with acknowledgements that are on the wire
+        self._clear_at = 0.0
         self._ids = _Ids()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
@@ -87,7 +106,8 @@ class Sequenced:
         kind = ProducerKind(settings=own, arrived=lambda *place: self._touched.add(place))
         self._producer = BatchProducer(settings, topics, kind)
 
-    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences nobody
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences no leader
+        self._to_clear = None
         self._ids = _Ids()
         self._producer.begin(leader_id, self._ids)
         self._producer.take_places()
@@ -96,16 +116,39 @@ class Sequenced:
         return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        return self._producer.send(rows, may_send)
+        return self._producer.hand_over(rows, may_send)
 
-    def flush(self, may_send: Callable[[], bool]) -> BatchOutcome:
-        """Wait until all that was sent is in Kafka."""
-        return self._producer.flush(may_send)
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        outcome = self._producer.flush(may_send)
+        if not isinstance(outcome, BatchCommitted):
+            return outcome
+        if not may_send():
+            return TERM_OVER
+        intents = self._take_intents()
+        if not self._keep(checkpoint, intents):
+            return CHECKPOINT_REFUSED
+        self._to_clear = checkpoint if intents else None
+        return self._acknowledge(intents)
 
-    def commit(self, _checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
-        return self.flush(may_send)
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:
+        outcome = self._producer.flush(may_send)
+        checkpoint = self._to_clear
+        if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
+            # Else they stay in the checkpoint, and a later leader would write them to a topic that may be gone by then.
+            self._to_clear = None
+            self._clear_at = boot_seconds() + _CLEAR_SECONDS
+            return outcome if self._keep(checkpoint, ()) else CHECKPOINT_REFUSED
+        if isinstance(outcome, BatchCommitted) and checkpoint is None and not self._keep_pending():
+            return CHECKPOINT_REFUSED
+        return outcome
 
-    def take_intents(self) -> Sequence[Intent]:
+    def abandon(self) -> Abandoned:
+        # Records queued behind an acknowledgement may leave with it. No reader ever sees them.
+        self._producer.flush_for(_LAST_SECONDS, lambda: self._unread > 0)
+        self._producer.discard()
+        return Abandoned()  # records on the wire are never acknowledged
+
+    def _take_intents(self) -> Sequence[Intent]:
         """Return the acknowledgements of records sent since the last ones, one for each partition."""
         self._touched.update(self._producer.take_places())
         intents = [
@@ -115,23 +158,17 @@ class Sequenced:
         self._touched.clear()
         return intents
 
-    def acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
-        """Send acknowledgements, once they are kept. The next `flush` waits for them, or this call if the records in
+    def _acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
+        """Send acknowledgements, once they are kept. The next flush waits for them, or this call if the records in
         flight are limited. There are no more of them than there were records."""
-        outcome = self._producer.attempt(partial(self._acknowledge, intents))
+        outcome = self._producer.attempt(partial(self._produce, intents))
         if self._alone_seconds and isinstance(outcome, BatchCommitted):
             self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
             if self._unread:
                 return BatchFailed(reason="an acknowledgement was not acknowledged in time")
         return outcome
 
-    def abandon(self) -> bool:
-        # Records queued behind an acknowledgement may leave with it: nobody will ever read them.
-        self._producer.flush_for(_LAST_SECONDS, lambda: self._unread > 0)
-        self._producer.discard()
-        return False  # it may, and is never read
-
-    def _acknowledge(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
+    def _produce(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
         for intent in intents:
             headers = [(HEADER_NAME, intent.id)]
             produce = partial(client.produce, intent.topic, None, None, intent.partition)

@@ -8,6 +8,13 @@ Promises
   the checkpoint shows whether it was committed. librdkafka retries the end of a transaction itself, and speaks the
   protocol before KIP-890, so a producer that had trouble is not to be trusted with the next one.
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
+- A batch begins only when the one before was committed. Beginning begins both producers, so no earlier leader can
+  commit anything afterwards. A leader that was frozen in between begins only the first, and fences its successor under
+  that transactional id alone.
+
+Two producers take turns, batch by batch. Kafka answers a commit once it is decided, and writes the marks that readers
+wait for afterwards. Until they are written, which takes a few milliseconds, the same transactional id is refused its
+next transaction, and librdkafka asks again only after 20. So the next batch has the other id.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +31,9 @@ from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.errors import PURGED, SEVERAL_AT_A_TIME
 from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.delivery.protocol import (
+    CHECKPOINT_REFUSED,
     TERM_OVER,
+    Abandoned,
     BatchCommitted,
     BatchDeliverySettings,
     BatchOutcome,
@@ -33,6 +42,7 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
 from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Checkpoint
 
 TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for so long."""
@@ -50,6 +60,9 @@ _APART_SECONDS = 60.0
 otherwise it would not be known which of them failed."""
 
 
+Encode = Callable[[Checkpoint], bytes | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlace:
     """The partition of the checkpoint topic that a subscription's shard has to itself, and the key of its records."""
@@ -60,9 +73,45 @@ class CheckpointPlace:
 
 
 class Transactional:
-    """`Delivery` by Kafka transactions, under one transactional id."""
+    """`Delivery` by Kafka transactions. `encode` returns the record of a checkpoint, None if it was refused."""
 
-    failed_keys = None
+    def __init__(self, producers: Sequence["TransactionalProducer"], encode: Encode) -> None:
+        self._producers = list(producers)  # the first is the next to send
+        self._encode = encode
+
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        outcome: BatchOutcome = BatchCommitted()
+        for each in self._producers:
+            if not may_send():  # frozen meanwhile: each that begins fences the leader of now once more
+                return TERM_OVER
+            outcome = each.begin(leader_id, may_send)
+            if not isinstance(outcome, BatchCommitted):
+                break
+        return outcome
+
+    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        return self._producers[0].hand_over(rows, may_send)
+
+    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+        encoded = self._encode(checkpoint)
+        if encoded is None:
+            return CHECKPOINT_REFUSED
+        outcome = self._producers[0].commit(encoded, may_send)
+        if isinstance(outcome, BatchCommitted):
+            self._producers.append(self._producers.pop(0))
+        return outcome
+
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - readers wait for the marks alone
+        return BatchCommitted()
+
+    def abandon(self) -> Abandoned:
+        for each in self._producers:
+            each.discard()
+        return Abandoned()  # records on the wire arrive in a transaction that is aborted
+
+
+class TransactionalProducer:
+    """Producer of every other batch, under one transactional id."""
 
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
@@ -82,6 +131,7 @@ class Transactional:
         self._apart_until = inf if settings.is_limited else 0.0
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Fence earlier users of the transactional id."""
         deadline = Deadline(_BEGIN_SECONDS)
         self._renew_producer(leader_id)
         while True:
@@ -100,11 +150,13 @@ class Transactional:
         self._open = False
         self._producer.begin(leader_id)
 
-    def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+    def hand_over(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
+        """Hand rows over within the transaction; see `Delivery`."""
         self._open_transaction()
-        return self._producer.send(rows, may_send) if self._open else {}
+        return self._producer.hand_over(rows, may_send) if self._open else {}
 
-    def commit(self, checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: bytes, may_send: Callable[[], bool]) -> BatchOutcome:
+        """Commit the transaction, with the record of the checkpoint."""
         self._open_transaction()
         if boot_seconds() < self._apart_until and not isinstance(acked := self._flush(may_send), BatchCommitted):
             return acked
@@ -119,9 +171,9 @@ class Transactional:
         self._open = False
         return self._producer.attempt(lambda client: client.commit_transaction(self._commit_seconds))
 
-    def abandon(self) -> bool:
+    def discard(self) -> None:
+        """Let no further record leave."""
         self._producer.discard()
-        return False  # it does, in a transaction that is aborted
 
     def _open_transaction(self) -> None:
         if not self._open and self._failures.first is None:

@@ -31,7 +31,7 @@ from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked,
 from harvest_lib.harvester.factory import (
     make_batch_source,
     make_checkpoints,
-    make_guarantee,
+    make_delivery,
     make_kafka_store,
     make_parking,
     make_selection,
@@ -236,7 +236,7 @@ class CheckpointEngine(Engine):
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
         source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
-        guarantee = make_guarantee(
+        delivery, store = make_delivery(
             config,
             table,
             checkpoints,
@@ -256,7 +256,8 @@ class CheckpointEngine(Engine):
             stopping,
             callbacks,
             source=source,
-            guarantee=guarantee,
+            delivery=delivery,
+            store=store,
             parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
             topics=topics,
             size=self._sizes[term.shard],

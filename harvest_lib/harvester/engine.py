@@ -15,18 +15,18 @@ from typing import Any, Protocol
 import psycopg
 
 from harvest_lib.batching.batch_size import LARGEST_BATCH, BatchSize
-from harvest_lib.batching.guarantees import Guarantee
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.marked_parking import MarkedParking
+from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.config import HarvestConfig
-from harvest_lib.delivery import Topics
+from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.events import Event
 from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.measures import HarvestMeasures, ShardMeasures
-from harvest_lib.harvester.observed import ObservedGuarantee
 from harvest_lib.harvester.other_readers import refuse_readers
 from harvest_lib.harvester.tracing import batch_tracing
 from harvest_lib.leadership import Term
@@ -90,7 +90,8 @@ def make_loop(
     callbacks: Callbacks,
     *,
     source: BatchSource,
-    guarantee: Guarantee,
+    delivery: Delivery,
+    store: CheckpointStore,
     parking: BatchParking | MarkedParking,
     topics: Topics,
     size: BatchSize,
@@ -99,7 +100,10 @@ def make_loop(
     """Return the loop of a term over parts, with what counts and traces its batches."""
     ports = BatchPorts(
         source=source,
-        guarantee=ObservedGuarantee(guarantee, [callbacks.measures, *batch_tracing(config, term.shard)]),
+        delivery=delivery,
+        store=store,
+        is_exactly_once=config.exactly_once and store.keeps_positions,
+        observers=BatchObservers([callbacks.measures, *batch_tracing(config, term.shard)]),
         parking=parking,
         troubles=topics.troubles,
         producers_are_outdated=lambda: topics.is_producer_outdated,

@@ -5,26 +5,26 @@ from typing import assert_never
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from harvest_lib.batching.guarantees import AtLeastOnceBatches, Guarantee, SequencedBatches, TransactionalBatches
 from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.certificates import Certificates
 from harvest_lib.checkpoints.kafka_store import KafkaStore
+from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.stores import IntentStore, PostgresStore, PurgeStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import (
+    AtLeastOnce,
     BatchDeliverySettings,
     CheckpointPlace,
     Delivery,
-    PipelinedBatches,
     Sequenced,
     Topics,
+    Transactional,
+    TransactionalProducer,
     acknowledge_again,
-    exactly_once,
 )
-from harvest_lib.delivery.transactional import Transactional
 from harvest_lib.harvester.choices import not_chosen
 from harvest_lib.harvester.pools import make_rivals
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -74,9 +74,10 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
     delivery, once that is chosen."""
     settings, topics = _batch_settings(config, producer_provider), make_topics(config)
     if config.delivery == "transactional":
-        Transactional(settings, topics, f"{config.checkpoint_topic}.check", _checkpoint_place(config, 0)).abandon()
+        place = _checkpoint_place(config, 0)
+        TransactionalProducer(settings, topics, f"{config.checkpoint_topic}.check", place).discard()
     else:
-        PipelinedBatches(settings, topics).abandon()
+        AtLeastOnce(settings, topics).abandon()
 
 
 def make_batch_source(
@@ -106,7 +107,7 @@ def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None 
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
 
 
-def make_guarantee(
+def make_delivery(
     config: HarvestConfig,
     table: OutboxTable,
     checkpoints: CheckpointTable,
@@ -115,28 +116,29 @@ def make_guarantee(
     *,
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
-) -> Guarantee:
-    """Return the guarantee that `delivery` names: the way of one shard's batches, and the store of their checkpoint."""
+) -> tuple[Delivery, CheckpointStore]:
+    """Return the delivery of one shard's batches that `delivery` names, and the store of their checkpoints."""
     settings = _batch_settings(config, producer_provider)
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
         case "barrier" | "pipelined":
-            return AtLeastOnceBatches(PipelinedBatches(settings, topics), PostgresStore(checkpoints, acknowledge))
+            return AtLeastOnce(settings, topics), PostgresStore(checkpoints, acknowledge)
         case "transactional":
-            transactional_id = f"{config.checkpoint_topic}.{shard}"
-            return TransactionalBatches(
-                exactly_once(settings, topics, transactional_id, _checkpoint_place(config, shard)),
-                make_kafka_store(
-                    config,
-                    table,
-                    checkpoints,
-                    shard,
-                    consumer_provider=consumer_provider,
-                    producer_provider=producer_provider,
-                ),
+            place, first_id = _checkpoint_place(config, shard), f"{config.checkpoint_topic}.{shard}"
+            kafka_store = make_kafka_store(
+                config,
+                table,
+                checkpoints,
+                shard,
+                consumer_provider=consumer_provider,
+                producer_provider=producer_provider,
             )
+            ids = (first_id, f"{first_id}.2")
+            producers = [TransactionalProducer(settings, topics, each, place) for each in ids]
+            return Transactional(producers, kafka_store.encode), kafka_store
         case "sequenced":
-            return SequencedBatches(Sequenced(settings, topics), IntentStore(checkpoints, acknowledge))
+            store = IntentStore(checkpoints, acknowledge)
+            return Sequenced(settings, topics, store.save_pending, store.ask_again), store
         case "auto":
             raise not_chosen("delivery")
         case other:
@@ -160,17 +162,16 @@ def make_purging_pages(config: HarvestConfig, source: ClaimSource, term: Term) -
     )
 
 
-def make_purging_guarantee(
+def make_purging_delivery(
     config: HarvestConfig,
     topics: Topics,
     pages: MarkPages,
     producer_provider: KafkaProducerProvider,
     delivery: Delivery | None = None,
-) -> Guarantee:
-    """Return the guarantee of a table that is marked and delivered at least once: to purge counts as the checkpoint.
-    An embedder may bring the `delivery`."""
-    delivery = delivery or PipelinedBatches(_batch_settings(config, producer_provider), topics)
-    return AtLeastOnceBatches(delivery, PurgeStore(pages.purge))
+) -> tuple[Delivery, CheckpointStore]:
+    """Return the delivery of a table that is marked and delivered at least once, or the `delivery` of an embedder, and
+    its store: to purge counts as the checkpoint."""
+    return delivery or AtLeastOnce(_batch_settings(config, producer_provider), topics), PurgeStore(pages.purge)
 
 
 def _batch_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> BatchDeliverySettings:

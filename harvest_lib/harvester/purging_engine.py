@@ -15,7 +15,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.harvester.added_partitions import Added, PartitionWatch
 from harvest_lib.harvester.engine import Callbacks, Engine, check_parked, make_loop, make_size, marking_checks
-from harvest_lib.harvester.factory import make_purging_guarantee, make_purging_pages, make_source, make_topics
+from harvest_lib.harvester.factory import make_purging_delivery, make_purging_pages, make_source, make_topics
 from harvest_lib.harvester.other_readers import acknowledge_pending, before_term
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.leadership import Term
@@ -66,13 +66,15 @@ class PurgingEngine(Engine):
         if self._pages is not None:
             self._pages.await_closed()
         self._pages = pages = make_purging_pages(config, self._source, term)
+        delivery, store = make_purging_delivery(config, topics, pages, self._producer_provider, self._delivery)
         return make_loop(
             config,
             term,
             stopping,
             callbacks,
             source=pages,
-            guarantee=make_purging_guarantee(config, topics, pages, self._producer_provider, self._delivery),
+            delivery=delivery,
+            store=store,
             parking=MarkedParking(config.parking, topics, pages),
             topics=topics,
             size=self._size,

@@ -1,6 +1,7 @@
 """Sources of records."""
 
-from harvest_lib.source.batch_protocol import BatchSource, Page, Position
+from harvest_lib.record.checkpoint import Position
+from harvest_lib.source.batch_protocol import BatchSource, Page
 from harvest_lib.source.claim_protocol import ClaimedRows, ClaimSource
 from harvest_lib.source.mark import MarkSource
 from harvest_lib.source.mark_batches import MarkPages

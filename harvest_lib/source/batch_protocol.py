@@ -6,12 +6,11 @@ remembers nothing across `open`. Records that a position has passed and that wer
 by their ids, as `deferred`: a source opened there returns them first.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
 
 from harvest_lib.record import Row
-
-Position = Mapping[str, Any]
+from harvest_lib.record.checkpoint import Position
 
 
 class Page(NamedTuple):

@@ -13,8 +13,9 @@ from harvest_lib.database import connect, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.row_security import require_all_rows
 from harvest_lib.record import PAGE_BYTES, Row
+from harvest_lib.record.checkpoint import Position
 from harvest_lib.source import server_identity
-from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.batch_protocol import Page
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.prefetch import Prefetcher

@@ -21,8 +21,9 @@ from uuid import uuid4
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
+from harvest_lib.record.checkpoint import Position
 from harvest_lib.record.rows import ids_of
-from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.batch_protocol import Page
 from harvest_lib.source.claim_protocol import ClaimedRows, ClaimSource
 from harvest_lib.source.thread import CallThread
 

@@ -18,8 +18,9 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.database import rendered, translated
 from harvest_lib.native import rows_of
 from harvest_lib.record import PAGE_BYTES
+from harvest_lib.record.checkpoint import Position
 from harvest_lib.source import server_identity
-from harvest_lib.source.batch_protocol import Page, Position
+from harvest_lib.source.batch_protocol import Page
 from harvest_lib.source.batch_source import ConnectedSource, Plans
 from harvest_lib.source.by_bytes import take_next, within
 from harvest_lib.source.pg_snapshot import Snapshot

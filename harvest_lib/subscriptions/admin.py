@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from harvest_lib.checkpoints.record import Checkpoint, read_checkpoint, unreadable
+from harvest_lib.checkpoints.record import read_checkpoint, unreadable
 from harvest_lib.checkpoints.refusals import refusal_of
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.database import in_statement, translated
@@ -32,6 +32,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.record import is_legal_topic
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection

@@ -20,7 +20,6 @@ from typing import Any
 
 from psycopg import sql
 
-from harvest_lib.checkpoints.record import Checkpoint
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.checkpoints.topic import read_checkpoints
 from harvest_lib.config import HarvestConfig
@@ -29,6 +28,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
 from harvest_lib.outbox import MovedRows, Moves
 from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.sharding import shard_expression

@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.database import translated
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import Moves, OutboxTable
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import server_identity, snapshot, transaction_id
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 

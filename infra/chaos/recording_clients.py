@@ -19,15 +19,15 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from harvest_lib import cli
 from harvest_lib.checkpoints.stores import IntentStore
-from harvest_lib.checkpoints.table import Checkpoint as Stored
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Intent
-from harvest_lib.delivery import BatchCommitted, BatchOutcome
+from harvest_lib.delivery import BatchCommitted, BatchOutcome, Sequenced
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import checkpoint_engine, factory, purging_engine
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.record.checkpoint import Checkpoint as Stored
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
@@ -262,30 +262,36 @@ class RecordedStore:
 
 
 class RecordedBatches:
-    """A guarantee whose commits in a transaction are recorded as writes of the checkpoint, if it keeps one."""
+    """A delivery whose commits in a transaction are recorded as writes of the checkpoint, if its store keeps one."""
 
-    def __init__(self, recorder: Recorder, guarantee: Any, shard: int) -> None:
-        self._recorder, self._guarantee = recorder, guarantee
-        if guarantee.store.keeps_positions:
-            guarantee.store = RecordedStore(recorder, guarantee.store, shard)
-        self.store = guarantee.store
+    def __init__(self, recorder: Recorder, delivery: Any, store: Any) -> None:
+        self._recorder, self._delivery, self._store = recorder, delivery, store
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._guarantee, name)
+        return getattr(self._delivery, name)
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         self._recorder.sending = str(leader_id)
-        outcome: BatchOutcome = self._guarantee.begin(leader_id, may_send)
+        outcome: BatchOutcome = self._delivery.begin(leader_id, may_send)
         return outcome
 
     def commit(self, checkpoint: Stored, may_send: Callable[[], bool], /) -> BatchOutcome:
-        in_transaction = self.store.kept_in == "kafka"
+        in_transaction = self._store.kept_in == "kafka"
         if in_transaction:
-            self.store.tell(checkpoint, "invoke")
-        outcome: BatchOutcome = self._guarantee.commit(checkpoint, may_send)
+            self._store.tell(checkpoint, "invoke")
+        outcome: BatchOutcome = self._delivery.commit(checkpoint, may_send)
         if in_transaction and isinstance(outcome, BatchCommitted):
-            self.store.tell(checkpoint, "ok")
+            self._store.tell(checkpoint, "ok")
         return outcome
+
+
+def recorded(recorder: Recorder, delivery: Any, store: Any, shard: int) -> tuple[RecordedBatches, Any]:
+    """Return a delivery and its store, recorded if the store keeps checkpoints."""
+    if store.keeps_positions:
+        store = RecordedStore(recorder, store, shard)
+        if isinstance(delivery, Sequenced):
+            vars(delivery)["_keep"] = store.save_pending
+    return RecordedBatches(recorder, delivery, store), store
 
 
 def record(recorder: Recorder, history: Path) -> None:
@@ -295,14 +301,13 @@ def record(recorder: Recorder, history: Path) -> None:
         return native.made(lambda: RecordedProducer(recorder, settings))
 
     native = NativeRecorder(history, provider, recorder.outbound, recorder.landed)
-    make_guarantee, make_purging_guarantee = factory.make_guarantee, factory.make_purging_guarantee
+    make_delivery, make_purging_delivery = factory.make_delivery, factory.make_purging_delivery
 
-    def recorded_guarantee(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
-        guarantee = make_guarantee(config, table, checkpoints, topics, shard, **providers)
-        return RecordedBatches(recorder, guarantee, shard)
+    def recorded_delivery(config: Any, table: Any, checkpoints: Any, topics: Any, shard: int, **providers: Any) -> Any:
+        return recorded(recorder, *make_delivery(config, table, checkpoints, topics, shard, **providers), shard)
 
-    def recorded_purging_guarantee(*parts: Any) -> Any:
-        return RecordedBatches(recorder, make_purging_guarantee(*parts), 0)
+    def recorded_purging_delivery(*parts: Any) -> Any:
+        return recorded(recorder, *make_purging_delivery(*parts), 0)
 
     def recorded_harvest(config: HarvestConfig) -> Harvest:
         harvest = Harvest(config, kafka_producer_provider=provider)
@@ -316,8 +321,8 @@ def record(recorder: Recorder, history: Path) -> None:
             recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)
             super().__init__(cast("MarkSource", recorded), *args, **named)
 
-    vars(checkpoint_engine)["make_guarantee"] = recorded_guarantee
-    vars(purging_engine)["make_purging_guarantee"] = recorded_purging_guarantee
+    vars(checkpoint_engine)["make_delivery"] = recorded_delivery
+    vars(purging_engine)["make_purging_delivery"] = recorded_purging_delivery
     vars(factory)["MarkPages"] = RecordedPages
     vars(harvest_module)["Harvest"] = recorded_harvest
 

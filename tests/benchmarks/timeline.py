@@ -73,7 +73,7 @@ def _traced(method: Callable[..., Any], what: str, into: TextIO) -> Callable[...
 def _trace(into: TextIO) -> None:
     """Wrap methods of the classes themselves; the ignores let mypy pass that."""
     SnapshotSource.read = _traced(SnapshotSource.read, "read", into)  # type: ignore[method-assign]
-    BatchProducer.send = _traced(BatchProducer.send, "sent", into)  # type: ignore[method-assign]
+    BatchProducer.hand_over = _traced(BatchProducer.hand_over, "sent", into)  # type: ignore[method-assign]
     BatchProducer.flush = _traced(BatchProducer.flush, "flushed", into)  # type: ignore[method-assign]
     Transactional.commit = _traced(Transactional.commit, "committed", into)  # type: ignore[method-assign]
 

@@ -13,7 +13,14 @@ from support.outbox import harvest_config, read_topic, steps
 from support.waiting import eventually
 
 from harvest_lib.checkpoints.topic import ensure_checkpoint_topic
-from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, CheckpointPlace, Topics, exactly_once
+from harvest_lib.delivery import (
+    BatchCommitted,
+    BatchDeliverySettings,
+    CheckpointPlace,
+    Topics,
+    Transactional,
+    TransactionalProducer,
+)
 from harvest_lib.errors import CheckpointError
 from harvest_lib.harvester.harvest import STOP_TIMEOUT_SECONDS, Harvest, State
 
@@ -139,12 +146,13 @@ def test_a_delivery_lets_go_of_an_open_transaction_in_time(stack, make_topic, bo
     """To abort a transaction is to wait for a broker, and none answers."""
     settings, topic = {"bootstrap.servers": bootstrap_servers}, make_topic()
     place = CheckpointPlace(topic=topic, partition=0, key="k")
-    delivery = exactly_once(
+    producer = TransactionalProducer(
         BatchDeliverySettings(kafka=settings, delivery_timeout_seconds=5), Topics(settings), topic, place
     )
+    delivery = Transactional([producer], lambda checkpoint: checkpoint)
     assert delivery.begin(uuid.uuid4(), lambda: True) == BatchCommitted()
     delivery.send([(number, topic, "k", "v", [], []) for number in range(50)], lambda: True)
-    assert delivery._deliveries[0]._producer._client.flush(60) == 0
+    assert producer._producer._client.flush(60) == 0
     stack.kafka.suspend()
     try:
         began = time.monotonic()

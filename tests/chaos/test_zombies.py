@@ -13,14 +13,13 @@ from support.pool import Pool
 from support.waiting import eventually
 
 from harvest_lib.delivery import (
-    AlternatingProducers,
     BatchCommitted,
     BatchDeliverySettings,
     BatchFenced,
     CheckpointPlace,
     Topics,
     Transactional,
-    exactly_once,
+    TransactionalProducer,
 )
 
 pytestmark = pytest.mark.full
@@ -40,10 +39,10 @@ def always():
 
 
 class Rivals:
-    """Deliveries under one transactional id, or its two in turn, to one topic, with checkpoints in another."""
+    """Deliveries under the same transactional ids to one topic, with checkpoints in another."""
 
-    def __init__(self, make, servers, topic, checkpoints):
-        self._make = make
+    def __init__(self, ids, servers, topic, checkpoints):
+        self._ids = ids
         self._servers = servers
         self.topic = topic
         self.checkpoints = checkpoints
@@ -53,7 +52,9 @@ class Rivals:
         kafka = {"bootstrap.servers": self._servers}
         place = CheckpointPlace(topic=self.checkpoints, partition=0, key="default/0")
         settings = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=5)
-        made = self._make(settings, Topics(kafka), self.checkpoints, place)
+        ids = [f"{self.checkpoints}{each}" for each in self._ids]
+        producers = [TransactionalProducer(settings, Topics(kafka), each, place) for each in ids]
+        made = Transactional(producers, lambda checkpoint: checkpoint)
         self._made.append(made)
         leader_id = uuid.uuid4()
         assert made.begin(leader_id, lambda: True) == BatchCommitted()
@@ -65,11 +66,7 @@ class Rivals:
 
     def arrive(self, delivery):
         """Have all that was sent in the log."""
-        self.part(delivery)._producer._client.flush(60)
-
-    def part(self, delivery):
-        """Return what has the present batch."""
-        return delivery._deliveries[0] if isinstance(delivery, AlternatingProducers) else delivery
+        delivery._producers[0]._producer._client.flush(60)
 
     def committed(self):
         """Return what readers of committed records see: leader ids and outbox ids, and the checkpoints."""
@@ -84,7 +81,7 @@ class Rivals:
             made.abandon()
 
 
-@pytest.fixture(params=[Transactional, exactly_once], ids=["one_id", "in_turn"])
+@pytest.fixture(params=[("",), ("", ".2")], ids=["one_id", "in_turn"])
 def rivals(request, bootstrap_servers, make_topic, unique):
     checkpoints = make_topic(1, name=f"{unique('x')}.checkpoint", **{"cleanup.policy": "compact"})
     made = Rivals(request.param, bootstrap_servers, make_topic(4), checkpoints)

@@ -4,6 +4,7 @@ import uuid
 from itertools import count
 
 import pytest
+from support.batches import START
 from support.brokers import FakeBroker, RealBroker, always, begun, by_key, deliver, ids
 from support.rows import row
 
@@ -39,20 +40,20 @@ def test_a_batch_may_be_handed_over_in_parts(broker):
     rows = [broker.row(number) for number in range(1, 31)]
     for start in range(0, 30, 10):
         assert delivery.send(rows[start : start + 10], always) == {}
-    assert delivery.commit(b"", always) == BatchCommitted()
+    assert delivery.commit(START, always) == BatchCommitted()
     assert [record.outbox_id for record in broker.arrived()] == ids(rows)
 
 
 def test_an_empty_batch_is_committed(broker):
-    assert begun(broker.delivery()).commit(b"", always) == BatchCommitted()
+    assert begun(broker.delivery()).commit(START, always) == BatchCommitted()
     assert broker.arrived() == []
 
 
 def test_what_is_abandoned_never_leaves(broker):
     delivery = begun(broker.delivery(held=True))
     delivery.send([broker.row(number) for number in range(1, 51)], always)
-    assert delivery.abandon() is False, "nothing was on the wire"
-    assert delivery.abandon() is False, "it is safe to repeat"
+    assert not delivery.abandon().may_arrive, "nothing was on the wire"
+    assert not delivery.abandon().may_arrive, "it is safe to repeat"
     assert broker.arrived() == []
 
 
@@ -71,7 +72,7 @@ def test_a_row_that_the_client_refuses_is_named_and_those_before_it_go(broker):
     refused = delivery.send([broker.row(1), broker.refused(2), broker.row(3)], always)
     assert [*refused] == [2]
     assert refused[2]
-    assert delivery.commit(b"", always) == BatchCommitted()
+    assert delivery.commit(START, always) == BatchCommitted()
     assert [record.outbox_id for record in broker.arrived()] == [1]
 
 
@@ -80,7 +81,7 @@ def test_nothing_is_handed_over_once_the_term_is_over(bootstrap_servers, make_to
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds)
     delivery = begun(broker.delivery())
     assert delivery.send([broker.row(number) for number in range(1, 50)], lambda: False) == {}
-    assert isinstance(delivery.commit(b"", always), BatchFailed), "it is not whole"
+    assert isinstance(delivery.commit(START, always), BatchFailed), "it is not whole"
     assert broker.arrived() == []
     broker.close()
 
@@ -92,7 +93,7 @@ def test_under_the_barrier_the_term_is_checked_again_for_a_record_that_comes_lat
     broker = RealBroker(bootstrap_servers, make_topic(), expiry_seconds=600.0)
     delivery, checks = begun(broker.delivery()), iter([True, True, True, False])
     delivery.send([broker.row(number) for number in range(1, 50)], lambda: next(checks))
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    assert isinstance(delivery.commit(START, always), BatchFailed)
     assert {record.outbox_id for record in broker.arrived()} <= {1, 2}
     broker.close()
 
@@ -102,14 +103,15 @@ def test_under_the_barrier_the_keys_of_failed_records_tell_which_are_not_in_kafk
     delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
     assert delivery.send([broker.row(number, f"k{number}") for number in range(1, 51)], always) == {}
     assert delivery.send([row(51, "lost", topic=f"{broker.topic}.missing")], always) == {}
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
-    assert delivery.abandon() is False
-    failed = {each.decode() for each in delivery.failed_keys}
+    assert isinstance(delivery.commit(START, always), BatchFailed)
+    abandoned = delivery.abandon()
+    assert not abandoned.may_arrive
+    failed = {each.decode() for each in abandoned.failed_keys}
     assert "lost" in failed
     assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(1, 51)} - failed
     delivery.begin(uuid.uuid4(), always)
     assert deliver(delivery, broker.row(52, "next")) == BatchCommitted()
-    assert not delivery.failed_keys
+    assert not delivery.abandon().failed_keys
     broker.close()
 
 
@@ -118,7 +120,6 @@ def test_pipelined_it_is_not_known_which_failed(bootstrap_servers, make_topic):
     broker = RealBroker(bootstrap_servers, make_topic())
     delivery = begun(broker.delivery(**{"topic.metadata.propagation.max.ms": 300}))
     delivery.send([broker.row(1), row(2, "k", topic=f"{broker.topic}.missing")], always)
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
-    delivery.abandon()
-    assert delivery.failed_keys is None
+    assert isinstance(delivery.commit(START, always), BatchFailed)
+    assert delivery.abandon().failed_keys is None
     broker.close()

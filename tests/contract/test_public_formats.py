@@ -20,7 +20,6 @@ from dagster_harvest.heartbeat import HeartbeatTable
 from harvest_lib import Harvest
 from harvest_lib.archive.files import ArchivedFile, ArchiveFiles, Manifest
 from harvest_lib.archive.records import names_and_types, schema_of
-from harvest_lib.checkpoints.record import Checkpoint as OutboxCheckpoint
 from harvest_lib.checkpoints.record import compact, read_checkpoint
 from harvest_lib.consume import (
     Checkpoint,
@@ -41,6 +40,7 @@ from harvest_lib.leadership.pool import Pool
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline import offset_log
 from harvest_lib.pipeline.commit_log.log import CommitLog
+from harvest_lib.record.checkpoint import Checkpoint as OutboxCheckpoint
 from harvest_lib.record.header import stamp
 from harvest_lib.record.header import unpack as unpack_header
 from harvest_lib.record.last_read import LastRead

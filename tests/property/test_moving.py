@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import clusters
 
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions

@@ -10,9 +10,9 @@ from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.factory import (
-    make_guarantee,
+    make_delivery,
     make_parking,
-    make_purging_guarantee,
+    make_purging_delivery,
     make_purging_pages,
     make_selection,
     subscription_of,
@@ -196,9 +196,9 @@ class Shard:
         checkpoints = CheckpointTable(self._conninfo, SUBSCRIPTIONS, subscription, rivals=rivals)
         source = self._pages(term)
         if isinstance(source, MarkPages) and not self.config.exactly_once:
-            guarantee = make_purging_guarantee(self.config, topics, source, self._make_producer)
+            delivery, store = make_purging_delivery(self.config, topics, source, self._make_producer)
         else:
-            guarantee = make_guarantee(
+            delivery, store = make_delivery(
                 self.config,
                 _TABLE,
                 checkpoints,
@@ -209,7 +209,9 @@ class Shard:
             )
         ports = BatchPorts(
             source=source,
-            guarantee=guarantee,
+            delivery=delivery,
+            store=store,
+            is_exactly_once=self.config.exactly_once,
             parking=make_parking(self.config, _TABLE, checkpoints, topics, source),
             troubles=topics.troubles,
             limits=LIMITS,

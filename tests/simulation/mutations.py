@@ -10,14 +10,13 @@ from unittest.mock import patch
 from psycopg import sql
 
 from harvest_lib.batching.batch import Batch
-from harvest_lib.batching.guarantees import AtLeastOnceBatches, SequencedBatches
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import row_statements as checkpoint
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.database import in_statement
-from harvest_lib.delivery import Sequenced, Transactional, batches
+from harvest_lib.delivery import AtLeastOnce, Sequenced, TransactionalProducer, at_least_once
 from harvest_lib.delivery.failures import Failures
 from harvest_lib.harvester import factory
 from harvest_lib.leadership import Term, last_leaders
@@ -137,8 +136,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = ports.guarantee.commit(",
-            "ports.source.committed(); ports.guarantee.store.save(following); outcome = ports.guarantee.commit(",
+            "outcome = ports.delivery.commit(",
+            "ports.source.committed(); ports.store.save(following); outcome = ports.delivery.commit(",
         ),
     ),
     _mutation("no sort after RETURNING", _MARK, _edit(MarkSource, "_claimed", "by_id(rows)", "rows")),
@@ -173,7 +172,7 @@ MUTATIONS = (
     _mutation(
         "what failed of a batch counts as delivered",
         ("mark-barrier",),
-        _edit(BatchLoop, "_count_what_went", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
+        _edit(BatchLoop, "_count_delivered", "self._ports.source.committed(failed)", "self._ports.source.committed()"),
         seed=3,
     ),
     _mutation(
@@ -237,7 +236,7 @@ MUTATIONS = (
     _mutation(
         "what is on the wire is not waited for",
         ("snapshot-barrier",),
-        _edit(BatchLoop, "_restart", "if may_arrive:", "if False:"),
+        _edit(BatchLoop, "_restart", "if abandoned.may_arrive:", "if False:"),
         seed=2,
     ),
     _mutation(
@@ -246,8 +245,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = ports.guarantee.commit(",
-            "ports.guarantee.store.save(following); outcome = ports.guarantee.commit(",
+            "outcome = ports.delivery.commit(",
+            "ports.store.save(following); outcome = ports.delivery.commit(",
         ),
         seed=2,
     ),
@@ -257,8 +256,8 @@ MUTATIONS = (
         _edit(
             BatchLoop,
             "_commit",
-            "outcome = ports.guarantee.commit(",
-            "self._checkpoints.last = following; outcome = ports.guarantee.commit(",
+            "outcome = ports.delivery.commit(",
+            "self._checkpoints.last = following; outcome = ports.delivery.commit(",
         ),
         seed=3,
     ),
@@ -271,7 +270,7 @@ MUTATIONS = (
     _mutation(
         "a batch does not wait for its reports",
         ("snapshot-pipelined", "snapshot-barrier", *_MARK),
-        _edit(AtLeastOnceBatches, "commit", 'return self._delivery.commit(b"", may_send)', "return BatchCommitted()"),
+        _edit(AtLeastOnce, "commit", "return self._producer.flush(may_send)", "return BatchCommitted()"),
         seed=2,
     ),
     _mutation(
@@ -283,7 +282,9 @@ MUTATIONS = (
     _mutation(
         "gaps are allowed",
         ("snapshot-pipelined",),
-        _edit(batches, "expiry_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'),
+        _edit(
+            at_least_once, "expiry_settings", '"enable.gapless.guarantee": True', '"enable.gapless.guarantee": False'
+        ),
         seed=3,
     ),
     _mutation(
@@ -318,9 +319,9 @@ MUTATIONS = (
         ("snapshot-transactional",),
         _edit(
             factory,
-            "exactly_once",
-            "ids = (transactional_id,",
-            "transactional_id += __import__('uuid').uuid4().hex; ids = (transactional_id,",
+            "make_delivery",
+            "ids = (first_id,",
+            "first_id += __import__('uuid').uuid4().hex; ids = (first_id,",
         ),
         seed=35,
     ),
@@ -328,10 +329,10 @@ MUTATIONS = (
         "acknowledgements leave before they are kept",
         _SEQUENCED,
         _edit(
-            SequencedBatches,
+            Sequenced,
             "commit",
-            "if not self.store.save_pending(checkpoint, intents):",
-            "self._delivery.acknowledge(intents)\n    if not self.store.save_pending(checkpoint, intents):",
+            "if not self._keep(checkpoint, intents):",
+            "self._acknowledge(intents)\n    if not self._keep(checkpoint, intents):",
         ),
         seed=11,
     ),
@@ -356,17 +357,17 @@ MUTATIONS = (
     _mutation(
         "acknowledgements are forgotten before they are in Kafka",
         _SEQUENCED,
-        _edit(SequencedBatches, "settle", "outcome = self._delivery.flush(may_send)", "outcome = BatchCommitted()"),
+        _edit(Sequenced, "settle", "outcome = self._producer.flush(may_send)", "outcome = BatchCommitted()"),
         seed=120,
     ),
     _mutation(
         "acknowledgements go behind the records of the next batch",
         _SEQUENCED,
         _edit(
-            SequencedBatches,
+            Sequenced,
             "commit",
-            "return self._delivery.acknowledge(intents)",
-            "late, self._late = getattr(self, '_late', ()), intents; return self._delivery.acknowledge(late)",
+            "return self._acknowledge(intents)",
+            "late, self._late = getattr(self, '_late', ()), intents; return self._acknowledge(late)",
         ),
     ),
     _mutation(
@@ -416,7 +417,7 @@ MUTATIONS = (
     _mutation(
         "shards have one transactional id",
         ("snapshot-transactional-shards",),
-        _edit(harvesters, "make_guarantee", ".{shard}", ".0"),
+        _edit(harvesters, "make_delivery", ".{shard}", ".0"),
     ),
     _mutation(
         "a term begins from the epoch of another shard",
@@ -428,7 +429,7 @@ MUTATIONS = (
         "the producer of a doubtful transaction goes on",
         ("snapshot-transactional",),
         _edit(
-            Transactional,
+            TransactionalProducer,
             "begin",
             "self._renew_producer(leader_id)\n    while",
             "if self._has_begun and (self._failures.first is None or not self._failures.first.fatal()):\n"
@@ -437,7 +438,7 @@ MUTATIONS = (
             "        return BatchCommitted()\n"
             "    self._renew_producer(leader_id)\n    while",
         ),
-        _edit(Transactional, "abandon", "self._producer.discard()", "pass"),
+        _edit(TransactionalProducer, "discard", "self._producer.discard()", "pass"),
         seed=16,
     ),
     _mutation(

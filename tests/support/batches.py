@@ -9,10 +9,13 @@ from support.paged import FakePagedTable
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.ports import BatchPorts
-from harvest_lib.checkpoints.table import Checkpoint, LeadershipStatus
+from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.config import Limits
-from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
 from harvest_lib.leadership import Term
+from harvest_lib.record.checkpoint import Checkpoint
+
+START = Checkpoint(generation=0)
 
 
 class FakeKafka:
@@ -40,9 +43,9 @@ class FakeBatchDelivery:
     def __init__(self, kafka, topics=None):
         self.kafka, self.topics = kafka, topics or FakeTopics()
         self.store = FakeStore(kafka)
-        self.exactly_once = True
+        self.is_exactly_once = True
         self.refused = {}
-        self.leaves_behind = False
+        self.leaves_behind, self.failed_keys = False, None
         self._batch = []
 
     def begin(self, leader_id, may_send):  # noqa: ARG002 - nothing is stamped
@@ -80,9 +83,7 @@ class FakeBatchDelivery:
 
     def abandon(self):
         self._batch = []
-        return self.leaves_behind
-
-    failed_keys = None
+        return Abandoned(may_arrive=self.leaves_behind, failed_keys=self.failed_keys)
 
     def settle(self, may_send):  # noqa: ARG002 - nothing is left to be done
         return BatchCommitted()
@@ -215,7 +216,9 @@ class BatchRuns:
     def loop(self):
         ports = BatchPorts(
             source=self.table.source(),
-            guarantee=self.delivery,
+            delivery=self.delivery,
+            store=self.store,
+            is_exactly_once=self.delivery.is_exactly_once,
             parking=BatchParking(self.policy, self.topics, self.places),
             troubles=self.topics,
             limits=self.limits,

@@ -3,11 +3,11 @@
 import uuid
 
 from confluent_kafka import Producer
-from support.batches import FakeBatchDelivery, FakeKafka
+from support.batches import START, FakeBatchDelivery, FakeKafka
 from support.outbox import Delivered, read_topic
 from support.rows import row
 
-from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchCommitted, BatchDeliverySettings, Topics
 
 
 def always():
@@ -58,7 +58,7 @@ class RealBroker:
             expiry_seconds=self._expiry_seconds,
             producer_provider=provider,
         )
-        made = PipelinedBatches(batch_settings, topics or Topics({"bootstrap.servers": self._servers}))
+        made = AtLeastOnce(batch_settings, topics or Topics({"bootstrap.servers": self._servers}))
         self._made.append(made)
         return made
 
@@ -85,7 +85,7 @@ def begun(delivery):
 def deliver(delivery, *rows):
     """Send a batch, of which nothing is refused, and return its outcome."""
     assert delivery.send(list(rows), always) == {}
-    return delivery.commit(b"", always)
+    return delivery.commit(START, always)
 
 
 def by_key(records):

@@ -25,12 +25,11 @@ from unittest.mock import patch
 
 from confluent_kafka import Producer
 
-from harvest_lib.batching.guarantees import TransactionalBatches
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
-from harvest_lib.delivery import BatchCommitted
+from harvest_lib.delivery import BatchCommitted, Sequenced, Transactional
 from harvest_lib.harvester import checkpoint_engine as checkpoints
 from harvest_lib.harvester import purging_engine as purging
 from harvest_lib.harvester.factory import make_source
@@ -191,24 +190,26 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_guarantee, make_purging = checkpoints.make_guarantee, purging.make_purging_guarantee
+    make_delivery, make_purging = checkpoints.make_delivery, purging.make_purging_delivery
     make_pages, make_parking = checkpoints.make_batch_source, checkpoints.make_parking
 
-    def make_striking_guarantee(*args, **named):
-        guarantee = make_guarantee(*args, **named)
-        guarantee.store = StrikingStore(guarantee.store, strike)
-        if not isinstance(guarantee, TransactionalBatches):  # there is no step between its reports and its commit
-            strike_once_landed(guarantee._delivery, strike)
-        return guarantee
+    def make_striking_delivery(*args, **named):
+        delivery, store = make_delivery(*args, **named)
+        store = StrikingStore(store, strike)
+        if isinstance(delivery, Sequenced):
+            delivery._keep = store.save_pending
+        if not isinstance(delivery, Transactional):  # there is no step between its reports and its commit
+            strike_once_landed(delivery, strike)
+        return delivery, store
 
-    checkpoints.make_guarantee = make_striking_guarantee
+    checkpoints.make_delivery = make_striking_delivery
 
     def make_striking_purge(*args, **named):
-        guarantee = make_purging(*args, **named)
-        strike_once_landed(guarantee._delivery, strike)
-        return guarantee
+        delivery, store = make_purging(*args, **named)
+        strike_once_landed(delivery, strike)
+        return delivery, store
 
-    purging.make_purging_guarantee = make_striking_purge
+    purging.make_purging_delivery = make_striking_purge
 
     def make_striking_pages(*args, **named):
         pages = make_pages(*args, **named)

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from pydantic import Field
 
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.database import connect, in_statement, translated
@@ -37,6 +37,7 @@ from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, Joined
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
 from harvest_lib.pipeline.message import Message, Mode, Op
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription, subscription_filter
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource

@@ -5,8 +5,9 @@ import uuid
 import psycopg
 import pytest
 
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable
+from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription
 
 pytestmark = pytest.mark.gate

@@ -4,10 +4,11 @@ import uuid
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from support.batches import START
 from support.outbox import read_topic
 from support.rows import row
 
-from harvest_lib.delivery import BatchDeliverySettings, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, Topics
 from harvest_lib.delivery.errors import raised
 
 pytestmark = pytest.mark.full
@@ -44,10 +45,10 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     topic = make_topic(partitions=2)
     kafka = {"bootstrap.servers": bootstrap_servers, "linger.ms": 0}
     made = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=600)
-    delivery = PipelinedBatches(made, Topics(made.kafka))
+    delivery = AtLeastOnce(made, Topics(made.kafka))
     delivery.begin(uuid.uuid4(), always)
     delivery.send([row(1, "k", topic=topic)], always)
-    delivery.commit(b"", always)
+    delivery.commit(START, always)
     freeze()
     delivery.send([row(number, f"k-{number % 50}", topic=topic) for number in range(2, 2_000)], always)
     delivery._producer._client.flush(0.2)
@@ -55,7 +56,7 @@ def test_a_batch_on_the_wire_can_be_abandoned_and_begun_again(freeze, thaw, make
     thaw()
     delivery.begin(uuid.uuid4(), always)
     delivery.send([row(number, "again", topic=topic) for number in range(2_000, 2_003)], always)
-    delivery.commit(b"", always)
+    delivery.commit(START, always)
     delivery.abandon()
     found = [record.outbox_id for record in read_topic(bootstrap_servers, topic) if record.key == "again"]
     assert found == [2_000, 2_001, 2_002]

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from support.batches import START
 from support.brokers import RealBroker, always, begun, deliver
 
 from harvest_lib.delivery import BatchCommitted, BatchFailed
@@ -57,7 +58,7 @@ def test_what_waits_longer_than_its_expiry_fails_and_never_leaves(kafka, freeze,
     delivery = connected(kafka)
     freeze()
     assert delivery.send(rows(kafka), always) == {}
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
+    assert isinstance(delivery.commit(START, always), BatchFailed)
     assert delivery._producer._client.flush(60) == 0, "the others expire within a second, and before a session timeout"
     thaw()
     delivery.begin(uuid.uuid4(), always)
@@ -85,4 +86,4 @@ def test_a_full_queue_does_not_hold_up_the_end_of_a_term(kafka, freeze):
     freeze()
     checks = itertools.count()
     assert delivery.send(rows(kafka), lambda: next(checks) < 20) == {}
-    assert isinstance(delivery.commit(b"", lambda: False), BatchFailed)
+    assert isinstance(delivery.commit(START, lambda: False), BatchFailed)

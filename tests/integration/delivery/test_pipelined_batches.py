@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from support.batches import START
 from support.brokers import RealBroker, always, begun, deliver, ids
 from support.waiting import eventually
 
@@ -115,7 +116,7 @@ def test_what_was_let_through_before_a_freeze_and_leaves_after_it_is_refused_by_
         return True
 
     delivery.send([strict.row(1)], may_send)
-    outcome = delivery.commit(b"", always)
+    outcome = delivery.commit(START, always)
     assert isinstance(outcome, BatchFailed)
     assert "timestamp" in outcome.reason.lower()
     monkeypatch.undo()

@@ -14,9 +14,8 @@ from support.topics import configure_topic
 from support.waiting import eventually
 
 from harvest_lib.audit import read_topics
-from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
+from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.consume import Intent, Sequencer, unpack
 from harvest_lib.delivery import (
     BatchCommitted,
@@ -31,6 +30,7 @@ from harvest_lib.harvester.engine import Callbacks
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -102,8 +102,8 @@ class Leader:
         table = OutboxTable.parse("outbox")
         self.checkpoints = CheckpointTable(dsn, table.subscriptions.identifier, Subscription(), outbox=table.identifier)
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
-        self.delivery = Sequenced(BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60), Topics(kafka))
-        self.guarantee = SequencedBatches(self.delivery, self.store)
+        settings = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60)
+        self.delivery = Sequenced(settings, Topics(kafka), self.store.save_pending, self.store.ask_again)
         self.at = Checkpoint(generation=0)
 
     def lead(self):
@@ -112,7 +112,7 @@ class Leader:
         return self
 
     def begin(self):
-        assert self.guarantee.begin(uuid4(), always) == BatchCommitted()
+        assert self.delivery.begin(uuid4(), always) == BatchCommitted()
         self.at = self.store.load()
 
     def send(self, *ids, names=(), contents=()):
@@ -126,7 +126,7 @@ class Leader:
     def commit(self):
         """Commit what was sent, with the checkpoint that follows."""
         following = self.following()
-        outcome = self.guarantee.commit(following, always)
+        outcome = self.delivery.commit(following, always)
         self.at = following if isinstance(outcome, BatchCommitted) else self.at
         return outcome
 
@@ -173,7 +173,7 @@ def read(bootstrap_servers, outbox):
 
 
 def settled(leader):
-    assert leader.guarantee.settle(always) == BatchCommitted()
+    assert leader.delivery.settle(always) == BatchCommitted()
 
 
 def test_what_a_leader_had_pending_when_it_was_fenced_is_never_read(leader, read, outbox):
@@ -349,7 +349,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
 
     def is_noticed():
         producer.attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
-        return isinstance(only.guarantee.settle(always), BatchFailed)
+        return isinstance(only.delivery.settle(always), BatchFailed)
 
     eventually(is_noticed, "the broker has heard that the topic is gone")
 

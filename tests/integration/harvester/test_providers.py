@@ -12,7 +12,7 @@ from support.topics import configure_topic
 from support.waiting import eventually
 from support.watched import WatchedProducers
 
-from harvest_lib.delivery import BatchDeliverySettings, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, Topics
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Solo
 from harvest_lib.native import NativeSender
@@ -141,11 +141,9 @@ def test_an_election_and_a_delivery_of_the_users_are_asked_and_told(outbox, conf
     class Sent:
         """A delivery by another one, which notes what is sent."""
 
-        failed_keys = None
-
         def __init__(self, delivery):
-            self.begin, self.commit, self.abandon = delivery.begin, delivery.commit, delivery.abandon
-            self._send = delivery.send
+            self.begin, self.commit, self._send = delivery.begin, delivery.commit, delivery.send
+            self.settle, self.abandon = delivery.settle, delivery.abandon
 
         def send(self, rows, may_send):
             sent.extend(row[0] for row in rows)
@@ -153,7 +151,7 @@ def test_an_election_and_a_delivery_of_the_users_are_asked_and_told(outbox, conf
 
     kafka = {"bootstrap.servers": bootstrap_servers}
     settings = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60, producer_provider=WatchedProducers())
-    own = Sent(PipelinedBatches(settings, Topics(kafka)))
+    own = Sent(AtLeastOnce(settings, Topics(kafka)))
     with Harvest(config(), delivery=own, leadership=Elected()) as harvest:
         eventually(lambda: outbox.count() == 0, "all are purged")
         assert harvest.delivered_records == RECORDS

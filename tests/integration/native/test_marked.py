@@ -6,6 +6,7 @@ import time
 import psycopg
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, TopicPartition
+from support.batches import START
 from support.brokers import RealBroker, always, begun
 from support.handing_over import ALL
 from support.outbox import harvest_config, read_topic
@@ -130,9 +131,10 @@ def test_natively_too_the_keys_of_failed_records_tell_which_are_not_in_kafka(
         assert isinstance(rows, NativeRows)
         assert delivery.send(rows, always) == {}
     assert delivery.send([(1_000, missing, "lost by Python", "v", [], [])], always) == {}
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
-    assert delivery.abandon() is False
-    failed = {each.decode() for each in delivery.failed_keys}
+    assert isinstance(delivery.commit(START, always), BatchFailed)
+    abandoned = delivery.abandon()
+    assert not abandoned.may_arrive
+    failed = {each.decode() for each in abandoned.failed_keys}
     assert failed >= {"lost", "lost by Python"}
     assert {each.key for each in broker.arrived()} == {f"k{number}" for number in range(50)} - failed
     broker.close()
@@ -147,8 +149,8 @@ def test_natively_too_none_is_handed_over_once_the_term_is_over(
     monkeypatch.setattr("harvest_lib.delivery.producer.boot_seconds", lambda: 0.0)  # each answer is too old at once
     with psycopg.connect(dsn) as connection:
         delivery.send(rows_of(connection.cursor(binary=True).execute(ALL)), lambda: next(checks))
-    assert isinstance(delivery.commit(b"", always), BatchFailed)
-    assert delivery.failed_keys is None
+    assert isinstance(delivery.commit(START, always), BatchFailed)
+    assert delivery.abandon().failed_keys is None
     assert broker.arrived() == []
     broker.close()
 

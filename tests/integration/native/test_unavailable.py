@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from harvest_lib.delivery import BatchDeliverySettings, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, Topics
 from harvest_lib.errors import ConfigError
 from harvest_lib.native import close_with_sender, implementation, library, make_with_sender, rows_of, sender
 from harvest_lib.outbox import NativeTable, OutboxTable
@@ -71,7 +71,7 @@ def test_a_plugin_that_cannot_be_loaded_is_refused_when_it_was_asked_for(monkeyp
     implementation()
     monkeypatch.setattr(library, "FILE", tmp_path / "missing.so")
     with pytest.raises(ConfigError, match=r"missing\.so"):
-        PipelinedBatches(BatchDeliverySettings(kafka=_SETTINGS, delivery_timeout_seconds=60), Topics(_SETTINGS))
+        AtLeastOnce(BatchDeliverySettings(kafka=_SETTINGS, delivery_timeout_seconds=60), Topics(_SETTINGS))
     assert said_in(caplog) == []
 
 

@@ -11,11 +11,12 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.checkpoints import table as table_module
-from harvest_lib.checkpoints.table import Checkpoint, CheckpointTable, LeadershipStatus
+from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable, ServerRegressed
 from harvest_lib.outbox import append
 from harvest_lib.outbox.table import Backlog
 from harvest_lib.record import OutboxRecord
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription
 
 pytestmark = pytest.mark.gate

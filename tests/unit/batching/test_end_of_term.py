@@ -10,9 +10,11 @@ from support.rows import row
 
 from harvest_lib.batching import batch as batch_module
 from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.consequence import Restart, raise_consequence
 from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.checkpoints.table import LeadershipStatus
-from harvest_lib.delivery import BatchCommitted, BatchFailed
+from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
 from harvest_lib.errors import CheckpointError, RecordError
 from harvest_lib.leadership import Term, TermEnd
 
@@ -25,12 +27,10 @@ def loop_of(term):
 
     ports = SimpleNamespace(
         source=SimpleNamespace(close=nothing),
-        guarantee=SimpleNamespace(
-            abandon=nothing,
-            settle=lambda _: BatchCommitted(),
-            store=SimpleNamespace(close=nothing, kept_in="postgres"),
-            exactly_once=False,
-        ),
+        delivery=SimpleNamespace(abandon=Abandoned, settle=lambda _: BatchCommitted()),
+        store=SimpleNamespace(close=nothing, kept_in="postgres"),
+        is_exactly_once=False,
+        observers=BatchObservers(),
         limits=SimpleNamespace(io_error_backoff_seconds=0, drain_interval_seconds=0),
         parking=SimpleNamespace(is_empty=True, is_stale=False, lowest=None, is_full=False),
         troubles=SimpleNamespace(paused=frozenset()),
@@ -48,7 +48,9 @@ def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
     loop = loop_of(term)
     loop._batch.in_flight = 500
     term.end(TermEnd.FENCED)
-    loop._not_committed(BatchFailed(reason="not acknowledged in time"), 500, loop._ports.size)
+    with pytest.raises(Restart) as raised:
+        raise_consequence(BatchFailed(reason="not acknowledged in time"), loop._batch, loop._ports, loop._ports.size)
+    loop._restart(raised.value)
     loop._end()
     assert loop.holds_off
     assert term.abandoned
@@ -85,7 +87,7 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     """Else the next term begins at once, and sends the same again while it is on the wire."""
     runs = BatchRuns(one_per_key=True)
     runs.table.insert(*[row(number, f"key {number}") for number in range(1, 4)])
-    runs.delivery.exactly_once, runs.delivery.refused, runs.delivery.leaves_behind = False, {3: "never"}, True
+    runs.delivery.is_exactly_once, runs.delivery.refused, runs.delivery.leaves_behind = False, {3: "never"}, True
     loop = runs.loop()
     loop.turn()
     loop._end()

@@ -16,7 +16,7 @@ class Runs(BatchRuns):
     def __init__(self, *failed, fate=None):
         super().__init__(one_per_key=True)
         self.table.insert(*[row(number, f"k{number}") for number in range(1, 6)], row(6, "k2"))
-        self.delivery.exactly_once = False
+        self.delivery.is_exactly_once = False
         commit, keys = self.delivery.commit, {f"k{number}".encode() for number in failed}
 
         def commit_partly(checkpoint, may_send, /):

@@ -57,7 +57,7 @@ def test_a_table_that_is_only_hidden_is_waited_for(runs, caplog):
         except OutboxTableError as error:
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
-    loop._ports.guarantee.store.lead = raises_once(runs.store.lead, gone)
+    loop._ports.store.lead = raises_once(runs.store.lead, gone)
     loop._ports = replace(loop._ports, translate_errors=sight)
     run(loop)
     assert runs.kafka.ids == [1]
@@ -66,6 +66,6 @@ def test_a_table_that_is_only_hidden_is_waited_for(runs, caplog):
 
 def test_a_table_that_is_gone_is_not(runs):
     loop = runs.loop()
-    loop._ports.guarantee.store.lead = raises_once(runs.store.lead, OutboxTableError("not there", next_step="init"))
+    loop._ports.store.lead = raises_once(runs.store.lead, OutboxTableError("not there", next_step="init"))
     with pytest.raises(OutboxTableError):
         run(loop)

@@ -4,13 +4,11 @@ from uuid import uuid4
 
 import pytest
 
-from harvest_lib.batching.guarantees import SequencedBatches
 from harvest_lib.checkpoints.stores import IntentStore
-from harvest_lib.checkpoints.table import Checkpoint
-from harvest_lib.delivery import BatchCommitted, BatchFailed
-from harvest_lib.sequencing.publisher import Intent
+from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, BatchFailed, Sequenced, Topics
+from harvest_lib.record.checkpoint import Checkpoint
 from infra.chaos.history.events import CheckpointWrite as Answer
-from infra.chaos.recording_clients import RecordedBatches
+from infra.chaos.recording_clients import recorded
 
 pytestmark = pytest.mark.quick
 
@@ -39,33 +37,33 @@ class Rows:
 
 
 class Flushed:
-    """A delivery of which everything is in Kafka at once, with one acknowledgement."""
-
-    send = abandon = None
+    """A producer whose records are in Kafka at once, in one partition."""
 
     def flush(self, _may_send):
         return BatchCommitted()
 
-    def take_intents(self):
-        return [Intent(topic="t", partition=0, id=b"0")]
+    def take_places(self):
+        return [("t", 0)]
 
-    def acknowledge(self, _intents):
+    def attempt(self, _call):
         return BatchCommitted()
 
 
 def test_what_a_batch_has_kept_is_not_told_once_more_as_it_is_saved():
     """A leader that was frozen in between would be said to have stored it after its successor's."""
-    recorder = Recorder()
-    guarantee = SequencedBatches(Flushed(), IntentStore(Rows(), list))
-    recorded = RecordedBatches(recorder, guarantee, 0)
-    recorded.store.lead(uuid4())
+    recorder, store = Recorder(), IntentStore(Rows(), list)
+    settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=60)
+    delivery = Sequenced(settings, Topics({}), store.save_pending, store.ask_again)
+    delivery._producer = Flushed()
+    delivery, store = recorded(recorder, delivery, store, 0)
+    store.lead(uuid4())
     first = Checkpoint(generation=0, number=1)
-    assert recorded.commit(first, lambda: True) == BatchCommitted()
+    assert delivery.commit(first, lambda: True) == BatchCommitted()
     assert recorder.reported == [("invoke", 1), ("ok", 1)]
-    assert recorded.store.save(first)
-    assert recorded.settle(lambda: True) == BatchCommitted()
+    assert store.save(first)
+    assert delivery.settle(lambda: True) == BatchCommitted()
     assert recorder.reported == [("invoke", 1), ("ok", 1)]
     second = Checkpoint(generation=0, number=2)
-    assert isinstance(recorded.commit(second, lambda: True), BatchFailed)
-    assert not recorded.store.save(second)
+    assert isinstance(delivery.commit(second, lambda: True), BatchFailed)
+    assert not store.save(second)
     assert recorder.reported[2:] == [("invoke", 2), ("fail", 2), ("invoke", 2), ("fail", 2)]

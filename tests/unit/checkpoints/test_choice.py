@@ -5,9 +5,9 @@ import time
 import pytest
 
 from harvest_lib.checkpoints.choice import CheckpointChoice
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
+from harvest_lib.record.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.quick
 

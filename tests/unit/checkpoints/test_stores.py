@@ -6,7 +6,7 @@ import pytest
 
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.stores import PostgresStore
-from harvest_lib.checkpoints.table import Checkpoint
+from harvest_lib.record.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.quick
 

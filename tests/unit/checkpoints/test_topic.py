@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from harvest_lib.checkpoints import topic
 from harvest_lib.checkpoints.choice import CheckpointChoice
-from harvest_lib.checkpoints.table import Checkpoint
 from harvest_lib.errors import CheckpointError, TopicTooSmall
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
 
 pytestmark = pytest.mark.quick

@@ -3,9 +3,10 @@
 import uuid
 
 import pytest
+from support.batches import START
 from support.rows import row
 
-from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, BatchFailed, Topics
 
 pytestmark = pytest.mark.quick
 
@@ -48,7 +49,7 @@ def delivery_with(producer, expiry_seconds):
         expiry_seconds=expiry_seconds,
         producer_provider=lambda _settings: producer,
     )
-    made = PipelinedBatches(settings, Topics({}))
+    made = AtLeastOnce(settings, Topics({}))
     made.begin(uuid.uuid4(), lambda: True)
     return made
 
@@ -77,7 +78,7 @@ def test_no_record_follows_the_end_of_the_term(now):
 
     assert delivery.send(ROWS, check) == {}
     assert len(producer.timestamps) == 2
-    assert isinstance(delivery.commit(b"", lambda: True), BatchFailed)
+    assert isinstance(delivery.commit(START, lambda: True), BatchFailed)
 
 
 def test_an_answer_holds_for_the_records_of_the_next_milliseconds(now):

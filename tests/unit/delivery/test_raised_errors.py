@@ -4,9 +4,10 @@ import uuid
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from support.batches import START
 from support.rows import row
 
-from harvest_lib.delivery import BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, BatchFailed, Topics
 
 pytestmark = pytest.mark.quick
 
@@ -49,7 +50,7 @@ class Raising:
 
 def delivery(producer):
     settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=600, producer_provider=lambda _: producer)
-    made = PipelinedBatches(settings, Topics({}))
+    made = AtLeastOnce(settings, Topics({}))
     made.begin(uuid.uuid4(), lambda: True)
     return made
 
@@ -61,7 +62,7 @@ def test_a_fatal_error_fails_the_batch(error):
     producer = Raising(error)
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert made.commit(b"", lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
+    assert made.commit(START, lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
     made.abandon()
     assert producer.closed
 
@@ -70,7 +71,7 @@ def test_a_fatal_error_that_the_client_has_lost_fails_the_batch():
     producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
     made = delivery(producer)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(b"", lambda: True), BatchFailed)
+    assert isinstance(made.commit(START, lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 
@@ -79,9 +80,9 @@ def test_so_does_one_that_python_has_forgotten():
     """Amid the reports it says that there is no method, where there is one."""
     producer = Raising(None)
     made = delivery(producer)
-    producer._error = AttributeError("'PipelinedBatches' object has no attribute 'commit'", name="commit", obj=made)
+    producer._error = AttributeError("'AtLeastOnce' object has no attribute 'commit'", name="commit", obj=made)
     made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(b"", lambda: True), BatchFailed)
+    assert isinstance(made.commit(START, lambda: True), BatchFailed)
     made.abandon()
     assert producer.closed
 

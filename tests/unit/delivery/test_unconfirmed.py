@@ -3,9 +3,10 @@
 import uuid
 
 import pytest
+from support.batches import START
 from support.rows import row
 
-from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, BatchFailed, PipelinedBatches, Topics
+from harvest_lib.delivery import AtLeastOnce, BatchCommitted, BatchDeliverySettings, BatchFailed, Topics
 from harvest_lib.native import UNCONFIRMED, error_of
 
 pytestmark = pytest.mark.quick
@@ -47,7 +48,7 @@ def begun(sender, goes):
     settings = BatchDeliverySettings(
         kafka={}, delivery_timeout_seconds=60, expiry_seconds=9, producer_provider=lambda _: FakeProducer(goes)
     )
-    delivery = PipelinedBatches(settings, Topics({}))
+    delivery = AtLeastOnce(settings, Topics({}))
     delivery._producer._sender = sender
     delivery.begin(uuid.uuid4(), lambda: True)
     delivery.send([row(1, "k")], lambda: True)
@@ -57,9 +58,9 @@ def begun(sender, goes):
 def test_one_that_is_noted_as_the_wait_ends_is_not_taken_for_delivered():
     sender = FakeSender(keys={b"k"})
     delivery = begun(sender, lambda: sender.noted.append((error_of(UNCONFIRMED), "t")))
-    assert isinstance(delivery.commit(b"", lambda: True), BatchFailed)
-    assert delivery.failed_keys is None, "it is not known where it is"
+    assert isinstance(delivery.commit(START, lambda: True), BatchFailed)
+    assert delivery.abandon().failed_keys is None, "it is not known where it is"
 
 
 def test_without_one_the_batch_is_committed():
-    assert begun(FakeSender(), lambda: None).commit(b"", lambda: True) == BatchCommitted()
+    assert begun(FakeSender(), lambda: None).commit(START, lambda: True) == BatchCommitted()

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from harvest_lib.checkpoints.record import Checkpoint
 from harvest_lib.harvester.checkpoint_ages import CheckpointAges
+from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.subscriptions.admin import SubscriptionShard
 
 pytestmark = pytest.mark.quick

@@ -6,7 +6,7 @@ from harvest_lib import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.harvester import table_watch
 from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.factory import make_guarantee
+from harvest_lib.harvester.factory import make_delivery
 from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.harvester.table_watch import TableWatch
 from harvest_lib.outbox import OutboxTable
@@ -51,7 +51,7 @@ def test_nothing_is_made_of_a_setting_that_was_not_chosen(setting):
         if setting == "leadership":
             make_leadership(config)
         else:
-            make_guarantee(config, TABLE, None, None, 0, consumer_provider=None, producer_provider=None)
+            make_delivery(config, TABLE, None, None, 0, consumer_provider=None, producer_provider=None)
 
 
 @pytest.mark.parametrize(

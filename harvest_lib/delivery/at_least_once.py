@@ -3,44 +3,45 @@
 Promises
 - A batch is committed when every in-sync replica has all of it. Records of it may have arrived if it failed: after a
   failure a run of records may repeat, and no gap is left in it.
-- Those of `BatchProducer`.
+- The promises of `BatchProducer` hold.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.producer import BatchProducer
-from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchOutcome
+from harvest_lib.delivery.protocol import Abandoned, BatchCommitted, BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Checkpoint
 
 _WIRE_SECONDS = 1.0
 
 
-class PipelinedBatches:
+class AtLeastOnce:
     """`Delivery` without transactions. Raises ConfigError for a setting that librdkafka does not take."""
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics) -> None:
         kind = ProducerKind(settings=expiry_settings(settings.expiry_seconds), wire_seconds=_WIRE_SECONDS)
         self._producer = BatchProducer(settings, topics, kind)
 
-    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences nobody
+    def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences no leader
         self._producer.begin(leader_id)
         return BatchCommitted()
 
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
-        return self._producer.send(rows, may_send)
+        return self._producer.hand_over(rows, may_send)
 
-    def commit(self, _checkpoint: bytes, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._producer.flush(may_send)
 
-    def abandon(self) -> bool:
-        return self._producer.discard()
+    def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit has waited
+        return BatchCommitted()
 
-    @property
-    def failed_keys(self) -> Collection[bytes] | None:
-        return self._producer.failures.failed_keys
+    def abandon(self) -> Abandoned:
+        may_arrive = self._producer.discard()
+        return Abandoned(may_arrive=may_arrive, failed_keys=self._producer.failures.failed_keys)
 
 
 def expiry_settings(expiry_seconds: float | None) -> dict[str, object]:

@@ -1,16 +1,17 @@
-"""Two deliveries that take turns, over fakes that share one Kafka."""
+"""The two producers of a transactional delivery take turns, over fakes that share one Kafka."""
 
 import uuid
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from support.batches import FakeBatchDelivery, FakeKafka
+from support.batches import START, FakeBatchDelivery, FakeKafka
 from support.rows import row
 
 from harvest_lib.delivery import (
+    CHECKPOINT_REFUSED,
     TERM_OVER,
-    AlternatingProducers,
+    Abandoned,
     BatchCommitted,
     BatchDeliverySettings,
     BatchFailed,
@@ -18,6 +19,7 @@ from harvest_lib.delivery import (
     CheckpointPlace,
     Topics,
     Transactional,
+    TransactionalProducer,
 )
 
 pytestmark = pytest.mark.quick
@@ -36,13 +38,15 @@ class Part(FakeBatchDelivery):
         self.begun += 1
         return self.begins
 
+    def hand_over(self, rows, may_send):
+        return self.send(rows, may_send)
+
     def commit(self, checkpoint, may_send, /):
         self.committed += 1
         return super().commit(checkpoint, may_send)
 
-    def abandon(self):
+    def discard(self):
         self.abandoned += 1
-        return super().abandon()
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def parts(kafka):
 
 @pytest.fixture
 def delivery(parts):
-    made = AlternatingProducers(parts)
+    made = Transactional(parts, lambda checkpoint: checkpoint)
     assert made.begin(uuid.uuid4(), always) == BatchCommitted()
     return made
 
@@ -68,7 +72,7 @@ def always():
 
 def batch(delivery, *ids):
     assert delivery.send([row(each, "k") for each in ids], always) == {}
-    return delivery.commit(b"", always)
+    return delivery.commit(START, always)
 
 
 def test_each_batch_is_the_others(delivery, parts, kafka):
@@ -90,13 +94,13 @@ def test_to_begin_is_to_begin_both(delivery, parts):
 @pytest.mark.parametrize("outcome", [BatchFenced(reason="r"), BatchFailed(reason="r")])
 def test_it_has_not_begun_unless_both_have(parts, failing, outcome):
     parts[failing].begins = outcome
-    assert AlternatingProducers(parts).begin(uuid.uuid4(), always) == outcome
+    assert Transactional(parts, lambda checkpoint: checkpoint).begin(uuid.uuid4(), always) == outcome
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_one_that_was_frozen_while_it_began_fences_nobody_more(parts, most):
     answers = iter([True] * most + [False])
-    outcome = AlternatingProducers(parts).begin(uuid.uuid4(), lambda: next(answers))
+    outcome = Transactional(parts, lambda checkpoint: checkpoint).begin(uuid.uuid4(), lambda: next(answers))
     assert [part.begun for part in parts] == [most > 0, most > 1]
     assert outcome == (BatchCommitted() if most == 2 else TERM_OVER)
 
@@ -118,7 +122,7 @@ def test_no_attempt_to_begin_follows_the_end_of_the_term(answers, attempts):
         kafka={}, delivery_timeout_seconds=60, producer_provider=lambda _settings: Busy(**idle)
     )
     place = CheckpointPlace(topic="checkpoints", partition=0, key="default")
-    outcome = Transactional(settings, Topics({}), "an-id", place).begin(uuid.uuid4(), lambda: next(answers))
+    outcome = TransactionalProducer(settings, Topics({}), "an-id", place).begin(uuid.uuid4(), lambda: next(answers))
     assert isinstance(outcome, BatchFailed)
     assert len(tried) == attempts
 
@@ -130,10 +134,13 @@ def test_what_failed_does_not_give_the_turn_away(delivery, parts, kafka):
     assert [part.committed for part in parts] == [2, 0]
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-def test_both_are_abandoned(delivery, parts, behind):
-    assert delivery.abandon() is False
-    parts[behind].leaves_behind = True
-    assert delivery.abandon() is True
-    delivery.abandon()
-    assert [part.abandoned for part in parts] == [3, 3]
+def test_both_are_abandoned(delivery, parts):
+    for _ in range(2):
+        assert delivery.abandon() == Abandoned(), "records on the wire arrive in a transaction that is aborted"
+    assert [part.abandoned for part in parts] == [2, 2]
+
+
+def test_nothing_is_committed_once_the_checkpoint_is_refused(parts, kafka):
+    delivery = Transactional(parts, lambda _checkpoint: None)
+    assert batch(delivery, 1) == CHECKPOINT_REFUSED
+    assert kafka.ids == []

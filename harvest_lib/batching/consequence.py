@@ -1,0 +1,76 @@
+"""Consequences of a batch that was not committed: the term starts over, or is over."""
+
+import logging
+from typing import NoReturn, assert_never
+
+from harvest_lib.batching.batch import Batch
+from harvest_lib.batching.batch_size import BatchSize
+from harvest_lib.batching.ports import BatchPorts
+from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
+from harvest_lib.record import Row
+from harvest_lib.record.checkpoint import Position
+
+_log = logging.getLogger("harvest_lib.batching.loop")  # its documented name
+
+SUPERSEDED = "another leader has raised the epoch, or the subscription was removed"
+
+
+class Restart(Exception):
+    """The term goes on from the last position that was committed, under a new leader id.
+
+    `position` is the end of the batch that failed, if Kafka may have part of it. `reopens`: the source is closed first,
+    as its connection or the checkpoint is not to be relied on. `pause_seconds`: the wait before the next batch; None
+    for the back-off of errors.
+    """
+
+    def __init__(
+        self, *, position: Position | None = None, reopens: bool = False, pause_seconds: float | None = None
+    ) -> None:
+        super().__init__()
+        self.position, self.reopens, self.pause_seconds = position, reopens, pause_seconds
+
+
+class LeaderFenced(Exception):
+    """Another leader has begun: the term is over. `by_kafka`: a producer has begun under the transactional ids."""
+
+    def __init__(self, reason: str = SUPERSEDED, *, by_kafka: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.by_kafka = reason, by_kafka
+
+
+def raise_consequence(
+    outcome: BatchOutcome, batch: Batch, ports: BatchPorts, size: BatchSize, position: Position | None = None
+) -> NoReturn:
+    """Raise Restart or LeaderFenced for a batch that was not committed. `position` is the end of the batch, if Kafka
+    may have part of it."""
+    sent, last_sent = batch.in_flight, batch.last_sent
+    match outcome:
+        case BatchFailed(reason=reason, refused=True) if sent and last_sent is not None:
+            _log.warning("batch_refused", extra={"records": sent, "reason": reason})
+            size.refused(sent)
+            if sent == 1:
+                batch.in_flight = 0  # it is not there
+                park(last_sent, reason, ports)
+            raise Restart(position=position, pause_seconds=0.0)
+        case BatchFailed(reason=reason, unnamed=unnamed):
+            _log.warning("batch_failed", extra={"records": sent, "reason": reason})
+            if unnamed and sent == 1 and last_sent is not None:
+                ports.parking.blame(last_sent, reason)
+            elif unnamed and sent:
+                size.refused(sent)
+            elif sent:
+                size.late(sent)
+            raise Restart(position=position)
+        case BatchFenced(reason=reason):
+            raise LeaderFenced(reason, by_kafka=True)
+        case BatchCommitted():
+            raise ValueError(outcome)
+        case other:
+            assert_never(other)
+
+
+def park(row: Row, reason: str, ports: BatchPorts) -> NoReturn:
+    """Park a record that was refused, and start over without it. Raises Restart or LeaderFenced."""
+    if not ports.parking.park(row, reason):
+        raise LeaderFenced
+    raise Restart(pause_seconds=0.0)

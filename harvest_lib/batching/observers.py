@@ -1,0 +1,50 @@
+"""Observers of the batches of a shard: counts and spans. An error of an observer costs its own observation alone."""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from harvest_lib.delivery import BatchOutcome
+from harvest_lib.record import Row
+from harvest_lib.telemetry.harmless import Harmless
+
+_log = logging.getLogger(__name__)
+
+
+class BatchObserver(Protocol):
+    """Observer of the batches of one shard. Used by the thread of its loop."""
+
+    def handing_over(self, rows: Sequence[Row], /) -> None:
+        """Note rows of a batch that are about to be handed over."""
+        ...
+
+    def committed(self, outcome: BatchOutcome, began: float, /) -> None:
+        """Note a commit that began at a time, in boot seconds, and has just ended."""
+        ...
+
+    def abandoned(self, *, repeats: bool) -> None:
+        """Forget the open batch. With `repeats`, readers may see its records twice."""
+        ...
+
+
+class BatchObservers:
+    """`BatchObserver` that passes each call on to several; an error is logged as `batch_not_observed`."""
+
+    def __init__(self, observers: Sequence[BatchObserver] = ()) -> None:
+        self._observers = observers
+        self._harmless = Harmless(_log, "batch_not_observed")
+
+    def handing_over(self, rows: Sequence[Row]) -> None:
+        for observer in self._observers:
+            with self._harmless:
+                observer.handing_over(rows)
+
+    def committed(self, outcome: BatchOutcome, began: float) -> None:
+        for observer in self._observers:
+            with self._harmless:
+                observer.committed(outcome, began)
+
+    def abandoned(self, *, repeats: bool) -> None:
+        for observer in self._observers:
+            with self._harmless:
+                observer.abandoned(repeats=repeats)
