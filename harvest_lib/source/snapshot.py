@@ -154,7 +154,8 @@ class SnapshotSource(ConnectedSource):
         return Page(rows, self._position(None), more=True)
 
     def _end_window(self) -> None:
-        """Leave the window; prefetched rows are waited for, but not long."""
+        """Leave the window. Waits for prefetched rows as long as a frozen server still acknowledges TCP: this process
+        cannot lead the shard again before that server answers. A stop does not wait for it."""
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):

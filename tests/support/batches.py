@@ -7,6 +7,7 @@ from collections import Counter
 from support.paged import FakePagedTable
 
 from harvest_lib.batching.loop import BatchLoop
+from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.checkpoints.table import LeadershipStatus
@@ -211,7 +212,7 @@ class BatchRuns:
         self.store = self.delivery.store
         self.policy, self.one_per_key = policy, one_per_key
         self.limits = limits or Limits(io_error_backoff_seconds=0.0)
-        self.delivered = 0
+        self.observers, self.delivered = [], 0
 
     def loop(self):
         ports = BatchPorts(
@@ -219,6 +220,7 @@ class BatchRuns:
             delivery=self.delivery,
             store=self.store,
             is_exactly_once=self.delivery.is_exactly_once,
+            observers=BatchObservers(self.observers),
             parking=BatchParking(self.policy, self.topics, self.places),
             troubles=self.topics,
             limits=self.limits,

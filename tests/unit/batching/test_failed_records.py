@@ -6,6 +6,7 @@ from support.rows import row
 
 from harvest_lib.batching import batch as batch_module
 from harvest_lib.delivery import BatchFailed
+from harvest_lib.harvester.measures import HarvestMeasures
 
 pytestmark = pytest.mark.quick
 
@@ -57,6 +58,16 @@ def test_where_it_is_not_known_which_failed_all_are_sent_again(fate):
     runs = Runs(2, fate=fate)
     runs.run()
     assert runs.kafka.ids == [1, 3, 4, 5, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("failed", "fate", "expected"), [((2, 4), None, 0), ((2,), unknown, 5), ((1, 2, 3, 4, 5), None, 5)]
+)
+def test_only_records_whose_outcome_is_unknown_count_as_possible_duplicates(failed, fate, expected):
+    runs, measures = Runs(*failed, fate=fate), HarvestMeasures()
+    runs.observers = [measures.shard(0)]
+    runs.run()
+    assert sum(measures.possible_duplicates.read().values()) == expected
 
 
 def test_while_records_may_still_arrive_nothing_counts():
