@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from harvest_lib.database import translated
 from harvest_lib.errors import OutboxTableError
@@ -15,6 +16,18 @@ _THERE = """
 SELECT attname::text, attnotnull FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 """
+
+
+def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: OutboxTable) -> None:
+    """Raise OutboxTableError if a table of the former name exists, and none of the present one."""
+    if former.exists(connection) and not table.exists(connection):
+        names = former.identifier.as_string(None), sql.Identifier(table.parts[-1]).as_string(None)
+        raise OutboxTableError(
+            f"the table {former} has the name of an earlier version",
+            evidence=f"its name is {table} now, and there is no such table",
+            next_step=f"stop its harvesters, and as the owner: ALTER TABLE {names[0]} RENAME TO {names[1]}; then start "
+            "the harvesters of this version",
+        )
 
 
 def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, create: str) -> None:

@@ -71,7 +71,7 @@ def config(dsn, bootstrap_servers, group_id, delivery):
 
 
 def parked_ids(connection):
-    rows = connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    rows = connection.execute("SELECT id, held, reason FROM outbox_parked_ids ORDER BY id").fetchall()
     return {record_id: "held" if held else reason for record_id, held, reason in rows}
 
 
@@ -172,7 +172,7 @@ def test_a_topic_that_is_removed_while_records_come(connection, insert, config, 
         eventually(lambda: harvest.delivered_records == 2, "the other is delivered")
 
 
-RETRY = "UPDATE outbox_set_aside SET retry = true WHERE NOT held"
+RETRY = "UPDATE outbox_parked_ids SET retry = true WHERE NOT held"
 
 
 def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
@@ -202,7 +202,7 @@ def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, 
     bad, *held = insert("a", names=["n"]), insert("a"), insert("a")
     with Harvest(config()):
         eventually(lambda: set(parked_ids(connection)) == {bad, *held}, "all are parked")
-        connection.execute("DELETE FROM outbox_set_aside WHERE id = %s", (bad,))
+        connection.execute("DELETE FROM outbox_parked_ids WHERE id = %s", (bad,))
         eventually(lambda: delivered(bootstrap_servers, topic) == held, "those behind it arrive")
         held.append(insert("a"))
         eventually(lambda: delivered(bootstrap_servers, topic) == held, "and what comes later")
@@ -239,7 +239,7 @@ def test_what_is_refused_again_is_parked_again(connection, insert, config, topic
     Harvest(config()).drain(60)
     connection.execute(RETRY)
     Harvest(config()).drain(60)
-    assert connection.execute("SELECT id, held, retry FROM outbox_set_aside ORDER BY id").fetchall() == [
+    assert connection.execute("SELECT id, held, retry FROM outbox_parked_ids ORDER BY id").fetchall() == [
         (bad, False, False),
         (held, True, False),
     ]
@@ -443,6 +443,6 @@ def test_what_is_restamped_stays_parked(connection, insert, config, topic, boots
     bad = insert("a", names=["n"])
     Harvest(config()).drain(60)
     connection.execute("UPDATE outbox SET transaction_id = '999999999'")
-    connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
+    connection.execute("UPDATE outbox_parked_ids SET transaction_id = '999999999'")
     assert Restamping(outbox=outbox).run(connection, force=True) == 1
     assert [(each.id, each.gone) for each in ParkedIdTable(outbox).list(connection)] == [(bad, False)]

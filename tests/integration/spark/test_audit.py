@@ -210,7 +210,7 @@ def test_delays_and_backlog(native):
     assert 90 <= found.backlog_age_seconds < 3_600
 
 
-def test_filters_shards_and_what_is_set_aside(native):
+def test_filters_shards_and_what_is_parked(native):
     outbox = native.outbox
     outbox.subscriptions.add("eu", topics=[outbox.topic], keys="^eu%-")
     outbox.subscriptions.add("two", shards=2)
@@ -225,7 +225,7 @@ def test_filters_shards_and_what_is_set_aside(native):
     assert native.audit(subscription="two").backlog_records == 1
     outbox.connection.execute(
         "UPDATE outbox_subscriptions SET holds = NULL WHERE subscription = 'two';"
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
         " SELECT 'two', 0, id, 't', 'us-1', 'too large', false, transaction_id FROM outbox WHERE id = 2"
     )
     found = native.audit(subscription="two")

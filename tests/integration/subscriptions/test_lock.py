@@ -83,7 +83,7 @@ def test_who_may_only_connect_keeps_nobody_from_starting(outbox):
 def test_who_has_to_create_tables_is_told_who_keeps_it_from_that(outbox, monkeypatch):
     monkeypatch.setattr(ddl_lock, "PATIENCE_SECONDS", 0.5)
     connection, name = outbox.connection, outbox.name
-    connection.execute("DROP TABLE outbox_set_aside")
+    connection.execute("DROP TABLE outbox_parked_ids")
     with psycopg.connect(outbox.dsn, autocommit=True) as squatter:
         squatter.execute(SQUAT_DDL, {"outbox": str(name), "placed": str(name.placed(connection))})
         (pid,) = squatter.execute("SELECT pg_backend_pid()").fetchone()

@@ -190,7 +190,7 @@ def test_what_is_parked_and_deferred_stays_so(old, servers, make, unique):
     assert move(new).waiting == {"default": 1}
     new.harvest().drain(60)
     assert sorted(new.arrived()) == [1, 2, 2], "it was deferred, so it is still to come; what is parked stays"
-    assert new.connection.execute("SELECT id, held FROM outbox_set_aside ORDER BY id").fetchall() == [
+    assert new.connection.execute("SELECT id, held FROM outbox_parked_ids ORDER BY id").fetchall() == [
         (3, False),
         (4, True),
     ]
@@ -413,7 +413,7 @@ def test_logical_replication_to_a_second_server(old, servers, make, unique):
     target = clusters.create(servers[1], unique("new")[:63])
     new = make(target, old.topic)
     old.connection.execute(
-        "CREATE PUBLICATION moves FOR TABLE outbox, outbox_subscriptions, outbox_set_aside "
+        "CREATE PUBLICATION moves FOR TABLE outbox, outbox_subscriptions, outbox_parked_ids "
         "WITH (publish_via_partition_root)"
     )
     slot = unique("slot")[:60]

@@ -131,7 +131,7 @@ def test_nothing_is_passed_that_is_not_written_down():
     assert loop._term.ended is TermEnd.FENCED
 
 
-def test_a_batch_that_is_repeated_passes_over_what_is_set_aside():
+def test_a_batch_that_is_repeated_passes_over_what_is_parked():
     runs = BatchRuns()
     fill(runs, 100)
     runs.topics.bad[5] = "bad"
