@@ -1,4 +1,4 @@
-"""Records that one subscription's shard has parked, by id: the table `<outbox>_set_aside`. Records stay in the outbox.
+"""Records that one subscription's shard has parked, by id: the table `<outbox>_parked_ids`. Records stay in the outbox.
 
 Promises
 - Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that the

@@ -41,7 +41,7 @@ class BatchParking:
         policy: Policy,
         topics: Topics,
         parked_ids: ParkedIds,
-        otherwise: str = "`parking: hold_key` would set it aside",
+        otherwise: str = "`parking: hold_key` would park it",
     ) -> None:
         self._policy = policy
         self._topics = topics

@@ -11,7 +11,7 @@ import psycopg
 from harvest_lib.database import translated
 from harvest_lib.errors import OutboxTableError
 
-_BESIDE = ("_parked", "_set_aside", "_subscriptions", "_segments")
+_BESIDE = ("_parked", "_parked_ids", "_subscriptions", "_segments")
 
 _UNLOGGED = """
 SELECT c.oid::regclass::text, c.relkind = 'S'

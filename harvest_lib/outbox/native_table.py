@@ -18,7 +18,7 @@ from harvest_lib.database import translated
 from harvest_lib.outbox import native_table_queries as queries
 from harvest_lib.outbox.checks import check_clauses
 from harvest_lib.outbox.ddl_lock import lock_ddl
-from harvest_lib.outbox.definitions import check_columns
+from harvest_lib.outbox.definitions import check_columns, check_name
 from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 
 ColumnType = Literal["varchar", "text", "bytea"]
@@ -92,7 +92,9 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def check_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has."""
+    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has, or has
+    a former name."""
+    check_name(connection, outbox.parked_ids, beside(outbox, "_set_aside"))
     check_columns(connection, outbox.subscriptions, queries.SUBSCRIPTIONS)
     check_columns(connection, outbox.segments, queries.SEGMENTS)
     check_columns(connection, outbox.parked_ids, queries.PARKED_IDS)
@@ -112,7 +114,7 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
         sql.SQL(queries.PARKED_IDS).format(
-            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(beside(outbox, "_set_aside_key").parts[-1])
+            parked_ids=outbox.parked_ids.identifier, index=sql.Identifier(beside(outbox, "_parked_ids_key").parts[-1])
         ),
     ]
 

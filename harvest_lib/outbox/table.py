@@ -133,7 +133,7 @@ class OutboxTable:
     @property
     def parked_ids(self) -> "OutboxTable":
         """The name of the table beside this one that lists the records which subscriptions have parked."""
-        return self._beside("_set_aside", "its parked ids")
+        return self._beside("_parked_ids", "its parked ids")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix

@@ -34,7 +34,7 @@ _STOP_AT = "UPDATE {table} SET until = %(until)s WHERE subscription = %(name)s"
 _FORGET_SENT = """
 DELETE FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s AND id = ANY (%(ids)s::bigint[])
 """
-_MOVE_SET_ASIDE = "UPDATE {table} SET shard = {shard} WHERE subscription = %(name)s"
+_MOVE_PARKED = "UPDATE {table} SET shard = {shard} WHERE subscription = %(name)s"
 _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 
 
@@ -115,7 +115,7 @@ class Resharding:
             if not stand and _resting_place(rows) != at:
                 return None
             generation = max(subscriptions.now(), *(each.generation + 1 for each in rows))
-            self._move_set_aside(rows)
+            self._move_parked(rows)
             subscriptions.execute(_REMOVE, name=self._name)
             intents = [intent for each in rows if each.checkpoint is not None for intent in each.checkpoint.intents]
             for shard in range(self._shards):
@@ -124,7 +124,7 @@ class Resharding:
                         generation=generation,
                         number=1,
                         position=position_at(rows[0].source, at, place.as_json()),
-                        seen=rows[0].seen,
+                        low_watermark=rows[0].low_watermark,
                         origin=subscriptions.placed(rows[0].checkpoint),
                         intents=intents,  # any of them may be the first to send the next record of a key
                     ),
@@ -137,7 +137,7 @@ class Resharding:
                 )
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
 
-    def _move_set_aside(self, rows: Sequence[SubscriptionShard]) -> None:
+    def _move_parked(self, rows: Sequence[SubscriptionShard]) -> None:
         """Move parked ids to the shards that their keys belong to now; forget those that were sent after all."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
         if not outbox.parked_ids.exists(connection):
@@ -148,7 +148,7 @@ class Resharding:
             values = {"name": self._name, "shard": each.shard, "ids": list(position.get("retried", ()))}
             connection.execute(sql.SQL(_FORGET_SENT).format(**names), values)
         shard = shard_expression(sql.Identifier("kafka_key"), self._shards)
-        connection.execute(sql.SQL(_MOVE_SET_ASIDE).format(shard=shard, **names), {"name": self._name})
+        connection.execute(sql.SQL(_MOVE_PARKED).format(shard=shard, **names), {"name": self._name})
 
 
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:

@@ -9,12 +9,12 @@ from infra.chaos.commands import harvest
 from infra.chaos.system import Mode, System
 
 _PARKED = SQL("SELECT count(*) FROM outbox_parked WHERE NOT held")
-_SET_ASIDE = SQL("SELECT count(*) FROM outbox_set_aside WHERE NOT held AND NOT retry")
+_PARKED_IDS = SQL("SELECT count(*) FROM outbox_parked_ids WHERE NOT held AND NOT retry")
 
 
 def count(mode: Mode, connection: psycopg.Connection[Any]) -> int:
     """Count the records that are parked, and of which nobody has asked yet that they be sent again."""
-    row = connection.execute(_PARKED if mode.source == "mark" else _SET_ASIDE).fetchone()
+    row = connection.execute(_PARKED if mode.source == "mark" else _PARKED_IDS).fetchone()
     return int(row[0]) if row is not None else 0
 
 

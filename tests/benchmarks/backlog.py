@@ -12,7 +12,7 @@ KEYS = 10_000
 PARTITIONS = 8
 VALUE_BYTES = 200
 
-_DROP = "DROP TABLE IF EXISTS outbox, outbox_parked, outbox_subscriptions, outbox_segments, outbox_set_aside"
+_DROP = "DROP TABLE IF EXISTS outbox, outbox_parked, outbox_subscriptions, outbox_segments, outbox_parked_ids"
 _TRANSACTION_RECORDS = 10_000
 
 _FILL = """

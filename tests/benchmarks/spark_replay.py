@@ -78,7 +78,7 @@ def _make_outbox(servers: Servers, records: int) -> None:
     servers.make_native()
     with psycopg.connect(servers.dsn, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS outbox, outbox_parked, outbox_subscriptions, outbox_segments")
-        connection.execute("DROP TABLE IF EXISTS outbox_set_aside, outbox_replays")
+        connection.execute("DROP TABLE IF EXISTS outbox_parked_ids, outbox_replays")
         table = OutboxTable.parse("outbox")
         NativeTable(outbox=table, segment_size=max(1_000, records // _SEGMENTS)).create(connection)
         servers.insert(records)

@@ -201,11 +201,11 @@ def test_killed_again_and_again_at_any_step(crashes, way, seed):
 @pytest.mark.parametrize(
     ("way", "step"),
     [
-        *(("snapshot_transactional", step) for step in ("shelve", "shelved", "commit", "committed", "released")),
+        *(("snapshot_transactional", step) for step in ("park", "parked", "commit", "committed", "released")),
         *(("snapshot_sequenced", step) for step in ("keep", "kept", "released")),
     ],
 )
-def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_topic, unique):
+def test_killed_while_records_are_parked_or_sent_again(crashes, step, make_topic, unique):
     """A retried record is in the checkpoint until it is forgotten, so nobody sends it twice. Later records of a key in
     the missing topic are held, before a retry and beside it; the same keys go on in the other topic."""
     later, outbox = unique("later"), crashes.outbox
@@ -216,17 +216,17 @@ def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_to
             outbox.connection.execute("UPDATE outbox SET kafka_topic = %s WHERE id = ANY(%s)", (later, for_later))
 
     fill([7, 8, 17, 18, 27, 28])
-    if step.startswith("shelve"):
+    if step.startswith("park"):
         assert crashes.crash(step, 1)
     before = {record.outbox_id for record in crashes.finish()}
     assert before == set(range(1, 51)) - {7, 8, 17, 18, 27, 28}
-    set_aside = "SELECT id, held FROM outbox_set_aside"
+    parked = "SELECT id, held FROM outbox_parked_ids"
     held = dict.fromkeys([17, 18, 27, 28], True)
-    assert dict(outbox.connection.execute(set_aside).fetchall()) == {7: False, 8: False, **held}
+    assert dict(outbox.connection.execute(parked).fetchall()) == {7: False, 8: False, **held}
     make_topic(4, name=later)
-    outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
+    outbox.connection.execute("UPDATE outbox_parked_ids SET retry = true WHERE NOT held")
     fill([57, 58, 67, 68])
-    if not step.startswith("shelve"):
+    if not step.startswith("park"):
         assert crashes.crash(step, 1 if step == "released" else 2)
     delivered = crashes.finish()
     retried = crashes.read(later)
@@ -234,4 +234,4 @@ def test_killed_while_records_are_set_aside_or_sent_again(crashes, step, make_to
     assert steps(delivered) == []
     assert steps(retried) == []
     assert {record.outbox_id for record in retried} == {7, 8, 17, 18, 27, 28, 57, 58, 67, 68}
-    assert outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone() == (0,)
+    assert outbox.connection.execute("SELECT count(*) FROM outbox_parked_ids").fetchone() == (0,)

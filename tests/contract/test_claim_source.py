@@ -164,7 +164,7 @@ def parked(outbox):
     return dict(outbox.connection.execute("SELECT id, held FROM outbox_parked ORDER BY id").fetchall())
 
 
-def test_a_parked_record_is_set_aside_with_what_is_behind_it(outbox, leader):
+def test_a_record_is_parked_with_what_is_behind_it(outbox, leader):
     outbox.insert(row(1, "a"), row(2, "b"), row(3, "a"), row(4, "c"))
     leader.fetch(10)
     assert leader.park({1: "too large"}, [3]) == frozenset()

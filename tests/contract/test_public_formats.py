@@ -232,7 +232,7 @@ def test_a_harvest(source, delivery, dsn, connection, configured, make_topic, bo
     for record in read_all(bootstrap_servers, topic):
         sizes = ", ".join(f"{name} of {len(content)} bytes" for name, content in sorted(record.headers() or []))
         found.append(f"record with key {record.key() is not None}, headers {sizes}")
-    for table in ("outbox_subscriptions", "outbox_set_aside", "outbox_parked"):
+    for table in ("outbox_subscriptions", "outbox_parked_ids", "outbox_parked"):
         found += [f"{table} {shown(bare(row))}" for (row,) in connection.execute(ROWS.format(table))]
     lines = {each.replace(topic, "TOPIC").replace(group_id, "GROUP").replace(leader, "LEADER") for each in found}
     check_lines(LIST, f"{source}-{delivery}", lines)

@@ -40,7 +40,7 @@ class Server:
         self.is_up = True
         self.rows = {}  # id -> Record
         self.parked = {}  # id -> (Record, reason, held)
-        self.set_aside = {}  # id -> [topic, key, reason, held, retry, shard]
+        self.parked_ids = {}  # id -> [topic, key, reason, held, retry, shard]
         self.subscriptions = {}  # shard -> the row of it
         self.sequences = {}  # key -> the seq of its last record
         self.vanished = set()  # events that were committed, not flushed, and lost in a crash

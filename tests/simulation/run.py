@@ -63,7 +63,7 @@ def _drive(world):
 def _waiting(world):
     database = world.database
     marked = sorted(database.rows) if world.plan.source == "mark" else []
-    return [*world.promises.missing, *database.set_aside, *database.parked, *marked]
+    return [*world.promises.missing, *database.parked_ids, *database.parked, *marked]
 
 
 def _pause(world, seconds):

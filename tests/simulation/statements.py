@@ -25,8 +25,8 @@ from harvest_lib.source.sharding import shard_of
 from tests.simulation.plan import SHARDS
 from tests.simulation.postgres import Record
 
-OUTBOX, PARKED, SUBSCRIPTIONS, SET_ASIDE = (
-    sql.Identifier(each) for each in ("outbox", "outbox_parked", "outbox_subscriptions", "outbox_set_aside")
+OUTBOX, PARKED, SUBSCRIPTIONS, PARKED_IDS = (
+    sql.Identifier(each) for each in ("outbox", "outbox_parked", "outbox_subscriptions", "outbox_parked_ids")
 )
 SUBSCRIPTION = Subscription()
 _SYSTEM, _TIMELINE = "7000", "00000001"
@@ -321,19 +321,19 @@ class Statements:
 
     def load(self, values, _transaction):
         lowest = {}
-        for record_id, (topic, key, *_, shard) in sorted(self._database.set_aside.items()):
+        for record_id, (topic, key, *_, shard) in sorted(self._database.parked_ids.items()):
             if shard == values["shard"]:
                 lowest.setdefault((topic, key, record_id if values["each"] else 0), record_id)
         return [(*each, record_id) for each, record_id in lowest.items()]
 
     def matching(self, values, _transaction):
         """No id is given out again here: a listed id is that of its own row."""
-        return [(each,) for each in values["ids"] if each in self._database.set_aside]
+        return [(each,) for each in values["ids"] if each in self._database.parked_ids]
 
     def add(self, values, transaction):
         if self._row(values)["epoch"] != values["epoch"]:
             return [(0,)]
-        places = self._database.set_aside
+        places = self._database.parked_ids
         columns = (values[each] for each in ("ids", "topics", "keys", "reasons", "helds"))
         for record_id, *entry in zip(*columns, strict=True):
             if not (entry[3] and record_id in places):
@@ -341,12 +341,12 @@ class Statements:
         return [(1,)]
 
     def moved(self, values, _transaction):
-        places = self._database.set_aside
+        places = self._database.parked_ids
         known = zip(values["topics"], values["keys"], values["ids"], strict=True)
         return [(topic, key) for topic, key, each in known if each not in places or places[each][3] or places[each][4]]
 
     def due(self, values, _transaction):
-        places = [each for each in sorted(self._database.set_aside.items()) if each[1][-1] == values["shard"]]
+        places = [each for each in sorted(self._database.parked_ids.items()) if each[1][-1] == values["shard"]]
         due, found = [], Counter()
         moved = list(zip(values["topics"], values["keys"], strict=True))
         for record_id, (*key, _, _, retry, _) in places:
@@ -364,7 +364,7 @@ class Statements:
         if self._row(values)["epoch"] != values["epoch"]:
             return [(0,)]
         for each in values["ids"]:
-            self._database.change(transaction, self._database.set_aside, each)
+            self._database.change(transaction, self._database.parked_ids, each)
         return [(1,)]
 
     # -- of builds that are broken on purpose
@@ -435,7 +435,7 @@ def _known():
         (marked := ParkingMoves(OUTBOX, PARKED)): "any_parked parked_keys park hold",
         checkpoints: "first lead renew save vouch status",
         ParkedIds(
-            checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX)
+            checkpoints, PARKED_IDS, SUBSCRIPTIONS, Selection(table=OUTBOX)
         ): "matching load add moved due release",
     }
     found = dict(_texts(parts))
@@ -462,7 +462,7 @@ def _known():
         server_identity._BARRIER: "barrier",
         server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
-        ParkedIds(checkpoints, SET_ASIDE, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
+        ParkedIds(checkpoints, PARKED_IDS, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
         last_leaders._MARKS: "marks",
     }
 

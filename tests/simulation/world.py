@@ -109,9 +109,9 @@ class World:
         if not self.database.is_up:
             return
         transaction = Transaction()
-        for record_id, entry in list(self.database.set_aside.items()):
+        for record_id, entry in list(self.database.parked_ids.items()):
             if not entry[3] and not entry[4]:
-                self.database.change(transaction, self.database.set_aside, record_id, [*entry[:4], True, *entry[5:]])
+                self.database.change(transaction, self.database.parked_ids, record_id, [*entry[:4], True, *entry[5:]])
         for record_id, (record, _, _) in list(self.database.parked.items()):
             self.database.change(transaction, self.database.parked, record_id)
             record.leader_id = None

@@ -38,7 +38,7 @@ def insert(dsn, rows):
 def parked(dsn):
     """Return id and reason of what was parked."""
     with psycopg.connect(dsn) as connection:
-        return connection.execute("SELECT id, reason FROM outbox_set_aside ORDER BY id").fetchall()
+        return connection.execute("SELECT id, reason FROM outbox_parked_ids ORDER BY id").fetchall()
 
 
 def run_python(program, *arguments, seconds, **variables):

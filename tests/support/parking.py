@@ -1,4 +1,4 @@
-"""Setting records aside as a harvester does, for the tests of what operators do with them."""
+"""Parking records as a harvester does, for the tests of what operators do with them."""
 
 from psycopg import sql
 

@@ -8,7 +8,7 @@ The steps are those of its own parts, which are wrapped here; the product knows 
     save      a checkpoint is about to be        committed  it was
               written to Postgres                committing  it is being, for so many milliseconds
     saved     it was                             purge, purged  around a purge of marked records
-    fetched   records were marked                shelve, shelved  around setting records aside
+    fetched   records were marked                park, parked  around parking records
                                                  release, released  around forgetting that they were
     keep, kept   around keeping a checkpoint with acknowledgements   keeping  it is being, for so many milliseconds
     acknowledge  an acknowledgement is about to be handed to librdkafka
@@ -162,9 +162,9 @@ class StrikingPlaces(Wrapped):
     """The list of what is parked."""
 
     def add(self, entries):
-        self._strike.at("shelve")
+        self._strike.at("park")
         added = self._inner.add(entries)
-        self._strike.at("shelved")
+        self._strike.at("parked")
         return added
 
     def release(self, ids):

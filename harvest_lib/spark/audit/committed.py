@@ -182,7 +182,7 @@ def taken_from_outbox(
     is_parked: sql.Composable = sql.SQL("false")
     if placed.parked_ids.exists(connection) and shards:
         is_parked = sql.SQL(queries.IS_PARKED).format(
-            set_aside=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
+            parked_ids=placed.parked_ids.identifier, subscription=sql.Literal(shards[0].name)
         )
     statement = sql.SQL(queries.OUTBOX).format(
         outbox=outbox.identifier,

@@ -71,7 +71,7 @@ def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
 
 # With `=` alone a plan may hash all parked rows for a few records; `IS TRUE` leaves the index.
 IS_PARKED: LiteralString = (
-    "EXISTS (SELECT FROM {set_aside} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
+    "EXISTS (SELECT FROM {parked_ids} AS s WHERE s.subscription = {subscription} AND s.id = o.id "
     "AND (s.transaction_id = o.transaction_id) IS TRUE)"
 )
 

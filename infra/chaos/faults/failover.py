@@ -49,7 +49,7 @@ _READ = SQL("""
 SELECT kafka_value FROM outbox AS o
 LEFT JOIN (SELECT checkpoint -> 'position' AS position FROM outbox_subscriptions) AS reached ON true
 WHERE NOT coalesce({passed}, false) OR coalesce(position -> 'deferred' @> to_jsonb(o.id), false)
-   OR EXISTS (SELECT FROM outbox_set_aside AS parked WHERE parked.id = o.id)
+   OR EXISTS (SELECT FROM outbox_parked_ids AS parked WHERE parked.id = o.id)
 """)
 _CHECKPOINTS = """
 SELECT subscription, shard, generation, (checkpoint ->> 'number')::bigint FROM outbox_subscriptions

@@ -389,7 +389,7 @@ def test_the_command_misses_what_a_table_that_keeps_its_rows_has_and_kafka_not(
     for arguments in ((), committed):
         assert counted(*arguments) == {"ok": False, "committed": 23, "delivered": 15, "pending": 3, "lost": 5}
     outbox.connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
         " SELECT 'default', 0, id, 't', 'k', 'r', false, transaction_id FROM outbox WHERE id = 1"
     )
     assert counted()["lost"] == 4, "one of them is parked"

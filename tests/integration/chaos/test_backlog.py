@@ -74,7 +74,7 @@ def test_what_was_deferred_or_parked_is_to_be_delivered(table):
     assert backlog(table, position) == set()
     assert backlog(table, position, deferred=[ids[1]]) == {"e1"}
     table.connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
         " VALUES ('default', 0, %s, 't', 'k', 'too large', false, '0')",
         [ids[2]],
     )

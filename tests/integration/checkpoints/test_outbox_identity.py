@@ -152,7 +152,7 @@ def test_a_table_that_was_renamed_is_the_same(outbox, bootstrap_servers):
     outbox.write("1")
     outbox.harvest(**EXACTLY_ONCE).drain(60)
     outbox.connection.execute("ALTER TABLE outbox RENAME TO orders")
-    for each in ("subscriptions", "segments", "set_aside"):
+    for each in ("subscriptions", "segments", "parked_ids"):
         outbox.connection.execute(f"ALTER TABLE outbox_{each} RENAME TO orders_{each}")
     append(outbox.connection, [OutboxRecord(topic=outbox.topic, key="k", value="v")], table="orders")
     outbox.harvest(**EXACTLY_ONCE, outbox_table="orders").drain(60)

@@ -326,9 +326,9 @@ def test_five_mistakes_of_a_file_are_five_problems(harvest, tmp_path):
 
 def test_a_missing_table_and_tables_beside_it(native, role, inspected):
     assert any("there is no table" in each for each in causes(inspected(outbox_table="absent")))
-    native.execute("DROP TABLE outbox_set_aside, outbox_subscriptions")
+    native.execute("DROP TABLE outbox_parked_ids, outbox_subscriptions")
     (missing,) = [each for each in inspected(data_source=role[1]).errors if "beside" in each.cause]
-    assert '"outbox_subscriptions", "outbox_set_aside"' in missing.cause
+    assert '"outbox_subscriptions", "outbox_parked_ids"' in missing.cause
     assert "harvest init" in missing.next_step
     assert causes(inspected()) == [], "the owner's harvester creates them"
 

@@ -21,7 +21,7 @@ def test_init_creates_once_and_prints_what_it_would_do(harvest, reaper, dsn):
     assert "PARTITION BY RANGE (id)" in printed.stdout
     assert "PARTITION BY" not in harvest("init", "-f", reaper, "--print", "--goharvest").stdout
     assert "record      JSONB NOT NULL" in printed.stdout
-    created = [f'created: "outbox{suffix}"' for suffix in ("", "_parked", "_subscriptions", "_set_aside", "_segments")]
+    created = [f'created: "outbox{suffix}"' for suffix in ("", "_parked", "_subscriptions", "_parked_ids", "_segments")]
     assert harvest("init", "-f", reaper).stdout.splitlines() == created
     assert harvest("init", HARVEST_DSN=dsn).stdout.startswith("already exists and is valid: ")
 

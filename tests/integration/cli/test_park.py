@@ -40,7 +40,7 @@ def park(harvest, dsn):
     return lambda *arguments, **variables: harvest("park", *arguments, HARVEST_DSN=dsn, **variables)
 
 
-def test_list_shows_what_is_set_aside_without_payloads(park, parking):
+def test_list_shows_what_is_parked_without_payloads(park, parking):
     shown = park("list").stdout
     assert "2 parked, 1 held" in shown
     assert "[red]too large[/]" in shown
@@ -73,7 +73,7 @@ def in_batches(dsn):
         append(connection, [OutboxRecord(topic="orders", key=key, value="canary") for key in keys])
         entries = [("default", False, 1), ("default", False, 2), ("default", True, 3)]
         connection.cursor().executemany(
-            "INSERT INTO outbox_set_aside"
+            "INSERT INTO outbox_parked_ids"
             " (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
             " SELECT %s, 0, id, 'orders', kafka_key, 'because', %s, transaction_id FROM outbox WHERE id = %s",
             [*entries, ("other", False, 4)],
@@ -82,7 +82,7 @@ def in_batches(dsn):
 
 
 def entries(connection):
-    rows = connection.execute("SELECT subscription, id, retry FROM outbox_set_aside ORDER BY 1, 2").fetchall()
+    rows = connection.execute("SELECT subscription, id, retry FROM outbox_parked_ids ORDER BY 1, 2").fetchall()
     return {(subscription[0], record_id): retry for subscription, record_id, retry in rows}
 
 
@@ -121,7 +121,7 @@ def test_drop_in_batches_lets_go_what_was_held(park, in_batches):
     assert entries(in_batches) == {("d", 2): False, ("d", 3): True, ("o", 4): False}
 
 
-def test_status_counts_what_is_set_aside_in_batches(harvest, in_batches, dsn):
+def test_status_counts_what_is_parked_in_batches(harvest, in_batches, dsn):
     status = json.loads(harvest("status", "--json", HARVEST_DSN=dsn).stdout)
     assert (status["parked_records"], status["held_records"]) == (2, 1)
 
@@ -228,7 +228,7 @@ def test_who_does_not_see_the_rows_of_the_outbox_takes_none_for_gone(in_batches)
     role = sql.Identifier(f"clerk {uuid.uuid4()}")
     in_batches.execute(sql.SQL("CREATE ROLE {}").format(role))
     try:
-        in_batches.execute(sql.SQL("GRANT SELECT, UPDATE, DELETE ON outbox_set_aside TO {}").format(role))
+        in_batches.execute(sql.SQL("GRANT SELECT, UPDATE, DELETE ON outbox_parked_ids TO {}").format(role))
         for change in ("SELECT", "GRANT SELECT ON outbox TO {}; ALTER TABLE outbox ENABLE ROW LEVEL SECURITY"):
             in_batches.execute(sql.SQL(change).format(role))
             with in_batches.transaction(force_rollback=True):

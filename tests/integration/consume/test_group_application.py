@@ -56,7 +56,7 @@ def test_what_the_ring_does_not_hold_comes_one_by_one(counted):
     assert application.sizes == []
 
 
-def test_of_a_group_that_fails_only_the_bad_message_is_set_aside(counted):
+def test_of_a_group_that_fails_only_the_bad_message_is_parked(counted):
     publish(counted, ["a", "b"], ["c", "bad", "d"], ["e", "f"])
     application = AtOnce(fails=("bad",))
     running = Running(counted.shard(application, max_attempts=3).run)

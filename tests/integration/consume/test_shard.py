@@ -73,7 +73,7 @@ def test_what_was_kept_but_not_acknowledged_is_acknowledged_by_the_next(counted,
     assert counted.counts() == {"a": 1, "b": 1}
 
 
-def test_a_message_that_the_function_does_not_take_is_set_aside_and_the_others_count(counted):
+def test_a_message_that_the_function_does_not_take_is_parked_and_the_others_count(counted):
     counted.write(["a", "bad", "b"])
     application = Counting(fails=("bad",))
     running = Running(counted.shard(application, max_attempts=3).run)

@@ -182,7 +182,7 @@ def test_a_table_of_consumers_that_is_missing_is_named(counted):
         PostgresStore(counted.dsn, counted.place, table="nowhere").restore()
 
 
-def test_what_fails_as_a_transaction_is_finalized_is_found_out_and_set_aside(counted):
+def test_what_fails_as_a_transaction_is_finalized_is_found_out_and_parked(counted):
     class LateToFind(Counting):
         def finalize_txn(self, transaction):
             if "bad" in transaction.memory["counts"]:
@@ -258,7 +258,7 @@ class Swelling(Counting):
 
 
 @pytest.mark.parametrize("limit", [1_000_000, 5_000_000])
-def test_a_message_too_large_to_be_derived_is_set_aside(counted, make_topic, limit):
+def test_a_message_too_large_to_be_derived_is_parked(counted, make_topic, limit):
     """The client refuses it, or the topic does."""
     counted.settings["message.max.bytes"] = limit
     derived = make_topic(name=f"{counted.topic}-derived")

@@ -91,7 +91,7 @@ def write(connection, topic, found, *, as_bytes):
     return dict(zip(ids, found, strict=True))
 
 
-def set_aside(connection, name):
+def parked_in(connection, name):
     found = connection.execute(sql.SQL("SELECT id, held, reason FROM {}").format(sql.Identifier(name)))
     return {each: (held, reason) for each, held, reason in found}
 
@@ -126,12 +126,12 @@ def check(way, name, found, *, dsn, topic, bootstrap_servers, group_id):
         written = write(connection, topic, found, as_bytes=as_bytes)
         config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", **way)
         Harvest(config).drain(60)
-        aside = set_aside(connection, "outbox_parked" if way["source"] == "mark" else "outbox_set_aside")
+        found_parked = parked_in(connection, "outbox_parked" if way["source"] == "mark" else "outbox_parked_ids")
     kept = read(bootstrap_servers, topic)
-    compare(written, kept, aside, holds=way.get("parking") != "skip", once=way["delivery"] == "transactional")
+    compare(written, kept, found_parked, holds=way.get("parking") != "skip", once=way["delivery"] == "transactional")
 
 
-def compare(written, kept, aside, *, once, holds=True, sent=as_sent):
+def compare(written, kept, found_parked, *, once, holds=True, sent=as_sent):
     """Hold what is in Kafka, and what was parked, against what was written."""
     arrive, parked, held = expected(written, holds=holds)
     first = {each.id: each for each in reversed(kept)}
@@ -145,14 +145,14 @@ def compare(written, kept, aside, *, once, holds=True, sent=as_sent):
     for each in kept:
         order[each.key].append(each.id)
     assert all(ids == sorted(ids) for ids in order.values())
-    assert {each for each, (is_held, _) in aside.items() if is_held} == set(held)
-    assert {each for each, (is_held, _) in aside.items() if not is_held} == set(parked)
+    assert {each for each, (is_held, _) in found_parked.items() if is_held} == set(held)
+    assert {each for each, (is_held, _) in found_parked.items() if not is_held} == set(parked)
     for each in parked:
-        assert written[each].reason in aside[each][1]
+        assert written[each].reason in found_parked[each][1]
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_every_row_arrives_or_is_set_aside_by_name(name, dsn, make_topic, bootstrap_servers, group_id):
+def test_every_row_arrives_or_is_parked_by_name(name, dsn, make_topic, bootstrap_servers, group_id):
     check(
         WAYS[name],
         name,
@@ -238,7 +238,11 @@ def test_a_table_of_another_layout_and_of_odd_names(dsn, make_topic, bootstrap_s
             dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery, outbox_table=TABLE, columns=COLUMNS
         )
         Harvest(config).drain(60)
-        aside = set_aside(connection, f"{TABLE}_set_aside")
+        found_parked = parked_in(connection, f"{TABLE}_parked_ids")
     compare(
-        dict(enumerate(found, 1)), read(bootstrap_servers, topic), aside, once=delivery == "transactional", sent=sent
+        dict(enumerate(found, 1)),
+        read(bootstrap_servers, topic),
+        found_parked,
+        once=delivery == "transactional",
+        sent=sent,
     )

@@ -49,7 +49,7 @@ class Writing:
 
     def __init__(self, dsn, source):
         self.connection = psycopg.connect(dsn, autocommit=True)
-        self.aside = "outbox_parked" if source == "mark" else "outbox_set_aside"
+        self.parked_table = "outbox_parked" if source == "mark" else "outbox_parked_ids"
         if source == "mark":
             OUTBOX.create(self.connection)
             ParkedRecords(OUTBOX).create(self.connection)
@@ -62,7 +62,7 @@ class Writing:
         return self.connection.execute(INSERT, (topic, key, value, names, contents)).fetchone()[0]
 
     def parked(self):
-        rows = self.connection.execute(f"SELECT id, held, reason FROM {self.aside} ORDER BY id")  # noqa: S608 - ours
+        rows = self.connection.execute(f"SELECT id, held, reason FROM {self.parked_table} ORDER BY id")  # noqa: S608 - ours
         return {record_id: "held" if held else reason for record_id, held, reason in rows}
 
     def close(self):

@@ -476,14 +476,14 @@ def test_a_waiting_record_for_a_compacted_topic_keeps_nobody_from_starting(
     outbox.topic = topic
     outbox.fill(9, keys=1)
     assert Harvest(config()).drain(60).records == 9, "all that is for another topic"
-    (first, second) = outbox.connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    (first, second) = outbox.connection.execute("SELECT id, held, reason FROM outbox_parked_ids ORDER BY id").fetchall()
     assert first[:2] == (1, False)
     assert "cleanup.policy=compact" in first[2] or first[2] == "the topic is Kafka's own"
     assert second == (2, True, "held behind 1")
     assert [record.outbox_id for record in read_acknowledged(bootstrap_servers, topic)] == list(range(3, 12))
 
 
-def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, make_topic, config, bootstrap_servers):
+def test_records_for_a_compacted_topic_that_come_later_are_parked(outbox, make_topic, config, bootstrap_servers):
     """One writer's mistake stops nobody else, and no later start."""
     compacted, topic = make_topic(1, **{"cleanup.policy": "compact"}), outbox.topic
     outbox.fill(10)
@@ -491,7 +491,7 @@ def test_records_for_a_compacted_topic_that_come_later_are_set_aside(outbox, mak
         eventually(lambda: harvest.delivered_records == 10)
         outbox.topic = compacted
         outbox.fill(1, keys=1)
-        entries = "SELECT id, held, reason FROM outbox_set_aside ORDER BY id"
+        entries = "SELECT id, held, reason FROM outbox_parked_ids ORDER BY id"
         found = eventually(lambda: outbox.connection.execute(entries).fetchall(), "it was parked")
     assert [each[:2] for each in found] == [(11, False)]
     assert "the topic is compacted (cleanup.policy=compact)" in found[0][2]
@@ -534,7 +534,7 @@ def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
 
         def is_parked():
             append(outbox, "a", other)
-            return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] > 1
+            return outbox.connection.execute("SELECT count(*) FROM outbox_parked_ids").fetchone()[0] > 1
 
         eventually(is_parked, "what comes is parked")
         before = harvest.delivered_records
@@ -543,8 +543,8 @@ def test_a_topic_that_refuses_acknowledgements_costs_itself_only(
         configure_topic(admin, other, good)
 
         def is_caught_up():
-            outbox.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
-            return outbox.connection.execute("SELECT count(*) FROM outbox_set_aside").fetchone()[0] == 0
+            outbox.connection.execute("UPDATE outbox_parked_ids SET retry = true WHERE NOT held")
+            return outbox.connection.execute("SELECT count(*) FROM outbox_parked_ids").fetchone()[0] == 0
 
         eventually(is_caught_up, "all is sent again")
     written = [each for (each,) in outbox.connection.execute("SELECT id FROM outbox WHERE kafka_topic = %s", (other,))]

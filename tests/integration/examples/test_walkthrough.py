@@ -262,7 +262,7 @@ def test_a_migration_creates_the_outbox(servers, newcomer, tool):
     with psycopg.connect(owner, password=PASSWORD, autocommit=True) as connection:
         init = connection.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%'").fetchone()
         connection.execute("DROP TABLE orders")  # a project's own migrations know it
-        connection.execute("DROP TABLE outbox, outbox_subscriptions, outbox_segments, outbox_set_aside, outbox_parked")
+        connection.execute("DROP TABLE outbox, outbox_subscriptions, outbox_segments, outbox_parked_ids, outbox_parked")
     printed, *_ = blocks("docs/migrations.md")
     newcomer.type(printed)
     if tool == "Django":

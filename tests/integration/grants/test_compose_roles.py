@@ -81,7 +81,7 @@ def test_each_role_may_do_what_is_printed_and_nothing_more(connect):
     assert not may(harvester, INSERT)
     assert not may(harvester, "DROP TABLE outbox")
     assert may(reader, "SELECT * FROM outbox_subscriptions")
-    assert not may(reader, "DELETE FROM outbox_set_aside")
+    assert not may(reader, "DELETE FROM outbox_parked_ids")
     assert may(owner, "CREATE TABLE flights (flight_id bigint)")
     assert may(owner, "CREATE SCHEMA harvest_audit")
     assert not may(owner, "CREATE ROLE another")

@@ -157,7 +157,7 @@ def test_an_operator_has_what_commands_on_subscriptions_need(admin, as_operator)
     as_operator("subscriptions", "add", "eu")
     append(admin, [OutboxRecord(topic="t", key="k", value="v") for _ in range(3)])
     admin.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
         " SELECT 'eu', 0, id, kafka_topic, kafka_key, 'missing', false, transaction_id FROM outbox"
     )
     of_it = ("--subscription", "eu")

@@ -146,7 +146,7 @@ def test_the_limit_holds_for_parked_records_that_are_sent_again(filled, config, 
     limited = config("snapshot", "barrier", limits={"max_in_flight_records": LIMIT})
     assert Harvest(limited).drain(60).records == 0
     make_topic(name=later, partitions=1)
-    outbox.connection.execute("UPDATE outbox_set_aside SET retry = true")
+    outbox.connection.execute("UPDATE outbox_parked_ids SET retry = true")
     outstanding.clear()
     assert Harvest(limited).drain(60).records == RECORDS
     assert max(outstanding) == LIMIT

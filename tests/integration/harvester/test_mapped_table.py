@@ -280,7 +280,7 @@ def test_init_checks_the_table_and_makes_what_stands_beside_it(article, command)
     result = command("init")
     assert result.exit_code == 0, result.output
     made = tables(article) - before
-    assert {"outbox_subscriptions", "outbox_set_aside"} <= made
+    assert {"outbox_subscriptions", "outbox_parked_ids"} <= made
     assert "outbox_parked" not in made
     printed = command("init", "--print").stdout
     assert "outbox_subscriptions" in printed

@@ -200,5 +200,5 @@ def test_two_hundred_thousand_records_that_are_held(tmp_path, native, dsn, boots
     native.execute("UPDATE outbox SET kafka_header_keys = '{a}' WHERE id = 1")
     settings = configured(dsn, bootstrap_servers, group_id, source="snapshot", delivery="pipelined")
     assert peak_of_drain(tmp_path, settings) <= ALLOWED_BYTES
-    held, parked = native.execute("SELECT count(*) FILTER (WHERE held), count(*) FROM outbox_set_aside").fetchone()
+    held, parked = native.execute("SELECT count(*) FILTER (WHERE held), count(*) FROM outbox_parked_ids").fetchone()
     assert (held, parked) == (199_999, 200_000)

@@ -370,7 +370,7 @@ def test_a_server_that_hangs_holds_up_no_scrape(native, config, serve, waits):
 
 def test_labels_hold_legal_topics_of_a_few(native, config, serve):
     park = (
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
         "VALUES ('default', 0, %s, %s, 'secret-key', 'missing', %s, '0')"
     )
     topics = [f"topic-{number}" for number in range(30)]

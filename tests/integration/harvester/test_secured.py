@@ -68,7 +68,7 @@ def test_a_reader_looks_and_audits_and_no_more(secured):
     for statement in (
         "DELETE FROM outbox",
         "UPDATE outbox_subscriptions SET epoch = 9",
-        "DELETE FROM outbox_set_aside",
+        "DELETE FROM outbox_parked_ids",
     ):
         with secured.connect("reader") as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute(statement)

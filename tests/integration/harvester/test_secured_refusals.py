@@ -101,8 +101,8 @@ def test_a_wrong_authority_to_kafka(secured, foreign, certificate):
         (SNAPSHOT, "SELECT ON outbox", 'GRANT SELECT ON "outbox" TO "harvester"'),
         (SNAPSHOT, "UPDATE ON outbox_subscriptions", 'ON "outbox_subscriptions" TO "harvester"'),
         (SNAPSHOT, "UPDATE (leader) ON outbox_subscriptions", 'ON "outbox_subscriptions" TO "harvester"'),
-        (SNAPSHOT, "SELECT ON outbox_set_aside", 'GRANT SELECT ON "outbox_set_aside" TO "harvester"'),
-        (SNAPSHOT, "INSERT (transaction_id) ON outbox_set_aside", 'ON "outbox_set_aside" TO "harvester"'),
+        (SNAPSHOT, "SELECT ON outbox_parked_ids", 'GRANT SELECT ON "outbox_parked_ids" TO "harvester"'),
+        (SNAPSHOT, "INSERT (transaction_id) ON outbox_parked_ids", 'ON "outbox_parked_ids" TO "harvester"'),
         (MARK_BATCHES, "INSERT ON outbox_parked", 'GRANT INSERT ON "outbox_parked" TO "harvester"'),
     ],
 )
@@ -378,9 +378,9 @@ def test_a_topic_that_we_may_not_write_to_costs_its_own_records_only(secured, wa
             append(connection, [OutboxRecord(topic=f"{secured.name}.none", key="none", value="v")])
             append(connection, [OutboxRecord(topic=secured.topic, key=f"good-{n}", value="v") for n in range(5)])
         eventually(lambda: harvest.delivered_records == 5, "the others are delivered")
-        aside = "outbox_parked" if way["source"] == "mark" else "outbox_set_aside"
+        table = "outbox_parked" if way["source"] == "mark" else "outbox_parked_ids"
         found = eventually(
-            lambda: len(rows := secured.owner.execute(f"SELECT reason FROM {aside}").fetchall()) == 2 and rows,  # noqa: S608 - ours
+            lambda: len(rows := secured.owner.execute(f"SELECT reason FROM {table}").fetchall()) == 2 and rows,  # noqa: S608 - ours
             "those are parked",
         )
     assert all("may not write to the topic" in reason for (reason,) in found)

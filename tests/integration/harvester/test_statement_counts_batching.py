@@ -152,10 +152,10 @@ def test_what_is_retried_of_few_keys_goes_in_runs(dsn, bootstrap_servers, group_
     )
     config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo", delivery=delivery)
     assert Harvest(config).drain(60).records == 0
-    parked = "SELECT count(*) FROM outbox_set_aside"
+    parked = "SELECT count(*) FROM outbox_parked_ids"
     assert native.connection.execute(parked).fetchone()[0] == keys * each
     make_topic(name=topic, partitions=2)
-    native.connection.execute("UPDATE outbox_set_aside SET retry = true WHERE NOT held")
+    native.connection.execute("UPDATE outbox_parked_ids SET retry = true WHERE NOT held")
     before, numbers = counts(dsn), []
     number = "SELECT (checkpoint ->> 'number')::int FROM outbox_subscriptions"
     numbers.append(native.connection.execute(number).fetchone()[0])

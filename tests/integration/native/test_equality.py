@@ -48,7 +48,7 @@ _LAYOUTS = {
 _ROWS_OF_A_TRANSACTION = 40_000
 _KEYS = 100
 """Of each text, under the barrier: of a page about half may go, and the rest waits in the page that is kept."""
-_PARKED = "SELECT id, kafka_topic, kafka_key, reason, held FROM outbox_set_aside WHERE subscription = %s ORDER BY id"
+_PARKED = "SELECT id, kafka_topic, kafka_key, reason, held FROM outbox_parked_ids WHERE subscription = %s ORDER BY id"
 
 
 def make_outbox(connection, kind):

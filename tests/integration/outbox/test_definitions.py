@@ -14,9 +14,9 @@ pytestmark = pytest.mark.gate
 
 OUTBOX = OutboxTable.parse("outbox")
 LEADER = 'ALTER TABLE "public"."outbox_subscriptions" ADD COLUMN leader JSONB'
-TRANSACTION_ID = 'ALTER TABLE "public"."outbox_set_aside" ADD COLUMN transaction_id XID8 NOT NULL'
+TRANSACTION_ID = 'ALTER TABLE "public"."outbox_parked_ids" ADD COLUMN transaction_id XID8 NOT NULL'
 ENTRY = """
-INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held)
+INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held)
 VALUES ('default', 0, 1, 'orders', 'a', 'because', false)
 """
 
@@ -34,7 +34,7 @@ def statement_of(error):
 
 @pytest.mark.parametrize(
     ("table", "column", "statement"),
-    [("outbox_subscriptions", "leader", LEADER), ("outbox_set_aside", "transaction_id", TRANSACTION_ID)],
+    [("outbox_subscriptions", "leader", LEADER), ("outbox_parked_ids", "transaction_id", TRANSACTION_ID)],
 )
 def test_a_missing_column_is_named_everywhere_with_the_statement_that_adds_it(
     connection, harvest, reaper, dsn, bootstrap_servers, group_id, table, column, statement
@@ -55,6 +55,39 @@ def test_a_missing_column_is_named_everywhere_with_the_statement_that_adds_it(
     assert Harvest(config).drain(60).records == 0
 
 
+def test_a_table_of_a_former_name_is_refused_with_the_statement_that_renames_it(
+    connection, harvest, reaper, dsn, bootstrap_servers, group_id
+):
+    connection.execute(ENTRY.replace("held)", "held, transaction_id)").replace("false)", "false, '7')"))
+    connection.execute("ALTER TABLE outbox_parked_ids RENAME TO outbox_set_aside")
+    config = harvest_config(dsn, bootstrap_servers, group_id, leadership="solo")
+    for command in ("init", "migrate", "run", "check"):
+        refused = harvest(command, "-f", reaper)
+        assert refused.returncode != 0
+        assert "has the name of an earlier version" in " ".join((refused.stdout + refused.stderr).split())
+    with pytest.raises(OutboxTableError, match="there is no such table") as error:
+        Harvest(config).drain(60)
+    connection.execute(statement_of(error.value))
+    assert harvest("init", "-f", reaper).returncode == 0
+    assert connection.execute("SELECT id FROM outbox_parked_ids").fetchall() == [(1,)]
+
+
+def test_columns_of_former_names_are_refused_with_the_statements_that_rename_them(connection):
+    connection.execute("ALTER TABLE outbox_subscriptions RENAME COLUMN low_watermark TO seen")
+    connection.execute("ALTER TABLE outbox_subscriptions RENAME COLUMN retention_hold TO holds")
+    connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
+    connection.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source, seen, holds) "
+        "VALUES ('s', 0, 1, 'snapshot', '7:7:', 5)"
+    )
+    with pytest.raises(OutboxTableError, match="retention_hold has its former name holds; leader is missing") as error:
+        create_beside(connection, OUTBOX)
+    connection.execute(statement_of(error.value))
+    assert create_beside(connection, OUTBOX) is False
+    kept = connection.execute("SELECT low_watermark::text, retention_hold FROM outbox_subscriptions").fetchall()
+    assert kept == [("7:7:", 5)]
+
+
 def test_a_table_of_goharvests_layout_is_not_migrated_before_the_tables_beside_it_are_right(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         OUTBOX.create(connection)
@@ -66,14 +99,14 @@ def test_a_table_of_goharvests_layout_is_not_migrated_before_the_tables_beside_i
 
 
 def test_entries_that_do_not_say_which_row_they_are_of_are_refused(connection):
-    connection.execute("ALTER TABLE outbox_set_aside ALTER COLUMN transaction_id DROP NOT NULL")
+    connection.execute("ALTER TABLE outbox_parked_ids ALTER COLUMN transaction_id DROP NOT NULL")
     connection.execute(ENTRY)
     with pytest.raises(OutboxTableError, match="transaction_id allows nulls") as error:
         create_beside(connection, OUTBOX)
     statement = statement_of(error.value)
     with pytest.raises(psycopg.errors.NotNullViolation):
         connection.execute(statement)
-    connection.execute("DELETE FROM outbox_set_aside")
+    connection.execute("DELETE FROM outbox_parked_ids")
     connection.execute(statement)
     assert create_beside(connection, OUTBOX) is False
 

@@ -96,8 +96,8 @@ def test_a_harvest_of_a_native_table(dsn, connection, bootstrap_servers, make_to
     assert sorted(each.outbox_id for each in delivered) == list(range(1, 701))
     assert steps_back(delivered) == 0
     assert all(each.value.startswith("value-") for each in delivered)
-    set_aside = connection.execute("SELECT held FROM outbox_set_aside").fetchall()
-    assert set_aside == ([(False,)] if value_type == "bytea" else [])
+    parked = connection.execute("SELECT held FROM outbox_parked_ids").fetchall()
+    assert parked == ([(False,)] if value_type == "bytea" else [])
 
 
 def test_a_row_knows_its_transaction_and_its_time_by_itself(connection):
@@ -168,7 +168,7 @@ def test_init_makes_the_native_table_unless_another_is_there_or_asked_for(harves
         'created: "outbox"',
         'created: "outbox_parked"',
         'created: "outbox_subscriptions"',
-        'created: "outbox_set_aside"',
+        'created: "outbox_parked_ids"',
         'created: "outbox_segments"',
     ]
     refused = init("--goharvest")

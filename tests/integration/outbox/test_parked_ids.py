@@ -71,7 +71,7 @@ def config(dsn, bootstrap_servers, group_id, delivery):
 
 
 def parked_ids(connection):
-    rows = connection.execute("SELECT id, held, reason FROM outbox_set_aside ORDER BY id").fetchall()
+    rows = connection.execute("SELECT id, held, reason FROM outbox_parked_ids ORDER BY id").fetchall()
     return {record_id: "held" if held else reason for record_id, held, reason in rows}
 
 
@@ -155,7 +155,7 @@ def test_retention_keeps_what_is_parked(connection, insert, config):
     bad = insert("b", to="no/such topic")
     insert("b")
     Harvest(config()).drain(60)
-    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] == bad
+    assert connection.execute("SELECT retention_hold FROM outbox_subscriptions").fetchone()[0] == bad
 
 
 def test_a_topic_that_is_removed_while_records_come(connection, insert, config, admin, make_topic):
@@ -172,7 +172,7 @@ def test_a_topic_that_is_removed_while_records_come(connection, insert, config, 
         eventually(lambda: harvest.delivered_records == 2, "the other is delivered")
 
 
-RETRY = "UPDATE outbox_set_aside SET retry = true WHERE NOT held"
+RETRY = "UPDATE outbox_parked_ids SET retry = true WHERE NOT held"
 
 
 def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
@@ -195,14 +195,14 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
         eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), "all arrive")
         eventually(lambda: parked_ids(connection) == {}, "nothing is left")
     assert delivered(bootstrap_servers, topic) == ids
-    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] is None
+    assert connection.execute("SELECT retention_hold FROM outbox_subscriptions").fetchone()[0] is None
 
 
 def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, bootstrap_servers):
     bad, *held = insert("a", names=["n"]), insert("a"), insert("a")
     with Harvest(config()):
         eventually(lambda: set(parked_ids(connection)) == {bad, *held}, "all are parked")
-        connection.execute("DELETE FROM outbox_set_aside WHERE id = %s", (bad,))
+        connection.execute("DELETE FROM outbox_parked_ids WHERE id = %s", (bad,))
         eventually(lambda: delivered(bootstrap_servers, topic) == held, "those behind it arrive")
         held.append(insert("a"))
         eventually(lambda: delivered(bootstrap_servers, topic) == held, "and what comes later")
@@ -239,7 +239,7 @@ def test_what_is_refused_again_is_parked_again(connection, insert, config, topic
     Harvest(config()).drain(60)
     connection.execute(RETRY)
     Harvest(config()).drain(60)
-    assert connection.execute("SELECT id, held, retry FROM outbox_set_aside ORDER BY id").fetchall() == [
+    assert connection.execute("SELECT id, held, retry FROM outbox_parked_ids ORDER BY id").fetchall() == [
         (bad, False, False),
         (held, True, False),
     ]
@@ -297,15 +297,15 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
 def test_retention_and_removal_of_a_subscription(connection, insert, config):
-    """Whatever `holds` says: a subscription that was rewound, or resharded, has no leader yet that could say it."""
+    """Whatever `retention_hold` says: a subscription that was rewound, or resharded, has no leader yet that could say it."""
     outbox = OutboxTable.parse("outbox")
     bad = insert("b", to="no/such topic")
     Harvest(config()).drain(60)
-    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    connection.execute("UPDATE outbox_subscriptions SET retention_hold = NULL")
     connection.execute("SELECT setval('outbox_id_seq', 20000000)")
     insert("b")
     Harvest(config()).drain(60)
-    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    connection.execute("UPDATE outbox_subscriptions SET retention_hold = NULL")
     assert f"holds the record {bad}" in drop_passed(connection, outbox, keep_seconds=0).because
     subscriptions = Subscriptions(connection, outbox, Selection(table=outbox.identifier))
     subscriptions.remove("default", force=True)
@@ -443,6 +443,6 @@ def test_what_is_restamped_stays_parked(connection, insert, config, topic, boots
     bad = insert("a", names=["n"])
     Harvest(config()).drain(60)
     connection.execute("UPDATE outbox SET transaction_id = '999999999'")
-    connection.execute("UPDATE outbox_set_aside SET transaction_id = '999999999'")
+    connection.execute("UPDATE outbox_parked_ids SET transaction_id = '999999999'")
     assert Restamping(outbox=outbox).run(connection, force=True) == 1
     assert [(each.id, each.gone) for each in ParkedIdTable(outbox).list(connection)] == [(bad, False)]

@@ -25,7 +25,7 @@ STUCK = "SET statement_timeout = '60s'"
 def native(dsn):
     made = Native(dsn, size=1_000_000)
     made.connection.execute(STUCK)
-    for table in ("outbox_parked", "outbox_set_aside"):
+    for table in ("outbox_parked", "outbox_parked_ids"):
         made.connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off); ANALYZE {table}")
     yield made
     made.connection.close()
@@ -37,7 +37,7 @@ def fill_listed(native, held=0):
         (KEYS,),
     )
     native.connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
         "SELECT 'default', 0, id, kafka_topic, kafka_key, 'r', false, transaction_id FROM outbox"
     )
 
@@ -58,7 +58,7 @@ def fill_parked(native):
 def test_all_of_many_keys_that_a_subscription_has_parked(native, do, analyzed):
     fill_listed(native)
     if analyzed:
-        native.connection.execute("ANALYZE outbox_set_aside")
+        native.connection.execute("ANALYZE outbox_parked_ids")
     table = ParkedIdTable(native.table)
     done = getattr(table, do)(native.connection, ParkedSelection())
     assert (done.parked if do == "retry" else done.dropped) == KEYS
@@ -80,8 +80,8 @@ def emptied(native):
     since."""
     native.connection.execute("ALTER TABLE outbox_from_0 SET (autovacuum_enabled = off)")
     fill_listed(native)
-    native.connection.execute("DELETE FROM outbox; DELETE FROM outbox_set_aside")
-    native.connection.execute("ANALYZE outbox; ANALYZE outbox_set_aside")
+    native.connection.execute("DELETE FROM outbox; DELETE FROM outbox_parked_ids")
+    native.connection.execute("ANALYZE outbox; ANALYZE outbox_parked_ids")
     native.push(1)
     fill_listed(native)
     return native
@@ -118,9 +118,9 @@ def test_many_parked_records_whose_rows_are_others_by_now_keep_no_segment(emptie
 @pytest.mark.parametrize("keep_order", [True, False])
 def test_a_leader_finds_what_many_keys_wait_for(native, dsn, analyzed, keep_order):
     fill_listed(native)
-    native.connection.execute("UPDATE outbox_set_aside SET retry = true")
+    native.connection.execute("UPDATE outbox_parked_ids SET retry = true")
     if analyzed:
-        native.connection.execute("ANALYZE outbox_set_aside")
+        native.connection.execute("ANALYZE outbox_parked_ids")
     checkpoints = CheckpointTable(
         f"{dsn} options='-c statement_timeout=60s'",
         native.table.subscriptions.identifier,

@@ -20,10 +20,10 @@ FILL = """
 INSERT INTO flights SELECT n, 'b' || n % 600 FROM generate_series(1, 6000) AS n;
 INSERT INTO flights_batches SELECT 'b' || n, now() FROM generate_series(0, 599) AS n;
 INSERT INTO outbox (id, kafka_topic, kafka_key) SELECT n, 't', n FROM generate_series(1, 6000) AS n;
-INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)
+INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)
 SELECT 'default', 0, id, kafka_topic, kafka_key, 'r', false, transaction_id FROM outbox
 """
-EMPTY = "DELETE FROM flights; DELETE FROM flights_batches; DELETE FROM outbox; DELETE FROM outbox_set_aside; ANALYZE"
+EMPTY = "DELETE FROM flights; DELETE FROM flights_batches; DELETE FROM outbox; DELETE FROM outbox_parked_ids; ANALYZE"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def connection(dsn):
     with psycopg.connect(dsn, autocommit=True) as owner:
         NativeTable(outbox=OutboxTable.parse("outbox"), segment_size=1_000_000, ahead=1).create(owner)
         owner.execute(TABLES)
-        owner.execute("ALTER TABLE outbox_set_aside SET (autovacuum_enabled = off)")
+        owner.execute("ALTER TABLE outbox_parked_ids SET (autovacuum_enabled = off)")
         for statement in (FILL, EMPTY, FILL):
             owner.execute(statement)
     with psycopg.connect(dsn) as driver, psycopg.connect(dsn) as session:
@@ -67,7 +67,7 @@ def test_business_rows_and_their_batches(connection):
 @pytest.fixture
 def outbox_rows():
     is_parked = sql.SQL(queries.IS_PARKED).format(
-        set_aside=sql.Identifier("outbox_set_aside"), subscription=sql.Literal("default")
+        parked_ids=sql.Identifier("outbox_parked_ids"), subscription=sql.Literal("default")
     )
     parts = {"encoding": "'UTF8'", "content": "0", "passed": "true", "filters": "", "topics": "ARRAY['t']"}
     parts |= {"must_come": "1", "waits": "2", "parked_": "3", "outbox": "outbox"}

@@ -46,7 +46,7 @@ def promoted(purged):
     purged.harvest()
 
 
-@pytest.mark.parametrize("table", ["outbox", "outbox_subscriptions", "outbox_set_aside"])
+@pytest.mark.parametrize("table", ["outbox", "outbox_subscriptions", "outbox_parked_ids"])
 @pytest.mark.parametrize("policies", [(HIDE_ALL,), (HIDE_ALL, HIDE_SOME)], ids=["all", "some"])
 def test_rows_of_an_outbox_that_are_hidden_refuse_the_audit(native, reader, table, policies):
     native.deliver()
@@ -72,7 +72,7 @@ def test_rows_beside_a_purged_outbox_that_are_hidden_refuse_the_audit(purged, re
 def test_policies_that_show_all_rows_let_the_audit_through(native, reader):
     native.deliver()
     with reader(native.outbox) as dsn:
-        for table in ("outbox", "outbox_subscriptions", "outbox_set_aside"):
+        for table in ("outbox", "outbox_subscriptions", "outbox_parked_ids"):
             run(native.outbox, table, HIDE_ALL, SHOW_ALL)
         found = native.audit(dsn=dsn)
     assert (found.committed, found.ok) == (RECORDS, True)

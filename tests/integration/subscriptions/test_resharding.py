@@ -185,15 +185,15 @@ def test_a_leader_that_begins_in_the_middle_of_a_change_that_is_called_off_goes_
         eventually(lambda: len(outbox.arrived()) == 10)
 
 
-def test_what_is_set_aside_goes_to_the_shards_that_its_keys_belong_to_now(outbox):
+def test_what_is_parked_goes_to_the_shards_that_its_keys_belong_to_now(outbox):
     outbox.harvest(shards=2).drain(60)
     outbox.subscriptions.remove("default", force=True)  # the last session may still be closing
     outbox.subscriptions.add("default", shards=2)
     outbox.connection.cursor().executemany(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
         "VALUES ('default', %s, %s, 't', %s, 'r', false, '0')",
         [(shard_of(key, 2), number, key) for number, key in enumerate("abcdefgh")],
     )
     reshard(outbox, 3)
-    rows = outbox.connection.execute("SELECT shard, kafka_key FROM outbox_set_aside").fetchall()
+    rows = outbox.connection.execute("SELECT shard, kafka_key FROM outbox_parked_ids").fetchall()
     assert sorted(rows) == sorted((shard_of(key, 3), key) for key in "abcdefgh")

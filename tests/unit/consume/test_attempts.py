@@ -7,7 +7,7 @@ from harvest_lib.consume.attempts import Attempts, FunctionFailed, TrialPassed
 pytestmark = pytest.mark.quick
 
 
-def test_a_message_is_set_aside_with_its_last_reason_after_so_many_attempts():
+def test_a_message_is_parked_with_its_last_reason_after_so_many_attempts():
     attempts = Attempts(2)
     assert attempts.spent(7) is None
     assert attempts.failed(FunctionFailed("first", 7)) == (1, 0.05)

@@ -188,7 +188,7 @@ def test_so_is_what_is_known_only_as_the_transaction_ends():
     assert (late.offset, late.is_anyones) == (4, True)
 
 
-def test_what_failed_too_often_is_set_aside_and_the_others_are_taken_in():
+def test_what_failed_too_often_is_parked_and_the_others_are_taken_in():
     trial = Trial({5: [BAD]}, attempts=watching(5, 5, 7))
     opened = trial.take([4, 5], [7])
     assert trial.store.parked == opened.parked == [(5, "bad")]
@@ -196,7 +196,7 @@ def test_what_failed_too_often_is_set_aside_and_the_others_are_taken_in():
     assert (opened.taken, opened.last) == (2, 7)
 
 
-def test_where_all_is_set_aside_the_function_is_not_asked_to_end():
+def test_where_all_is_parked_the_function_is_not_asked_to_end():
     trial = Trial(attempts=watching(5, 5))
     opened = trial.take([5])
     assert (opened.taken, opened.last, opened.only) == (0, None, None)
