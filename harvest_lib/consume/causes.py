@@ -20,13 +20,13 @@ import sqlite3
 from harvest_lib import postgres_causes
 
 _TOOK_TOO_LONG = "57014"
-"""It may be the one statement: a wait for a lock ends sooner, and has a SQLSTATE of its own (`PostgresStore`)."""
+"""The statement itself may be the cause: a wait for a lock ends sooner, with its own SQLSTATE (`PostgresStore`)."""
 _WRONG_STATE = "55000"
 """Such as `currval` before `nextval`."""
 _NO_STATEMENT = "26000"
 _OF_A_DRIVER = re.compile("_pg3_|__asyncpg_")
-"""In names of statements that a driver prepared: a pooler, or another server, does not know them. Others the user's
-own EXECUTE names."""
+"""In names of statements that a driver prepared: a pooler, or another server, does not know them. All other names come
+from the user's own EXECUTE."""
 _OF_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,
