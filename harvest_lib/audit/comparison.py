@@ -1,12 +1,12 @@
-"""Compare committed records with those in Kafka, in bounded memory whatever the size.
+"""Compare committed records with the records in Kafka, in bounded memory whatever the size.
 
 Both streams go into a temporary SQLite database on disk, which vanishes when it is closed, and with the process if
 that is killed; window functions find the anomalies. Memory holds SQLite's page cache and a few examples, never
 something per record. Knows neither Kafka nor Postgres.
 
-A record is one id, with the content that was committed under it, where that is known: after a restore ids come again,
-and what was delivered under one before is another record. Within a key, in one partition of one topic, ids must ascend:
-writers lock the key before they insert, and the sequence has CACHE 1.
+A record is an id with the content that was committed under it, if that is known: after a restore ids come again, and a
+record that was delivered under the id before is another record. Within a key, in one partition of one topic, ids must
+ascend: writers lock the key before they insert, and the sequence has CACHE 1.
 """
 
 import sqlite3
