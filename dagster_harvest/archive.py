@@ -82,7 +82,7 @@ def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, 
         minimum_interval_seconds=archive.look_every_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
-        description="Has closed segments archived, one after another, before retention may drop them.",
+        description="Archives closed segments, in order, before retention may drop them.",
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: HarvesterResource = getattr(context.resources, settings.resource_key)
@@ -94,6 +94,8 @@ def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, 
         if not found:
             return dg.SkipReason("every closed segment is in the archive")
         context.instance.add_dynamic_partitions(str(segments.name), found)
-        return dg.SensorResult(run_requests=[dg.RunRequest(partition_key=found[0])])  # two would need one lock
+        return dg.SensorResult(
+            run_requests=[dg.RunRequest(partition_key=found[0])]
+        )  # two runs would need the same lock
 
     return look
