@@ -14,7 +14,7 @@ from infra.processes import environment
 from infra.waiting import until
 
 SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")
-"""A session that is over soon. Brokers allow less than 6 s where `group.min.session.timeout.ms` says so."""
+"""A short session. Brokers allow less than 6 s only with a lower `group.min.session.timeout.ms`."""
 
 _STOP_SECONDS = 20.0
 _WAIT_SECONDS = 60.0
@@ -44,7 +44,7 @@ class ConsumerPool:
         ]
         self._logs = [JsonLines(member.log) for member in self._members]
         self._were_frozen: set[int] = set()  # and not killed since
-        self._owner: dict[str, int] = {}  # by shard: who began last
+        self._owner: dict[str, int] = {}  # by shard: the member that began last
 
     def start(self) -> None:
         """Start all; returns at once."""
@@ -52,7 +52,8 @@ class ConsumerPool:
             member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
-        """Kill one member and freeze another, anywhere in a transaction. Thaw that one once others have its partitions.
+        """Kill a member and freeze another, anywhere in a transaction. Thaw the frozen member once others have its
+        partitions.
 
         `written` and `taken` count messages. Returns once all have been taken that were written by then. Raises
         StackError if that takes too long.
@@ -62,7 +63,7 @@ class ConsumerPool:
         time.sleep(self._random.random())
         self.freeze(frozen)
         self.kill(killed)
-        self._await(lambda: not self.owns(frozen), "no consumer gets the partitions of a frozen one")
+        self._await(lambda: not self.owns(frozen), "no consumer gets the partitions of a frozen consumer")
         self.thaw(frozen)
         goal = written()
         self._await(lambda: taken() >= goal, "consumers do not catch up")

@@ -1,4 +1,4 @@
-"""The Spark job of a demo: a process that loads the flights month by month and says so as it goes."""
+"""The Spark job of a demo: a process that loads the flights month by month and reports each month."""
 
 import signal
 import sys

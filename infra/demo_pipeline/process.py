@@ -74,5 +74,5 @@ class PipelineProcess:
         require_up(self._process)
 
     def stop(self) -> None:
-        """Have it shut down in order."""
+        """Make it shut down in order."""
         self._process.stop()

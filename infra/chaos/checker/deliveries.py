@@ -20,7 +20,7 @@ class Deliveries:
         self._transactions = transactions
         self._findings = findings
         self._strangers: dict[int, Acknowledge] = {}
-        """Acknowledged ids of which nobody has written down how they were sent."""
+        """Acknowledged ids without a recorded request to send them."""
 
     def produce(self, event: Produce) -> None:
         """Take in that a record was handed over."""
