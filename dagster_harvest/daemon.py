@@ -158,7 +158,7 @@ class _Daemon:
             yield
 
     def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:
-        """Listen, and log it. Raises ConfigError if the address is unavailable, unless it was for all runs of the
+        """Listen, and log it. Raises ConfigError for an unavailable address, unless it is for all runs of the
         machine."""
         host, port = parse_address(listen)
         address = f"[{host}]:{port + slot}" if ":" in host else f"{host}:{port + slot}"

@@ -115,8 +115,7 @@ class _Tick:
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
-            # After an outage of Postgres every heartbeat is old for a moment: living runs get the time for a new
-            # heartbeat.
+            # After an outage of Postgres every heartbeat is old for a moment: living runs get time for a new one.
             time.sleep(2 * self._settings.daemon.beat_every_seconds)
             heartbeat = self._heartbeat(place)
             decision = self._decide(slot, heartbeat)

@@ -52,8 +52,7 @@ class ConsumerPool:
             member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
-        """Kill a member and freeze another, anywhere in a transaction. Thaw the frozen member once others have its
-        partitions.
+        """Kill a member and freeze another, anywhere in a transaction. Thaw it once others have its partitions.
 
         `written` and `taken` count messages. Returns once all have been taken that were written by then. Raises
         StackError if that takes too long.

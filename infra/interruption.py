@@ -23,8 +23,7 @@ class Interrupted(BaseException):
 
 
 def interrupt_on_signals() -> None:
-    """From now on the first signal raises Interrupted; later signals do nothing, so that they do not disturb the
-    end."""
+    """From now on the first signal raises Interrupted; later signals do nothing, so as not to disturb the end."""
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
 

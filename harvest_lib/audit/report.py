@@ -122,8 +122,7 @@ class AuditReport:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was compared: nothing was committed, nothing waits, and Kafka has no record with a `harvest`
-        header."""
+        """True if nothing was compared: nothing was committed or waits, and Kafka has no record of the harvester."""
         return not (self.committed or self.pending or self.records - self.foreign)
 
     @property

@@ -5,10 +5,8 @@ or has not noticed yet that it lost the partition. The fence of the store does: 
 
 Promises
 - A partition that is assigned is owned by a thread until it is revoked; a revoked partition is released within
-  END_SECONDS, its transaction kept. Where a function of the user takes longer, the next owner's fence refuses the
-  transaction.
-- A partition that fails is tried again from its checkpoint, with growing pauses, and logged each time; the rest goes
-  on.
+  END_SECONDS, its transaction kept. If a user's function takes longer, the next owner's fence refuses the transaction.
+- A failed partition is tried again from its checkpoint, with growing pauses, and logged each time; others go on.
 - Nothing is read through the group. Its offsets are a copy for monitoring of its lag.
 """
 
@@ -140,7 +138,7 @@ class Consumer:
             each.end_turn()
 
     def no_room(self, ownership: Ownership, error: BaseException) -> bool:
-        """Return True if a shard ended since the database has no connection left for it."""
+        """Return True if a shard ended because the database has no connection left for it."""
         others = [each for each in self._owned.copy().values() if each is not ownership and each.is_at_work]
         opened = [at for each in others if (at := each.opened_at) is not None]
         has_opened = any(at > ownership.began_at for at in opened)

@@ -99,8 +99,7 @@ class KeyValueStore(PostgresStore):
         return self._values
 
     def flush(self) -> None:
-        """Write the values that were changed. Raises StateRefused for a value that is no JSON, or that Postgres
-        refuses."""
+        """Write the values that were changed. Raises StateRefused for a value that JSON or Postgres cannot hold."""
         if self._values is not None:
             with translated(), refusing():
                 self._values.write()

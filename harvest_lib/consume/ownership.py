@@ -63,7 +63,7 @@ class Owner(Protocol):
         ...
 
     def no_room(self, ownership: "Ownership", error: BaseException) -> bool:
-        """Return True if a shard ended since the database has no connection left for it."""
+        """Return True if a shard ended because the database has no connection left for it."""
         ...
 
     def count_fenced(self) -> None:
@@ -213,8 +213,7 @@ class Ownership:
         # After a transaction that was kept, a new connection may be all that it takes.
         was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
         if is_fenced:
-            # The other process likely owns it now: fence it in turn only if the group still assigns the shard to this
-            # process.
+            # The other process likely owns it now: fence it in turn only if the group still assigns the shard here.
             self._owner.count_fenced()
             _log.warning("shard_fenced", extra={"shard": self._name})
         elif was_good:

@@ -210,8 +210,7 @@ class PostgresStore:
 
     def rollback(self) -> None:
         """Go on with a new connection if functions left the present connection amid a statement, or changed settings of
-        its session, which may affect later messages. The fence stays the same: it shows whether the shard is still
-        owned."""
+        its session, which may affect later messages. The fence stays the same: it shows whether the shard is owned."""
         with suppress(psycopg.Error):
             self.connection.execute("ROLLBACK")
             if self.connection.execute(_SESSION).fetchone() == self._session:

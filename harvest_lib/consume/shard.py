@@ -44,8 +44,7 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _CAUGHT_UP_POLLS = 50
-"""After this number of polls in a row without a message, of 0.1 s each, none waits: the first polls may be too
-early."""
+"""Number of polls of 0.1 s in a row without a message, after which none waits: the first may be too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
 """If messages took longer, the time is checked before each message; else the stride doubles, up to 64 messages."""
 

@@ -69,8 +69,7 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""Differs from every text of a user's: statements are cached by text, and a cached statement is not authorized
-again."""
+"""No user's statement has this text: statements are cached by text, and a cached one is not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
@@ -193,9 +192,7 @@ class SqliteStore:
         self._returned().rollback()
         if appended(self._wal, self._end) is not None:  # see `commit`
             self.close()
-            raise RuntimeError(
-                "a statement of the user's ended the transaction, and another transaction was kept after it"
-            )
+            raise RuntimeError("a user's statement ended the transaction, and another transaction was kept after it")
 
     def close(self) -> None:
         self._recorder.close()

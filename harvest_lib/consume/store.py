@@ -15,8 +15,7 @@ from harvest_lib.sequencing.batch import Message
 
 
 class StateRefused(Exception):
-    """The store refuses a change of the user's functions; nothing of the transaction was kept. It has the error's
-    text."""
+    """The store refuses a user's change, with the text of its error; nothing of the transaction was kept."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(reason_of(error))
@@ -39,8 +38,7 @@ class Store(Protocol):
         ...
 
     def touch(self) -> None:
-        """Keep the transaction alive: a store may end a transaction without signs of life, as its owner may be
-        frozen."""
+        """Keep the transaction alive: a store may end it without signs of life, as its owner may be frozen."""
         ...
 
     def will_pass(self, error: BaseException) -> bool:

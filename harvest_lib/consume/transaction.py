@@ -76,8 +76,7 @@ def require_functions(application: Application) -> None:
 
 
 def require_done(returned: object) -> None:
-    """Raise TypeError if a function returned its unfinished work instead of its result: the work would never be
-    done."""
+    """Raise TypeError if a function returned unfinished work instead of its result: it would never be done."""
     if inspect.isawaitable(returned) or isinstance(returned, Generator) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()

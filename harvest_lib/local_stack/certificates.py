@@ -1,7 +1,6 @@
 """A certificate authority in a folder, and certificates that it signs: for servers of this machine, and for clients.
 
-Only the owner can read keys, and they are written nowhere else. The authority is made once; certificates are made again
-on each call.
+Only the owner can read keys, and they are written nowhere else. The authority is made once, certificates on each call.
 """
 
 from dataclasses import dataclass

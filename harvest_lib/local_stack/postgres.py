@@ -267,8 +267,7 @@ class PostgresServer:
                 leftover.send_signal(signal.SIGQUIT)
                 leftover.wait(15)
             lock.unlink()
-        # Backends outlive a killed postmaster until they notice it, and no postmaster starts as long as a backend
-        # lives.
+        # Backends outlive a killed postmaster until they notice it, and no postmaster starts while a backend lives.
         orphans = [each for each in psutil.process_iter() if _works_in(each, self._data)]
         for each in orphans:
             with suppress(psutil.Error):

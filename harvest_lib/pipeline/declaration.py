@@ -183,9 +183,7 @@ class _Reading(YamlReader):
             try:
                 found.append(loading.load(entry, beside=self.path.parent.absolute()))
             except loading.NotATransform as error:
-                self._note(
-                    (*path, "transforms", str(number)), str(error), "docs/pipelines.md lists the arguments of each"
-                )
+                self._note((*path, "transforms", str(number)), str(error), "docs/pipelines.md lists their settings")
         return found
 
     def _adaptor(

@@ -53,8 +53,7 @@ class EncodedMessages(Sequence[Message], Packable):
         """Return the data of a message."""
 
     def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
-        """Return the values of a field in the messages from `begin` to before `end`, None where the field is
-        missing."""
+        """Return a field's values in the messages from `begin` to before `end`, None where the field is missing."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> Message:

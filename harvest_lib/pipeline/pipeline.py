@@ -11,8 +11,7 @@
 A failure while resuming stops the pipeline. So does a failure while running, but for a writer whose `on_error` says
 that it stops alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
 
-If a reader finds its position lost, and the evidence wears off, the folder has a note: each later start refuses to
-read.
+A lost position whose evidence wears off is noted in the folder: each later start refuses to read.
 """
 
 import logging
@@ -74,8 +73,7 @@ class Pipeline:
         self._compactor: Compactor | None = None
 
     def stop(self) -> None:
-        """Request the pipeline to stop; returns at once. Safe to repeat, and from a signal handler: it takes no
-        lock."""
+        """Request a stop, and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
         self._told = True
 
     @property

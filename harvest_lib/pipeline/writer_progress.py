@@ -125,8 +125,7 @@ class WriterProgress:
         return self._message_cache.end
 
     def skip(self, offset: int) -> None:
-        """Count the next message as acknowledged, unsent. Raises PipelineError if that is not the message at
-        `offset`."""
+        """Count the next message as acknowledged, unsent. Raises PipelineError unless its offset is `offset`."""
         found = None
         if offset < self._log.end:
             found = next(

@@ -83,8 +83,7 @@ class Resharding:
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
         """Wait until every shard has stopped. Return the place at which all of them stand: the requested place, or
-        the place of their last leaders, if these ended without reading it. None if a shard had passed the place
-        before."""
+        the place of their last leaders, if these ended without reading it. None if a shard was past it already."""
         reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)

@@ -1,5 +1,4 @@
-"""Comparison of arrived records with written records: the records of a topic, and counts of lost and surplus
-records."""
+"""Comparison of arrived with written records: the records of a topic, and counts of lost and surplus records."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping

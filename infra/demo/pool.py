@@ -65,8 +65,7 @@ class Pool:
         return all(harvester.started for harvester in self._living)
 
     def end(self) -> float:
-        """Stop the living harvesters, and return the time that took. Raises StackError when a harvester had to be
-        forced."""
+        """Stop the living harvesters; return the time that took. Raises StackError if a harvester had to be forced."""
         began = time.monotonic()
         self.leads += end_in_order(self._living)
         return time.monotonic() - began

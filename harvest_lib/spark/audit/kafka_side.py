@@ -236,7 +236,7 @@ def java_settings(settings: Mapping[str, object]) -> dict[str, str]:
     mechanism = given.get("sasl.mechanism", "PLAIN")
     if strange or not (mechanism == "PLAIN" or mechanism.startswith("SCRAM-")):
         raise ConfigError(
-            f"the audit cannot pass to Spark's Kafka client {', '.join(strange) or f'sasl.mechanism {mechanism}'}",
+            f"the audit cannot pass {', '.join(strange) or f'sasl.mechanism {mechanism}'} to Spark's Kafka client",
             field=strange[0] if strange else "sasl.mechanism",
             next_step=f"use {', '.join([*_SAME, *_CREDENTIALS, _TRUST])}, with PLAIN or SCRAM",
         )

@@ -122,8 +122,7 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
 
 
 def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
-    """Return the attempt id of each partition, from the first on; a partition without rows gets an id that matches
-    none.
+    """Return the attempt id of each partition, from the first on; without rows, an id that matches no row.
 
     A list to index, not to join with: the planner does not know how many rows are staged.
     """

@@ -59,8 +59,7 @@ _OUTBOX_TYPES = {
 }
 _CHUNK = "data binary, rows bigint, hash_sum decimal(38,0), keyless bigint, longest_key bigint, longest_value bigint"
 _PARTS = 8
-"""Number of parts that records with an order are divided into: Spark computes a part while the driver writes
-another."""
+"""Parts of records with an order: Spark computes the next part while the driver writes one."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BEGIN, _END = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0), struct.pack(">h", -1)
 _TEXT_OID, _FIELDS, _NULL = 25, 5, -1

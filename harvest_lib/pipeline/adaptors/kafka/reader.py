@@ -140,8 +140,7 @@ class KafkaReader(Reader):
             return ()
 
     def _begin(self, consumer: Any, start: str) -> Sequence[str]:
-        """Assign all partitions, new partitions from their start; return the topics with new partitions. All or
-        nothing."""
+        """Assign all partitions, new ones from their start, or none; return the topics with new partitions."""
         is_first = not consumer.assignment()
         found: dict[str, dict[int, int]] = {}
         there: dict[Place, LastRead] = {}
@@ -277,8 +276,7 @@ class KafkaReader(Reader):
 
     def _records(self, consumer: Any) -> Iterator[Any]:
         """Yield the records of a batch. The client returns the requested number of records, whatever their size. So the
-        first request is for a single record, later requests assume that all are as large as the largest record so
-        far."""
+        first request is for one record; later requests assume the size of the largest record so far for all."""
         room, count, largest, wait = Room(self._options.batch_rows), 1, 1, _WAIT_SECONDS
         while not room.is_full:
             most, most_bytes = room.left

@@ -39,8 +39,7 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, Any] | None]
-"""Return columns of the row with a key, without dropped columns. Each value has its column's present type. None: no
-such row."""
+"""Return columns of the row with a key, without dropped columns, with their present types; None if no such row."""
 
 KeyOf = Callable[[int], Sequence[str]]
 """Return the columns that name a row of a table now."""

@@ -74,8 +74,7 @@ class Copy:
         """Copy tables as of a snapshot: the exported snapshot of this name, or a new one. The last message of each
         table is marked COMPLETE. Return the tables as they are by then, by namespace.
 
-        `sent` has the namespaces that were sent before: PositionLost is raised if such a table was not followed without
-        interruption.
+        `sent` has the namespaces that were sent before: PositionLost is raised if such a table was not always followed.
         """
         patience, settled_for = waiting(self._slot, "locks on the tables"), None
         with closing(self._connect()) as connection:

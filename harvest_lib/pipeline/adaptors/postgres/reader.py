@@ -237,8 +237,7 @@ class PostgresReader:
             if answer is not None:
                 break
             yield []
-        # Again, now that the slot is held: a previous connection of this reader may have sent a confirmation that came
-        # late.
+        # Again, now that the slot is held: a previous connection of this reader may have sent a late confirmation.
         confirmed = place_of(self._connect(), slot, place) or confirmed
         changes = Changes(
             tables,
