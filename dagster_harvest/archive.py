@@ -94,8 +94,6 @@ def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, 
         if not found:
             return dg.SkipReason("every closed segment is in the archive")
         context.instance.add_dynamic_partitions(str(segments.name), found)
-        return dg.SensorResult(
-            run_requests=[dg.RunRequest(partition_key=found[0])]
-        )  # two runs would need the same lock
+        return dg.SensorResult(run_requests=[dg.RunRequest(partition_key=found[0])])  # two would need one lock
 
     return look

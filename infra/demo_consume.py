@@ -1,7 +1,7 @@
 """`make demo-consume`: flights are counted exactly, while the consumers that count are killed and frozen.
 
     flights ─► outbox ─► harvester ─► Kafka ─► three consumers ─► flight_counts
-                                                 ▲ a consumer is killed and another frozen, again and again
+                                                  ▲ a consumer is killed and another frozen, again and again
 
 Flights come slowly until the last fault, so that every fault interrupts consumers that are busy.
 

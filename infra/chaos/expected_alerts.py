@@ -15,9 +15,9 @@ from infra.chaos.system import Election, Mode
 SOON_MINUTES = 0.5
 """A fault that is over before any rule's time has come."""
 CALLED_MINUTES = 2.5
-"""Longer than an alert takes because nothing is delivered, there is no leader or a server is unavailable."""
+"""Longer than an alert takes for missing progress, a missing leader or an unavailable server."""
 FAILED_OVER_MINUTES = 4.0
-"""Longer than an alert for a missing leader or server takes, in a run that divides such times by less."""
+"""Longer than an alert takes for a missing leader or server, in a run that divides such times by less."""
 OLD_MINUTES = 7.0
 """Longer than it takes until a backlog is old and a checkpoint stale."""
 

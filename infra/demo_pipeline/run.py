@@ -3,7 +3,7 @@
     flights ─► commit log ─┬─► /^public\\.flights$/ ─► cloud_events ─► Kafka
      ▲ changes             ├─► /^public\\.flights$/ ─► omit, rename ─► a second table
                            └─► /^public\\.flights$/ ─► Parquet
-   and a table outside the declaration, which the filters keep out
+    and a table outside the declaration, which the filters keep out
 
 The process is killed in the middle of the copy, twice, and then while changes come. In the end every destination is
 compared with the source, row by row.
