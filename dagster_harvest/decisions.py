@@ -36,7 +36,7 @@ class DaemonRun:
     version: str | None = None
     """Version of the library and digest of the configuration that it was started with."""
     is_leaving: bool = False
-    """True once it was asked to hand over."""
+    """True once its hand-over was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSetting
 
 
 def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
-    """Return True if a run has done its work since it was last asked: it leads, and delivered records or none wait.
+    """Return True if a run has done its work since the last call: it leads, and delivered records or none wait.
 
     `waiting` is None if that is not known.
     """

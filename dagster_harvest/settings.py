@@ -78,7 +78,7 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     stale_after_seconds: float = Field(default=15.0, gt=0)
     """A run without a heartbeat for this time is considered dead. Default 15 s."""
     look_every_seconds: int = Field(default=10, ge=1, le=30)
-    """Interval of the supervisor's ticks; Dagster's own sensors look every 5 s at most. Default 10 s."""
+    """Interval of the supervisor's ticks; Dagster's own sensors tick every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
     """A run that was launched and is not there after this time is given up. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
@@ -140,7 +140,7 @@ class ArchiveSettings(dg.Model, dg.Resolvable):
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     look_every_seconds: int = Field(default=300, ge=5)
-    """Interval at which a sensor looks for closed segments. Default 300 s."""
+    """Interval at which a sensor searches closed segments. Default 300 s."""
 
 
 class ReplaySettings(dg.Model, dg.Resolvable):

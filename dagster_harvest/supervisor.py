@@ -156,7 +156,7 @@ class _Tick:
     def _present_version(self) -> str | None:
         try:
             return version_of(self._resource.config(), self._settings.daemon)
-        except HarvestError:  # it is said where the configuration is needed
+        except HarvestError:  # it is reported where the configuration is needed
             return None
 
     def _hand_over(self) -> None:
@@ -244,7 +244,7 @@ class _Tick:
         return events, words
 
     def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a verdict or the leader changed, or the last report is old; note in `state` what was said."""
+        """Return True if a verdict or the leader changed, or the last report is old; note the report in `state`."""
         before = self._seen.get("reported", {})
         now = time.time()
         reported = {

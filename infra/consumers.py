@@ -29,7 +29,7 @@ class ConsumerPool:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
         self.kills = self.freezes = 0
         self.fenced = 0
-        """Refused transactions of members that had been frozen, as of the last look."""
+        """Refused transactions of members that had been frozen, as of the last `look`."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._environment = {**environment(), **variables}
         self._folder = folder
@@ -91,7 +91,7 @@ class ConsumerPool:
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Return True if a member has partitions that no other has got since, as of the last look."""
+        """Return True if a member has partitions that no other has got since, as of the last `look`."""
         return member in self._owner.values()
 
     def look(self) -> None:

@@ -27,7 +27,7 @@ def require_up(process: ServerProcess, lines: int = 5) -> None:
 
 
 def end_in_order(harvesters: Sequence[Harvester]) -> list[Lead]:
-    """Request harvesters to stop, all at once, and return the terms that had begun since their last look. Raises
+    """Request harvesters to stop, all at once, and return the terms that had begun since the last `look`. Raises
     StackError if a harvester had to be forced."""
     for harvester in harvesters:
         harvester.process.begin_stop()

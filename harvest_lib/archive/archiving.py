@@ -163,7 +163,7 @@ class _Writing:
                     raise ArchiveError(
                         f"{file.path} in the archive {self.files.url} is not what Postgres has",
                         evidence=f"row group {number} differs",
-                        next_step="run this again; if it stays so, look for what else writes there",
+                        next_step="run this again; if it stays so, find the other process that writes there",
                     )
 
 

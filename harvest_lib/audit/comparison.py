@@ -50,7 +50,7 @@ def audit(
     """Read each stream once, in the order committed, pending, observed, and report how they differ.
 
     `observed` must give each partition's records with their offsets; the order of the stream itself does not matter.
-    `pending` are the ids that still wait in the outbox. `committed_again` is asked once, and only when ids were found
+    `pending` are the ids that still wait in the outbox. `committed_again` is called once, and only when ids were found
     that `committed` did not have: they may have been committed since. With `purged_when_delivered`, `committed` is an
     outbox from which delivered rows are deleted: ids it does not have are counted as purged, not as unknown.
     `examples` of each anomaly are kept. `spill_directory` is where the temporary database goes (default: the

@@ -3,7 +3,7 @@
 Readers of committed records see another end: it is in front of the first open transaction.
 
 Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
-record, so a partition is done when a record at or past its end arrives or the broker says that its end is reached.
+record, so a partition is done when a record at or past its end arrives or the broker reports that its end is reached.
 Memory is bounded by bytes: the client's queue, and a batch.
 """
 
@@ -74,7 +74,7 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
             client_settings(
                 settings,
                 **{
-                    "group.id": "harvest-audit",  # asked for by the client; no offset is ever committed under it
+                    "group.id": "harvest-audit",  # the client requires a group; no offset is ever committed under it
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
                     "enable.partition.eof": True,

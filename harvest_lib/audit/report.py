@@ -1,6 +1,6 @@
 """Report of an audit: numbers, a few examples of each anomaly, and the records of each term.
 
-A report never holds a value, and holds keys only when they were asked for: keys may be personal data.
+A report never holds a value, and holds keys only on request: keys may be personal data.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ It is looked for in the whole chain, as an application, or a library such as SQL
 
 | cause | passes |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` says which; not a statement in a wrong state, or too slow |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` lists them; not a statement in a wrong state, or too slow |
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
 | the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |

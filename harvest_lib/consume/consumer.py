@@ -97,7 +97,7 @@ class Consumer:
         """Time of the last poll of the group, in boot seconds; None if it does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
+        """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
         application whose functions cannot be called, and KafkaError where the group does not take this member, such as
         beside members of another kind."""
         guard_loggers()
@@ -257,7 +257,7 @@ class Consumer:
         return Publisher(self._settings, producer_id=new_producer_id(), clock=Clock(time.time_ns))
 
     def _topic_id(self, topic: str) -> str:
-        """Return Kafka's id of a topic, empty where it cannot be asked."""
+        """Return Kafka's id of a topic, empty where it is unavailable."""
         with AdminClient(client_settings(self._settings)) as admin:
             asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
             try:

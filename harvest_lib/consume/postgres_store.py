@@ -180,7 +180,7 @@ class PostgresStore:
 
     @property
     def is_open(self) -> bool:
-        return self.connection.pgconn.transaction_status == _IN_TRANSACTION  # asked for each message
+        return self.connection.pgconn.transaction_status == _IN_TRANSACTION  # read for each message
 
     def touch(self) -> None:
         with translated():

@@ -171,7 +171,7 @@ def _read(
     last: LastRead | None = None,
     lost: BrokersLost | None = None,
 ) -> Iterator[Sequence[Message]]:
-    """Once brokers answer again after all were lost, look whether the log still has what was read last."""
+    """Once brokers answer again after all were lost, check whether the log still has the record that was read last."""
     try:
         while True:
             client.assign([place])

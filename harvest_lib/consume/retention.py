@@ -55,7 +55,7 @@ class RetentionWatch:
         )
 
     def seen(self) -> Sequence[Retained]:
-        """Return the last answer; ask again if that was long ago. For any thread."""
+        """Return the last answer; query again if that was long ago. For any thread."""
         return self._answer.seen()
 
 

@@ -113,7 +113,7 @@ class Shard:
         return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:
-        """Own the shard until a stop is asked for; messages taken in by then are kept.
+        """Own the shard until a stop is requested; messages taken in by then are kept.
 
         Raises Fenced when another owner has begun, and errors of the store and of Kafka: begin again with a new shard.
         """

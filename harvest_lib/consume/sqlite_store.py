@@ -147,7 +147,7 @@ class SqliteStore:
         return self._owned().in_transaction
 
     def touch(self) -> None:
-        """Do nothing: Kafka hears of a transaction as it ends."""
+        """Do nothing: Kafka gets a transaction as it ends."""
 
     def will_pass(self, error: BaseException) -> bool:
         return passes(error)

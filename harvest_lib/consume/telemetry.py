@@ -16,7 +16,7 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class ConsumerTelemetry:
-    """Waits for no server. Kafka is asked for the retention of its topics beside, once a minute."""
+    """Waits for no server. The retention of its topics is queried from Kafka beside, once a minute."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

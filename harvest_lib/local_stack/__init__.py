@@ -13,9 +13,9 @@ __all__ = ["Stack"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `Stack` when it is asked for: Spark's jobs find Java and jars here, without what the servers need."""
+    """Import `Stack` on demand: Spark's jobs find Java and jars here, without the servers' requirements."""
     if name == "Stack":
-        from harvest_lib.local_stack.stack import Stack  # noqa: PLC0415 - as said
+        from harvest_lib.local_stack.stack import Stack  # noqa: PLC0415 - see above
 
         return Stack
     raise AttributeError(name)

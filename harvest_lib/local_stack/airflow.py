@@ -65,7 +65,7 @@ class Airflow:
             "core": {
                 "dags_folder": self._dags,
                 "load_examples": False,
-                "test_connection": "Enabled",  # every user who can log in here has all rights anyway
+                "test_connection": "Enabled",  # every user that can log in here has all rights anyway
                 "executor": "LocalExecutor",
                 "parallelism": 2,  # with the default of 32 its workers take some GB before they do anything
                 "fernet_key": _fernet_key(self._home / "fernet.key"),
@@ -210,7 +210,7 @@ def checked_dags(folder: Path) -> Path:
 
 
 def _may_hold_dag(file: Path) -> bool:
-    """Return True if Airflow would look for a DAG in a file (its setting dag_discovery_safe_mode)."""
+    """Return True if Airflow would search a file for a DAG (its setting dag_discovery_safe_mode)."""
     text = file.read_bytes().lower()
     return b"airflow" in text and b"dag" in text
 

@@ -8,7 +8,8 @@ Before it becomes COMMAND by `exec` it
 1. takes the user's identity, when a user is given (a Postgres refuses to run as root);
 2. with `--reach`, keeps the capability that lets that user pass folders closed to it, so that a server below
    `/root` or another private folder reaches its own binaries and data;
-3. asks the kernel for signal N (9 by default) when the parent dies. This comes last, as a change of identity clears
+3. requests signal N from the kernel (9 by default) when the parent dies. This comes last, as a change of identity
+clears
    it, and the parent is checked afterwards, as it may have died in between.
 
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on

@@ -92,7 +92,7 @@ class Dagster:
         ]
 
     def _web_serves(self, _: float) -> bool:
-        """Return True if the webserver answers and has asked the code server for its definitions, good or bad."""
+        """Return True if the webserver answers and has got the code server's definitions, good or bad."""
         answer = ask(f"{self.url}/graphql", {"query": _LOADED})
         return bool(answer) and all(
             entry["locationOrLoadError"] for entry in answer["data"]["workspaceOrError"]["locationEntries"]

@@ -37,7 +37,7 @@ class Description:
     """The folder of DAGs that Airflow runs; empty for the example's, and without Airflow."""
 
     def to_json(self, *, with_password: bool = False) -> str:
-        """Write it as JSON, the password in the DSN hidden unless asked for."""
+        """Write it as JSON, the password in the DSN hidden by default."""
         content = asdict(self)
         if not with_password:
             content["dsn"] = shown(self.dsn)

@@ -88,7 +88,7 @@ def _from_wheel(state: Path, seen: list[str]) -> Path:
 
 
 _SHIM = """#!/bin/sh
-# This runtime has no jdk.incubator.vector, which Spark asks for and does without.
+# This runtime has no jdk.incubator.vector, which Spark requests but does not need.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"

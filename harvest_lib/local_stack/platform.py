@@ -110,7 +110,7 @@ class Platform:
 
     def stop(self) -> None:
         """End all services and all they started, in order and then by force; does nothing when none runs."""
-        # Services that could start a run or a task are asked first, all at once.
+        # Services that could start a run or a task are told to stop first, all at once.
         for service in self._services:
             service.begin_stop()
         for service in self._services:

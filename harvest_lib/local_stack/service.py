@@ -23,7 +23,7 @@ _STOP_SECONDS = 15
 _ANSWER_SECONDS = 5
 _POLL_SECONDS = 0.2
 
-# Servers of this machine are never asked through a proxy.
+# Servers of this machine are never queried through a proxy.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

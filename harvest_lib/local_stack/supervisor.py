@@ -121,7 +121,7 @@ def _check_same(
     observe: bool,
     secure: bool,
 ) -> None:
-    """`dags` is None when no platform was asked for."""
+    """`dags` is None when no platform was requested."""
     databases = [server.version for server in found.servers if server.name == "postgres"]
     clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
     if fresh or databases not in ([], [postgres]) or clusters not in ([], kafka):
@@ -182,7 +182,7 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
 
 
 def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
-    """Hold a stack until asked to stop; the result of starting it is written to the descriptor."""
+    """Hold a stack until a stop is requested; the result of starting it is written to the descriptor."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:

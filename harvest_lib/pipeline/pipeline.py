@@ -8,8 +8,8 @@
 - *Stopping*: on request, or because something failed, or because a reader that ends has ended and all is written. The
     reader stops first; then writers have until `shutdown_seconds` are over for the log's messages; then all is flushed.
 
-A failure while resuming stops the pipeline. So does a failure while running, but for a writer whose `on_error` says
-that it stops alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
+A failure while resuming stops the pipeline. So does a failure while running, unless the writer's `on_error`
+stops it alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
 
 A lost position whose evidence wears off is noted in the folder: each later start refuses to read.
 """

@@ -29,7 +29,7 @@ none with an id below `floor`. It goes through JSON as it is."""
 _ROWS = 16
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**63 - 1
 
-# By the index on (transaction_id, id), whatever the statistics say of a table that grows at its end.
+# By the index on (transaction_id, id), whatever the statistics of a table that grows at its end.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
 
 # Between transactions that were in progress lie the ranges of the ended: rows of an open transaction are skipped.

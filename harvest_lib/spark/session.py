@@ -21,7 +21,7 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-# Without a level of its own Spark raises the root's to WARN, and says so.
+# Without a level of its own Spark raises the root's to WARN, and logs that.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 # A task that fails is reported once, by the job, without the rows it carried.

@@ -14,7 +14,7 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Records that are checked where nothing else is said; beyond, the number is a lower bound."""
+"""Records that are checked by default; beyond, the number is a lower bound."""
 
 # Both searches use the index on (transaction_id, id). Of a batch that is being read by pages, records up to the page's
 # end are delivered; deferred records are not.

@@ -66,7 +66,7 @@ class Member:
 
     @property
     def lead(self) -> Lead | None:
-        """The term in which it leads, if its process lives and last said that it does."""
+        """The term in which it leads, if its process lives and last reported so."""
         harvester = self.harvester
         if harvester is None:
             return None

@@ -1,6 +1,6 @@
 """A Prometheus of the run: it scrapes the harvesters, evaluates rules, and reports the alerts with their times.
 
-It begins with no data, so events before its start are not in any range that a rule looks at.
+It begins with no data, so events before its start are not in any range that a rule reads.
 """
 
 import os
@@ -38,7 +38,7 @@ def prometheus_lacking() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """An alert that fired, with its labels, from the first to the last evaluation that said so (Unix time)."""
+    """An alert that fired, with its labels, from the first to the last evaluation in which it fired (Unix time)."""
 
     alert: str
     labels: Mapping[str, str]

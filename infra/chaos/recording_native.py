@@ -1,8 +1,8 @@
 """Recorder of native hand-over: the records that no producer in Python sees, and the outcome of each.
 
 The producer is the client's own and the library in C hands over: neither is replaced. Rows are read beside it, before
-they go. Acknowledgements are heard by a second interceptor, in Python, which is added where the library adds its own.
-Beside the history stands a file with the number of records that each call of the library took.
+they go. Acknowledgements are recorded by a second interceptor, in Python, which is added where the library adds its
+own. Beside the history stands a file with the number of records that each call of the library took.
 """
 
 import ctypes
@@ -138,7 +138,7 @@ class NativeRecorder:
     def _heard(self, producer: int, pointer: Any, _opaque: object) -> int:
         message = pointer.contents
         if message.opaque or not message.payload:
-            return 0  # Python has handed it over, and hears of it
+            return 0  # Python has handed it over, and gets its report
         event = json.loads(ctypes.string_at(message.payload, message.length)).get("event")
         if sent := self._sent[producer].get(event):
             topic = self._kafka.rd_kafka_topic_name(message.topic).decode()

@@ -252,7 +252,7 @@ class System:
         return {"message.timestamp.before.max.ms": str(int((self._session_seconds - 1) * 1000))}
 
     def operator_config(self) -> Path:
-        """Write the configuration of an operator, who bypasses all links, and return its file."""
+        """Write the configuration of an operator, which bypasses all links, and return its file."""
         file = self.folder / "operator.yaml"
         file.write_text(self._yaml(self.kafka.bootstrap_servers, self.dsn))
         file.chmod(0o600)

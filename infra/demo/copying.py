@@ -33,7 +33,7 @@ class Copying(Feed):
 
     @property
     def rows(self) -> int:
-        """Rows committed, as of the last look."""
+        """Rows committed, as of the last `look`."""
         return sum(month.rows for month in self.months)
 
     def look(self) -> list[Month]:

@@ -15,7 +15,7 @@ class Pool:
     def __init__(self, config: Path, folder: Path, size: int = SIZE) -> None:
         """Prepare; nothing is started yet."""
         self.leads: list[Lead] = []
-        """All terms that began, in the order in which they were heard of."""
+        """All terms that began, in the order in which they were reported."""
         self._leaving: list[Harvester] = []
         self._living = [Harvester(number, config, folder) for number in range(1, size + 1)]
 

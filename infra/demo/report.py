@@ -26,7 +26,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look: rows committed, and records in Kafka, repeats included."""
+    """A sample: rows committed, and records in Kafka, repeats included."""
 
     at: float
     committed: int

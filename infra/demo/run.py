@@ -144,7 +144,7 @@ class Delivery:
         while True:
             tick = time.monotonic()
             before = self.samples[-1] if self.samples else None
-            all_is_written = self._act.writing.done  # asked first: all of it is seen then
+            all_is_written = self._act.writing.done  # read first: all of it is seen then
             sample = self._look()
             if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
                 moved = tick

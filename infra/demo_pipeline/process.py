@@ -1,4 +1,4 @@
-"""The pipeline as a process that is killed, started again, and asked to stop."""
+"""The pipeline as a process that is killed, started again, and told to stop."""
 
 import random
 import signal

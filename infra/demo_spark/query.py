@@ -121,7 +121,7 @@ class StreamQuery:
         """SIGKILL the Python workers while some stage rows. Raises StackError if Spark does not notice it."""
         self.excuse()
         for _ in range(_ATTEMPTS):
-            workers = self._workers()  # asked for first: it takes longer than staging
+            workers = self._workers()  # listed first: it takes longer than staging
             seen = self._process.log.stat().st_size
             await_staging()
             for worker in workers:

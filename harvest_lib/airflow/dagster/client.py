@@ -1,7 +1,7 @@
 """A client of Dagster's GraphQL API that starts and follows runs. It does not block.
 
 Answers are values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable` may be
-temporary: the caller may ask again.
+temporary: the caller may try again.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as it was when asked for."""
+    """A run at the time of the query."""
 
     run_id: str
     status: str
@@ -71,7 +71,7 @@ class Work:
 
     @property
     def not_evaluated(self) -> Sequence[str]:
-        """The checks that were planned and said nothing."""
+        """The checks that were planned and not evaluated."""
         return sorted(self.planned - self.passed - self.failed)
 
 

@@ -38,7 +38,7 @@ class DagsterRunUnfinished(DagsterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The task that asks, and the number of its try."""
+    """The requesting task, and the number of its try."""
 
     task: str
     number: int

@@ -172,7 +172,7 @@ def by_sequence(
     if other is not None:
         is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")  # noqa: FBT003
         rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
-    # By a hash first: a sort compares it before it looks at whole rows. Rows shuffled and sorted by key need not be
+    # By a hash first: a sort compares it before it compares whole rows. Rows shuffled and sorted by key need not be
     # again for its sequences.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
@@ -207,7 +207,7 @@ def by_sequence(
         *(name for name in judged.columns if name not in {"hashed", "is_lost", "is_unknown", "has_gap"}),
         (F.row_number().over(of_key) == 1).alias("is_key"),
         F.max(_any_of("is_lost", "has_gap") | is_wrong).over(whole).alias("is_key_wrong"),
-        # For the next audit: it reads unsettled copies again, and looks for lost records again.
+        # For the next audit: it reads unsettled copies again, and searches lost records again.
         F.max(_any_of("has_gap") | (is_wrong & _any_of("is_settled"))).over(whole).alias("has_gap"),
     )
 

@@ -76,7 +76,7 @@ class Topics:
             deadline = monotonic() + _REACH_SECONDS
             return {place: log for name in self.names for place, log in _logs(consumer, name, deadline).items()}
         except KafkaException as error:
-            consumer.poll(0.1)  # why, if it has been said
+            consumer.poll(0.1)  # the cause, if it was reported
             raise translate(said.denied or error.args[0], settings=self._settings, said=said.text) from error
         finally:
             consumer.close()

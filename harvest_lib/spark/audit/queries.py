@@ -18,7 +18,7 @@ def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
     """Return the statements that begin a session of Spark, in a transaction already because it fetches in portions.
 
     Unless policies apply and were found to show all rows, a statement that a policy would filter is an error. Where
-    statistics say that a ledger is empty, as before it was filled, a nested loop would compare all with all.
+    statistics show an empty ledger, as before it was filled, a nested loop would compare all with all.
     """
     begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     begin = f"{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'; SET LOCAL enable_nestloop = off; {LIFT_TIMEOUTS.strip()}"

@@ -253,5 +253,5 @@ def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
         raise RecordError(
             f"a record from {ids[0]} to {ids[-1]} has a value that Spark has no type for",
             evidence=type(error).__name__,
-            next_step="look at their headers, which are to be lists of text, and correct them where they were written",
+            next_step="check their headers, which are to be lists of text, and correct them where they were written",
         ) from None

@@ -42,7 +42,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         check_schema(schema)
         self.options = ReadOptions.parse(options, streaming=True)
         self.schema = schema
-        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has said so
+        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has reported it
         self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
         self._ahead: Ahead | None = None
 

@@ -112,7 +112,8 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the rows staged by tasks, as far as they said; the next promotion of the name removes the rest."""
+        """Remove the rows staged by tasks, as far as they reported them; the next promotion of the name removes the
+        rest."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:

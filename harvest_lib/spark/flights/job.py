@@ -51,7 +51,7 @@ class Job:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Job":
-        """Return the job that options of `add_options` ask for."""
+        """Return the job that options of `add_options` describe."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
 

@@ -148,7 +148,7 @@ def read_flights(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[Batch]:
-    """Return a batch per year in the data and month asked for, in order; a month without flights has 0 rows.
+    """Return a batch per year in the data and requested month, in order; a month without flights has 0 rows.
 
     Parses `file`, of which `flights` was read. Raises SourceError, naming `source` and the line, when it is malformed.
     """

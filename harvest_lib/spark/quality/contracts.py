@@ -161,7 +161,7 @@ class Contract:
             for name, column in self.columns.items()
             if name in frame.columns and not _has_kind(frame.schema[name].dataType, column.kind)
         ]
-        if wrong:  # its checks cannot be asked of another type
+        if wrong:  # its checks do not apply to another type
             raise ContractBroken(self.name, tuple(wrong))
         # pandera.pyspark collects failures, and raises nothing.
         found = self.spark_model.validate(frame).pandera.errors

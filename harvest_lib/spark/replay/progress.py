@@ -26,7 +26,7 @@ def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callab
         places = [TopicPartition(settings.progress_topic, number) for number in range(parts)]
         try:
             while not ended.wait(_LOOK_SECONDS):
-                with suppress(KafkaException):  # the next look repeats it
+                with suppress(KafkaException):  # the next query repeats it
                     found = consumer.committed(places, _ANSWER_SECONDS)
                     done = sum(min(max(each.offset, 0), highest_id) for each in found)
                     tell(done / (parts * max(1, highest_id)))

@@ -139,7 +139,7 @@ def _content_of(frame: DataFrame, batch: str) -> Content:
 @contextmanager
 def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
     who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
-    # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
+    # Tried again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
     while True:
         with postgres_errors(f"locking batch {batch}"):
             row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()

@@ -88,7 +88,7 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
     named = creating(connection, "the sink's tables", tables.staging)
     with named, postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
+        if place_of(connection, tables.ledger) is None:  # else a needless privilege would be required
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
         if not staging or _staging_fits(connection, plan):
             return

@@ -26,7 +26,7 @@ CREATE UNLOGGED TABLE {staging} (
 # Where the server hashes rows itself. Partitions by hash rest on this function too: it stays between versions.
 ROW_HASH: LiteralString = "GENERATED ALWAYS AS (hash_record_extended(ROW({names}), 0)) STORED"
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
-# Else a task could commit rows between the look and the drop.
+# Else a task could commit rows between the check and the drop.
 LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
 
 CREATE_LEDGER: LiteralString = """

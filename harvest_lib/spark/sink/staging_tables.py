@@ -68,7 +68,7 @@ def clear_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tab
 def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> bool:
     """Empty the staging table as a whole, if nothing else is staged; False if something is, or may be in a moment.
 
-    It leaves no dead rows behind, and takes no time. The lock is asked for without waiting, and held until the commit,
+    It leaves no dead rows behind, and takes no time. The lock is tried without waiting, and held until the commit,
     which is all that is left to do.
     """
     dead, values = staged.dead()

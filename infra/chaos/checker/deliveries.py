@@ -1,7 +1,7 @@
 """The way of a record from the client to its purge.
 
 purge-before-ack: a row was deleted before Kafka had acknowledged its record or, transactional, before any transaction
-that could hold it was asked to commit.
+that could hold it was requested to commit.
 """
 
 from infra.chaos.checker.finding import Findings

@@ -171,7 +171,7 @@ class RecordLifecycle:
         self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
 
     def fits(self, shown: WrittenRecord | PolledRecord) -> bool:
-        """Return whether the same was said of it before."""
+        """Return whether the same was reported of it before."""
         return self.hash == shown.hash and self.seq == shown.seq and self.key == shown.key and self.topic == shown.topic
 
     def produced_by(self, leader_id: str | None) -> list[Produce]:

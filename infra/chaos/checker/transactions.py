@@ -79,7 +79,7 @@ class Transactions:
             opened[0].records.append(record)
 
     def may_be_committed(self, acknowledged: Acknowledge) -> bool:
-        """Return whether its leader has asked for a commit since."""
+        """Return whether its leader has requested a commit since."""
         return self._asked.get(acknowledged.leader_id, float("-inf")) >= acknowledged.time
 
     def ends_in_commit(self, acknowledged: Acknowledge) -> bool:

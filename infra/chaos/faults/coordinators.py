@@ -46,7 +46,7 @@ def _of_transactions(system: System, admin: AdminClient) -> int:
 
 
 def _commits(system: System) -> Iterator[str]:
-    """Yield the transactional id of each transaction whose end is asked for from now on, about when it is."""
+    """Yield the transactional id of each transaction whose end is requested from now on, at about that time."""
     histories = [JsonLines(member.history) for member in system.members]
     for each in histories:
         each.new()  # skips earlier events

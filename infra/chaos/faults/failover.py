@@ -149,7 +149,7 @@ def backlog_of(connection: psycopg.Connection[Any], mode: Mode) -> set[str]:
 
 
 def _asked_for(system: System) -> set[str]:
-    """Return the events that writers have asked a server to commit, and that did not certainly fail."""
+    """Return the events whose commit writers have requested from a server, and that did not certainly fail."""
     asked: set[str] = set()
     for event in read_history([system.history / "writers.jsonl"], on_bad=lambda _line: None):
         if isinstance(event, Write):

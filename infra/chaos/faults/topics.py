@@ -57,7 +57,7 @@ def _delete(system: System) -> None:
 
 
 def _knows(server: str) -> bool:
-    """Return True if a broker, asked by itself, knows the topic or does not answer."""
+    """Return True if a broker, queried by itself, knows the topic or does not answer."""
     admin = AdminClient({"bootstrap.servers": server, "log_level": 0})
     try:
         return TOPIC in admin.list_topics(timeout=_ANSWER_SECONDS).topics
@@ -72,7 +72,7 @@ def _go_on(system: System) -> None:
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def goes_on() -> bool:
-            is_over = believed.passed and system.following.reader.has_read  # asked before it is counted
+            is_over = believed.passed and system.following.reader.has_read  # read before it is counted
             if count(system.mode, connection):
                 retry_all(system)
                 return False
