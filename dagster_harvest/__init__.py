@@ -1,12 +1,12 @@
 """Runs and observes the harvester in Dagster: a run that is kept alive, assets, checks.
 
-components   the component "an outbox": a few lines of YAML, or one call, define all of the below
-settings     the fields of those lines, with units and defaults
+components   the component "an outbox": a few lines of YAML, or one call, define all parts below
+settings     the fields of that YAML, with units and defaults
 resources    the harvester's configuration, read when it is needed
 daemon       the run that harvests, and its reports
 heartbeat    the table of heartbeats that prove that a run is alive
-decisions    pure: the next step that keeps one run alive
-supervisor   the sensor that takes it
+decisions    pure: the next step that keeps a single run alive
+supervisor   the sensor that takes this step
 assets       source data, outbox, topics, audit tables
 checks       assertions about them, with numbers
 quality      contracts and expectations, imported when they are needed

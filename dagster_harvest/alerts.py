@@ -1,11 +1,11 @@
-"""Reports failed runs, with cause and next step, in one line, and recoveries.
+"""Reports failed runs, with cause and next step, on one line, and recoveries.
 
 A sensor, not a hook: a hook runs inside the run, and nothing calls it when the run's process was killed. A plain sensor
-with a cursor of its own, not Dagster's run-status sensor: that one cannot skip one run and report another in one tick,
-and it writes an event to every run that it was evaluated for. `tell` can be replaced to page operators; the default
-writes to the log of the code location.
+with a cursor of its own, not Dagster's run-status sensor: that sensor cannot skip a run and report another in the same
+tick, and it writes an event to every run that it was evaluated for. `tell` can be replaced to page operators; the
+default writes to the log of the code location.
 
-Each alert is told once. A `tell` that raises is called again in the next ticks, three times in all, and delays the
+Each alert is reported once. A `tell` that raises is called again in the next ticks, three times in all, and delays the
 alerts behind it meanwhile. A tick that is killed repeats its own alerts at most.
 """
 
@@ -42,7 +42,7 @@ def alert_sensor(settings: OutboxSettings, tell: Tell = log_alert) -> dg.SensorD
         name=f"{settings.name}_alerts",
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=10,
-        description="Tells which run failed, why, and what to do next; and which job runs again after a failure.",
+        description="Reports failed runs with cause and next step, and jobs that run again after a failure.",
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         return _Tick(context, settings, tell).result()
@@ -69,7 +69,7 @@ class _Tick:
 
     def result(self) -> dg.SensorResult:
         if self._context.cursor is None:
-            return self._done(self._newest(), 0, "begins with what happens from now on")
+            return self._done(self._newest(), 0, "begins with later runs")
         at, tries = json.loads(self._context.cursor)
         told: list[str] = []
         events = self._events_after(at)
@@ -87,11 +87,11 @@ class _Tick:
         return dg.SensorResult(skip_reason=words, cursor=json.dumps([at, tries]))
 
     def _told(self, text: str) -> str | None:
-        """Tell; return the problem, if there was one."""
+        """Call `tell`; return the problem, if any."""
         try:
             self._tell(text)
         except Exception as error:  # noqa: BLE001 - a function of the user's: other alerts must not end with it
-            problem = f"the alert could not be told ({type(error).__name__}): {text}"
+            problem = f"the alert could not be reported ({type(error).__name__}): {text}"
             self._context.log.error(problem)  # noqa: TRY400 - what it raises may hold the address of a pager
             return problem
         self._context.log.info(text)
@@ -104,7 +104,7 @@ class _Tick:
         return max((record.storage_id for records in found for record in records), default=-1)
 
     def _events_after(self, at: int) -> Sequence[dg.EventLogRecord]:
-        """Return the events after one, by id: all of both kinds up to the last that is returned."""
+        """Return the events after an event, by id: all of both kinds up to the last that is returned."""
         found = [
             record
             for kind in _KINDS
@@ -146,7 +146,7 @@ class _Tick:
 
 
 def told_failure(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str | None) -> str:
-    """Return the text about a failed run: the message of each failed step, else that of the run."""
+    """Return the text about a failed run: the message of each failed step, else the message of the run."""
     steps: list[Any] = [
         record.event_log_entry.dagster_event
         for record in instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
@@ -156,7 +156,7 @@ def told_failure(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str 
         for event in steps
         if (data := event.step_failure_data).user_failure_data is not None and data.user_failure_data.description
     ]
-    cause = "; ".join(causes) or message or "Dagster does not say why"
+    cause = "; ".join(causes) or message or "Dagster has no cause"
     is_kept = DAEMON_TAG in run.tags
     step = "its supervisor starts the next one" if is_kept else "correct it, then launch it again: nothing is twice"
     return f"{run.job_name} failed, run {run.run_id}: {cause}\n  then: {step}"

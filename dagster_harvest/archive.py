@@ -36,7 +36,7 @@ def archive_definitions(settings: OutboxSettings) -> dg.Definitions:
 
 def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
     archive = settings.archive
-    assert archive is not None  # noqa: S101 - it is asked for
+    assert archive is not None  # noqa: S101 - it is configured
 
     @dg.asset(
         key=settings.archive_key,
@@ -74,7 +74,7 @@ def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -
 
 def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, job: Any) -> dg.SensorDefinition:
     archive = settings.archive
-    assert archive is not None  # noqa: S101 - it is asked for
+    assert archive is not None  # noqa: S101 - it is configured
 
     @dg.sensor(
         name=f"{settings.name}_segments",
@@ -82,7 +82,7 @@ def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, 
         minimum_interval_seconds=archive.look_every_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
-        description="Has closed segments archived, one after another, before retention may drop them.",
+        description="Archives closed segments, in order, before retention may drop them.",
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: HarvesterResource = getattr(context.resources, settings.resource_key)

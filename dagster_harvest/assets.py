@@ -3,8 +3,8 @@
     source ──Spark──► business table ──► outbox ──harvester──► topics
           ──Spark──► the audit's tables: summary, lost, duplicates, … ──► verified
 
-Spark's assets have daily partitions; a backfill of many days is one run with one Spark session. Topics are external:
-the harvester fills them and reports by observations.
+Spark's assets have daily partitions; a backfill of many days is a single run with a single Spark session. Topics are
+external: the harvester fills them and reports by observations.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 import dagster as dg
 from dagster import AssetExecutionContext
-from dagster._core.errors import DagsterPipesExecutionError  # what the subprocess client raises; exported nowhere
+from dagster._core.errors import DagsterPipesExecutionError  # the subprocess client raises it; exported nowhere
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dagster_harvest.audit_results import AuditMissing, details, last_summary, past_summaries, require_compared, sample
@@ -66,7 +66,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
 
 
 def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.AssetsDefinition:
-    """Return business table and outbox, which one Spark job fills in one transaction per day."""
+    """Return business table and outbox, which a Spark job fills in a transaction per day."""
     business, source = settings.business_key, settings.source_key
     assert business is not None and source is not None  # noqa: S101, PT018 - there is a writer
 
@@ -115,7 +115,7 @@ def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.Asset
 
 
 def audit_assets(settings: OutboxSettings) -> dg.AssetsDefinition:
-    """Return the audit's result tables, which one Spark job fills."""
+    """Return the audit's result tables, which a Spark job fills."""
 
     @dg.multi_asset(
         name=f"{settings.name}_audit_tables",
@@ -269,7 +269,7 @@ def run_under_pipes(
             description=failed,
             metadata={
                 "module": module,
-                "next_step": "do what its last words say, and run this again: nothing is twice",
+                "next_step": "follow its last message, and run this again: nothing is written twice",
             },
             allow_retries=False,
         )
@@ -277,7 +277,7 @@ def run_under_pipes(
 
 
 def _batches(module: str, reported: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return a writer module's reports of its batches. Raises Failure if there are none or one is incomplete: the
+    """Return a writer module's reports of its batches. Raises Failure without a report or for an incomplete report: the
     loaded rows are unknown then."""
     reports = [each for each in reported if "batch" in each]
     broken = next((each for each in reports if not _is_batch(each)), None)

@@ -1,4 +1,4 @@
-"""The audit's result tables in Postgres, schema `harvest_audit`: who writes them is `harvest_lib.spark.audit`."""
+"""The audit's result tables in Postgres, schema `harvest_audit`, which `harvest_lib.spark.audit` writes."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -42,7 +42,7 @@ _COUNT = "SELECT count(*) AS found FROM {table} WHERE audit_id = %s"
 
 
 class AuditMissing(HarvestError):
-    """No audit has left a result: run one."""
+    """No audit has left a result: run an audit."""
 
 
 def last_summary(
@@ -53,12 +53,12 @@ def last_summary(
     audit_id: str | None = None,
     topics: Sequence[str] | None = None,
 ) -> AuditSummary:
-    """Return the row of the last audit of this outbox that read all of its topics; of those whose id begins as
-    `audit.id_prefix` says, or of one id and its topics. With `audit.by_topic` those of each topic's last audit,
+    """Return the row of the last audit of this outbox that read all of its topics; of audits whose id begins with
+    `audit.id_prefix`, or of an audit id and its topics. With `audit.by_topic` the rows of each topic's last audit,
     together.
 
-    Raises AuditMissing if there is none, or none of a topic for `audit.fail_after_hours`; OutboxTableError for another
-    table; and NothingChecked for a topic of which nothing was compared, unless that is allowed.
+    Raises AuditMissing without such a row, or without a row of a topic for `audit.fail_after_hours`; OutboxTableError
+    for another table; and NothingChecked for a topic without compared records, unless that is allowed.
     """
     if audit_id is not None or not settings.audit.by_topic:
         return _last(connection, settings, outbox, topics or settings.topics, audit_id)

@@ -2,12 +2,12 @@
 
 backlog_age, backlog_size     of the outbox; evaluated by each tick of the supervisor, or on request
 schema                        of the business rows, the outbox rows and the audit's result (pandera)
-lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block what is made from it, because
+lost, unknown, duplicates,    of the last audit; `lost`, `unknown` and `ordering` block the assets behind it, because
 ordering                      data downstream would be wrong; duplicates warn under deliveries that may repeat
 expectations                  of the last audit, by the suite (Great Expectations), with its Data Docs linked
 
-An unknown number is not zero: a check that cannot read its input fails and says why. So does a check of an audit that
-compared nothing.
+An unknown number is not zero: a check that cannot read its input fails and reports why. So does a check of an audit
+that compared nothing.
 """
 
 import inspect
@@ -59,7 +59,7 @@ def judged_lost(summary: AuditSummary) -> Verdict:
 
 
 def judged_unknown(summary: AuditSummary) -> Verdict:
-    """Fail if Kafka has a record of ours that was never committed, or not with its value."""
+    """Fail if Kafka has a record of the harvester that was never committed, or not with its value."""
     return _none(
         summary,
         "unknown",
@@ -76,16 +76,16 @@ def judged_ordering(summary: AuditSummary) -> Verdict:
 
 
 def judged_duplicates(summary: AuditSummary) -> Verdict:
-    """Warn of copies that one term sent after another had; fail if one term sent a record twice.
+    """Warn of copies that a term sent after another term had; fail if the same term sent a record twice.
 
-    Delivery at least once makes the first when a leader dies; nothing of ours makes the second.
+    Delivery at least once makes such copies when a leader dies; no harvester sends a record twice in a term.
     """
     by_one_term = summary.duplicates_adjacent + summary.duplicates_separated
     total = by_one_term + summary.duplicates_cross_epoch
     return Verdict(
         passed=total == 0,
         severity=_ERROR if by_one_term else _WARN,
-        description=f"{total:,} of {summary.records:,} records are copies, {by_one_term:,} of them by one term",
+        description=f"{total:,} of {summary.records:,} records are copies, {by_one_term:,} of them by the same term",
         metadata={
             "duplicates_adjacent": summary.duplicates_adjacent,
             "duplicates_separated": summary.duplicates_separated,
@@ -199,7 +199,7 @@ def audit_checks(settings: OutboxSettings) -> dg.AssetChecksDefinition:
 
 
 def named(verdict: Verdict, name: str, key: dg.AssetKey) -> Verdict:
-    """Return a verdict as that of a check."""
+    """Return a verdict as the verdict of a check."""
     return verdict._replace(check_name=name, asset_key=key)
 
 

@@ -1,4 +1,4 @@
-"""The component "an outbox", which a few lines of `defs.yaml` define. `dg scaffold defs` writes those lines."""
+"""The component "an outbox", defined by a few lines of `defs.yaml`. `dg scaffold defs` writes these lines."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _PIPES = dg.PipesSubprocessClient()
 class OutboxScaffoldParams(BaseModel):
     """Options of `dg scaffold defs`."""
 
-    name: str = Field(default="", description="Name of the outbox in Dagster. Default: that of the folder.")
+    name: str = Field(default="", description="Name of the outbox in Dagster. Default: the folder's name.")
     topics: str = Field(default="orders", description="Kafka topics of its records, with commas between.")
 
 
@@ -86,7 +86,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
                 settings.load_job_name,
                 selection=dg.AssetSelection.assets(settings.business_key, settings.outbox_key),
                 executor_def=dg.in_process_executor,
-                description="Writes a day: business rows and their records, in one transaction.",
+                description="Writes a day: business rows and their records, in a single transaction.",
             )
         )
     found = dg.Definitions(

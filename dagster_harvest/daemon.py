@@ -1,12 +1,12 @@
-"""The run that harvests: a job of one op that starts the harvester and runs as long as it does.
+"""The run that harvests: a job with a single op, which starts the harvester and runs as long as it does.
 
 Steps
 1. claim its row of heartbeats (`dagster_harvest.heartbeat`); refused if another living run has it
 2. start the harvester, which leads or is a standby
 3. report numbers every few seconds: a log line, and an observation of each topic, which the UI plots
 4. end by SIGTERM when the run is terminated, when the harvester fails, when another run has claimed the row, or when
-   the supervisor asks for another version: the harvester stops and hands leadership over, and the row records that it
-   stopped in order
+   the supervisor requests another version: the harvester stops and hands leadership over, and the row records an
+   orderly stop
 """
 
 import logging
@@ -46,9 +46,9 @@ WORKED_TAG = "harvest/worked"
 successor."""
 
 VERSION_TAG = "harvest/version"
-"""The tag that says by which version of the library and which configuration a run was started."""
+"""The tag with the version of the library and of the configuration that a run was started with."""
 LEAVING_TAG = "harvest/hand_over_to"
-"""The tag by which the supervisor asks a run to end for another version."""
+"""The tag with which the supervisor requests a run to end for another version."""
 
 _MATERIALIZE_SECONDS = 3600.0
 """A topic counts as materialized when a run begins to lead, and again when records have come, this often at most."""
@@ -80,7 +80,7 @@ def daemon_job(settings: OutboxSettings) -> dg.JobDefinition:
         f"kept alive by {settings.name}_supervisor.",
         executor_def=dg.in_process_executor,
         # Dagster's own retries ignore heartbeats: only the supervisor starts the next run. A limit of the deployment on
-        # how long runs may take (`run_monitoring.max_runtime_seconds`) is for those that end.
+        # the length of runs (`run_monitoring.max_runtime_seconds`) is for runs that end.
         tags={DAEMON_TAG: settings.name, "dagster/max_retries": "0", dg.MAX_RUNTIME_SECONDS_TAG: "0"},
     )
     def job() -> None:
@@ -146,7 +146,7 @@ class _Daemon:
 
     @contextmanager
     def _served(self, harvest: Harvest, slot: int) -> Iterator[None]:
-        """Serve its numbers where the settings say so, each run of a location on a port of its own; report them to
+        """Serve its numbers at the address in the settings, each run of a location on its own port; report them to
         OpenTelemetry if the process has a meter provider."""
         listen = self._settings.daemon.listen or os.environ.get("HARVEST_LISTEN")
         with ExitStack() as opened:
@@ -158,7 +158,8 @@ class _Daemon:
             yield
 
     def _listening(self, listen: str, telemetry: HarvestTelemetry, slot: int) -> AbstractContextManager[object]:
-        """Listen, and say so. Raises ConfigError if that cannot be had, unless it was for all runs of the machine."""
+        """Listen, and log it. Raises ConfigError for an unavailable address, unless it is for all runs of the
+        machine."""
         host, port = parse_address(listen)
         address = f"[{host}]:{port + slot}" if ":" in host else f"{host}:{port + slot}"
         try:
@@ -182,9 +183,9 @@ class _Daemon:
                 self._pass_on()
                 if heartbeat_thread.was_succeeded.is_set():
                     raise LifecycleError(
-                        "another run replaced this one",
+                        "another run replaced this run",
                         evidence=f"the row of {self._settings.name!r} in harvest_daemons names another run",
-                        next_step="nothing: the other run harvests; check why this one was considered dead",
+                        next_step="nothing: the other run harvests; check why this run was considered dead",
                     )
                 if time.monotonic() >= due:
                     if (successor := self._leaves_for()) is not None:
@@ -246,7 +247,7 @@ class _Daemon:
             self._has_told_of_work = True
 
     def _tell_version(self) -> None:
-        """Tag a run that nobody gave a version, and say so where it is another than the supervisor's."""
+        """Tag a run that has no version, and log a version other than the supervisor's."""
         run = self._context.run
         if (given := run.tags.get(VERSION_TAG)) is None:
             with _without_dagsters_storage():
@@ -259,7 +260,7 @@ class _Daemon:
             )
 
     def _leaves_for(self) -> str | None:
-        """Return the version that the supervisor wants in place of this one."""
+        """Return the version that the supervisor wants to replace this version."""
         run = None
         with _without_dagsters_storage():
             run = self._context.instance.get_run_by_id(self._context.run.run_id)

@@ -5,8 +5,8 @@ run's process is gone, and the run stays STARTED for ever. If a run is STARTED i
 `stale_after_seconds`, it is given up and the next generation begins. The delay grows with the number of runs that
 failed in a row. A run that has delivered for some time resets that number.
 
-A living run that was started with another version of the code or the configuration is asked to end in order, and the
-next generation begins with the present one.
+A living run that was started with another version of the code or the configuration is requested to end in order, and
+the next generation begins with the present version.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class DaemonRun:
     version: str | None = None
     """Version of the library and digest of the configuration that it was started with."""
     is_leaving: bool = False
-    """True once it was asked to hand over."""
+    """True once its hand-over was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,12 @@ class Keep:
     run_id: str
     reason: str
     is_alive: bool = False
-    """True if its heartbeat says so, and nobody ends it."""
+    """True if its heartbeat is recent, and it is not being ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """A living run harvests by a version that is no longer the present one: it has to end in order."""
+    """A living run harvests with an outdated version: it has to end in order."""
 
     run_id: str
     reason: str
@@ -102,8 +102,8 @@ def decide(
     settings: DaemonSettings,
     version: str | None = None,
 ) -> Decision:
-    """Return the one step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds;
-    `version` is that of a run that would be started now, None if it is not known."""
+    """Return the single step that has to be taken. `runs` are of one place, in any order; `now` is in Unix seconds;
+    `version` is the version of a run that would be started now, None if it is unknown."""
     newest_first = sorted(runs, key=lambda run: (run.generation, run.changed_at), reverse=True)
     for run in newest_first:
         if run.phase in _ACTIVE:
@@ -131,12 +131,12 @@ def decide(
                 seconds=delay - waited, failures=failures, reason=f"{failures} failed in a row, backing off {delay:g} s"
             )
         return Start(generation=generation, failures=failures, reason=f"after {failures} failed in a row")
-    reason = "none has run yet" if not runs else f"the last one has {newest_first[0].phase}"
+    reason = "no run has begun yet" if not runs else f"the last run has {newest_first[0].phase}"
     return Start(generation=generation, failures=0, reason=reason)
 
 
 def backoff_seconds(failures: int, settings: DaemonSettings) -> float:
-    """Return how long after the last of so many failures in a row the next run may begin."""
+    """Return the delay of the next run after this number of failures in a row."""
     doubled: float = settings.first_backoff_seconds * 2.0 ** min(failures - 1, 64)
     return min(doubled, settings.longest_backoff_seconds)
 
@@ -156,7 +156,7 @@ def failures_in_a_row(newest_first: Sequence[DaemonRun], settings: DaemonSetting
 
 
 def is_at_work(*, leads: bool, delivered: int, waiting: int | None) -> bool:
-    """Return True if a run has done its work since it was last asked: it leads, and delivered records or none wait.
+    """Return True if a run has done its work since the last call: it leads, and delivered records or none wait.
 
     `waiting` is None if that is not known.
     """
@@ -176,13 +176,13 @@ def _handed_over(run: DaemonRun, kept: Keep, version: str | None) -> Keep | Hand
 def _of_active(run: DaemonRun, heartbeat: Heartbeat | Unknown | None, now: float, settings: DaemonSettings) -> Decision:
     since = now - run.changed_at
     if run.phase in _PENDING:
-        # A queue may be long, and that is for its owner to say; a launched run has to come.
+        # A queue may be long, and its length is its owner's decision; a launched run has to come.
         if run.phase == "starting" and since >= settings.start_within_seconds:
             return GiveUp(run_id=run.run_id, was_canceled=False, reason=f"launched {since:.0f} s ago and not there")
         return Keep(run_id=run.run_id, reason=f"{run.phase} for {since:.0f} s")
     if isinstance(heartbeat, Unknown):
         return Keep(
-            run_id=run.run_id, reason=f"believed {run.phase}; nobody can say whether it lives: {heartbeat.reason}"
+            run_id=run.run_id, reason=f"believed {run.phase}; it is unknown whether it lives: {heartbeat.reason}"
         )
     own = heartbeat if heartbeat is not None and heartbeat.run_id == run.run_id else None
     was_canceled = run.phase == "canceling"

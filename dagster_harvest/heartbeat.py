@@ -1,7 +1,7 @@
-"""The table of heartbeats, in the outbox's own database: one row per daemon, timed by Postgres's clock.
+"""The table of heartbeats, in the outbox's own database: a row per daemon, timed by Postgres's clock.
 
 Promises
-- Of two runs that claim one row, only one gets it. The other is refused while the first is alive, unless it has a later
+- Of two runs that claim a row, only one gets it. The other is refused while the first is alive, unless it has a later
   generation, which the supervisor gives to the successor of a dead run.
 - A run that was replaced learns it at its next heartbeat, however long it was frozen.
 - A run that stopped in order records that.
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   PRIMARY KEY (name, code_location, slot)
 )"""
 
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one then fails.
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one of them then fails.
 _LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_daemons ddl', 0))"
 
 _CLAIM = """
@@ -115,7 +115,7 @@ class HeartbeatTable:
             self._connection.execute(self._fill(_CREATE))
 
     def claim(self, place: Place, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
-        """Claim the row for a run and return its generation; None means the next one.
+        """Claim the row for a run and return its generation; None means the next generation.
 
         Raises LifecycleError if another run has it and lives.
         """
@@ -152,7 +152,7 @@ class HeartbeatTable:
             self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
 
     def read(self, place: Place) -> Heartbeat | None:
-        """Return the last heartbeat in the row, None if nobody ever claimed it."""
+        """Return the last heartbeat in the row, None if it was never claimed."""
         if not self._exists():
             return None
         with self._used():

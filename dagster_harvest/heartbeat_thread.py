@@ -22,11 +22,11 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
 class HeartbeatThread:
-    """Sends the heartbeats of one run from `start` to `close`; waits while Postgres is unavailable."""
+    """Sends the heartbeats of a run from `start` to `close`; waits while Postgres is unavailable."""
 
     def __init__(self, connect: Connect, outbox: OutboxTable, place: Place, *, run_id: str, every_seconds: float):
         self.was_succeeded = threading.Event()
-        """Set once another run has the row: this one has to end."""
+        """Set once another run has the row: this run has to end."""
         self._connect = connect
         self._outbox = outbox
         self._place = place
@@ -60,7 +60,7 @@ class HeartbeatThread:
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
         if self._thread is not None and self._thread.is_alive():
-            return  # it waits for a server that does not answer, and so would we
+            return  # it waits for a server that does not answer, and so would this thread
         if self._connection is None:
             return
         with contextlib.suppress(HarvestError):

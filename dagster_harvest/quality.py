@@ -1,6 +1,6 @@
 """Checks by contract (pandera) and by expectation suite (Great Expectations); both are imported when a check runs.
 
-One fault fails one check: a finding of the suite that has a check of its own is shown here and judged there.
+One fault fails one check: a finding of the suite that has its own check is shown here and judged there.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
 
 SAMPLED_ROWS = 10_000
-"""The newest rows that a contract is held against; types are those of the whole table."""
+"""The newest rows that a contract is checked against; types are the whole table's."""
 
 JUDGED_ELSEWHERE = frozenset(
     {

@@ -22,7 +22,7 @@ def replay_definitions(settings: OutboxSettings) -> dg.Definitions:
         settings.replay_job_name,
         selection=dg.AssetSelection.assets(settings.replay_key),
         executor_def=dg.in_process_executor,
-        description="Fills a new subscription's topics with what was delivered before; goes on where it was.",
+        description="Fills a new subscription's topics with records delivered before; goes on where it was.",
     )
     return dg.Definitions(assets=[replay_asset(settings)], jobs=[job])
 
@@ -37,7 +37,7 @@ def replay_asset(settings: OutboxSettings, module: str = "harvest_lib.spark.repl
         deps=[dg.AssetDep(key, partition_mapping=dg.AllPartitionMapping()) for key in before],
         group_name=settings.name,
         kinds={"spark", "kafka"},
-        description="Topics of new subscriptions, filled with what was delivered before; `harvest run` goes on.",
+        description="Topics of new subscriptions, filled with records delivered before; `harvest run` goes on.",
         partitions_def=dg.StaticPartitionsDefinition(list(replays)),
         required_resource_keys={settings.resource_key, PIPES_KEY},
     )

@@ -86,10 +86,10 @@ class HarvesterResource(dg.ConfigurableResource["HarvesterResource"]):
 
 
 def version_of(config: HarvestConfig, daemon: DaemonSettings) -> str:
-    """Return the version of a run: that of the library and a digest of configuration and settings, without
+    """Return the version of a run: the library's version and a digest of configuration and settings, without
     secrets."""
     parts = {
-        "harvester": {**config.redacted(), "name": ""},  # by default that of its process
+        "harvester": {**config.redacted(), "name": ""},  # by default the name of its process
         "daemon": daemon.model_dump(exclude={"runs"}),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

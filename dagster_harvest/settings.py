@@ -31,7 +31,7 @@ class WriterSettings(dg.Model, dg.Resolvable):
     source: str = "nycflights13"
     """The name of the asset that the rows come from. Default `nycflights13`."""
     file: str | None = None
-    """The file to read; default: the one in the package of that name."""
+    """The file to read; default: the package's file of that name."""
     first_day: str = "2013-01-01"
     """The first partition, `YYYY-MM-DD`."""
     end_day: str = "2014-01-01"
@@ -48,7 +48,7 @@ class Thresholds(dg.Model, dg.Resolvable):
     backlog_warn_records: int = Field(default=100_000, gt=0)
     """Default 100,000 records; of a native table no more than that are counted."""
     backlog_error_records: int | None = Field(default=None, gt=0)
-    """Default: a large backlog alone is no error, an old one is."""
+    """Default: a large backlog alone is no error, an old backlog is."""
 
     @model_validator(mode="after")
     def _rise(self) -> Self:
@@ -70,25 +70,25 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     """Number of runs that each code location keeps; a pool of them shares the shards. Default 1."""
     listen: str | None = None
     """Address of a run's `/metrics`, `/livez`, `/readyz` and `/progress`: `HOST:PORT`; several runs have each a port
-    of its own, from this one on. Default: the variable HARVEST_LISTEN, else none."""
+    of its own, from this port on. Default: the variable HARVEST_LISTEN, else none."""
     report_every_seconds: float = Field(default=10.0, ge=1)
     """Interval of a run's reports of its numbers. Default 10 s."""
     beat_every_seconds: float = Field(default=2.0, gt=0)
     """Interval of a run's heartbeats. Default 2 s."""
     stale_after_seconds: float = Field(default=15.0, gt=0)
-    """A run without a heartbeat for so long is considered dead. Default 15 s."""
+    """A run without a heartbeat for this time is considered dead. Default 15 s."""
     look_every_seconds: int = Field(default=10, ge=1, le=30)
-    """Interval of the supervisor's ticks; Dagster's own sensors look every 5 s at most. Default 10 s."""
+    """Interval of the supervisor's ticks; Dagster's own sensors tick every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
-    """A run that was launched and is not there after so long is given up. Default 180 s."""
+    """A run that was launched and is not there after this time is given up. Default 180 s."""
     first_backoff_seconds: float = Field(default=5.0, gt=0)
-    """Delay of the next run after a failure; doubled by each further one. Default 5 s."""
+    """Delay of the next run after a failure; doubled by each further failure. Default 5 s."""
     longest_backoff_seconds: float = Field(default=300.0, gt=0)
     """Default 300 s."""
     healthy_after_seconds: float = Field(default=300.0, gt=0)
-    """A run that has lived so long ends a row of failures. Default 300 s."""
+    """A run that has lived for this time ends a row of failures. Default 300 s."""
     healthy_after_working_seconds: float = Field(default=30.0, gt=0)
-    """And so does one that has led for so long while it delivered, or nothing waited. Default 30 s."""
+    """So does a run that has led for this time while it delivered, or nothing waited. Default 30 s."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -114,7 +114,7 @@ class AuditSettings(dg.Model, dg.Resolvable):
     """Prefix of the ids of this outbox's audits; only those count. Default none: the last audit of this
     outbox and all of its topics counts, from any process."""
     state_folder: str | None = None
-    """A folder in which audits keep their state, so that the next one reads only records that came since. Every
+    """A folder in which audits keep their state, so that the next audit reads only later records. Every
     process that audits must reach it. Default none: each audit reads everything."""
     metrics_folder: str | None = None
     """The folder of node_exporter's textfile collector, into which audits write their result: `<name>.prom`, or
@@ -140,7 +140,7 @@ class ArchiveSettings(dg.Model, dg.Resolvable):
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
     look_every_seconds: int = Field(default=300, ge=5)
-    """Interval at which a sensor looks for closed segments. Default 300 s."""
+    """Interval at which a sensor searches closed segments. Default 300 s."""
 
 
 class ReplaySettings(dg.Model, dg.Resolvable):
@@ -149,7 +149,7 @@ class ReplaySettings(dg.Model, dg.Resolvable):
     subscription: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The new subscription."""
     topics: Mapping[str, str] = Field(min_length=1)
-    """Topics that records go to, by those that they name: `orders: orders.v2`."""
+    """Destination topics by the original topics: `orders: orders.v2`."""
     archive: str | None = None
     """The URL of the outbox's archive. Default: the outbox alone."""
     without_dropped: bool = False
@@ -219,7 +219,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
     writer: WriterSettings | None = None
-    """Default none: others write."""
+    """Default none: other processes write."""
     upstream: Sequence[str] = ()
     """Keys of the assets that applications write in the same transactions, such as `postgres/orders`: they stand before
     the outbox in the lineage. Default none. With a `writer` its table stands there."""
@@ -252,7 +252,9 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     @model_validator(mode="after")
     def _one_upstream(self) -> Self:
         if self.upstream and self.writer is not None:
-            message = "upstream is for an outbox that others write: with a writer, its table stands before the outbox"
+            message = (
+                "upstream is for an outbox without a writer here: with a writer, its table stands before the outbox"
+            )
             raise ValueError(message)
         return self
 
@@ -268,7 +270,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
 
     @property
     def stated_table(self) -> str | None:
-        """The table if it is stated here; else the configuration says which."""
+        """The table if it is stated here; else the configuration names it."""
         return self.table if "table" in self.model_fields_set else None
 
     @property

@@ -1,8 +1,8 @@
-"""The sensor that keeps exactly one run of a daemon per code location and slot, or watches one that runs elsewhere.
+"""The sensor that keeps exactly one run of a daemon per code location and slot, or watches a run elsewhere.
 
 A tick reads the runs of the job, the last heartbeat and the outbox. `dagster_harvest.decisions` decides its step.
 It queries brokers only if the harvester runs elsewhere, limits each statement to some seconds, and never harvests.
-The cursor holds the last tick's observations, as JSON; the tick's message says them in words.
+The cursor holds the last tick's observations, as JSON; the tick's message has them in words.
 """
 
 import json
@@ -115,7 +115,7 @@ class _Tick:
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
-            # After an outage of Postgres every heartbeat is old for a moment: living runs get the time for one.
+            # After an outage of Postgres every heartbeat is old for a moment: living runs get time for a new one.
             time.sleep(2 * self._settings.daemon.beat_every_seconds)
             heartbeat = self._heartbeat(place)
             decision = self._decide(slot, heartbeat)
@@ -156,11 +156,11 @@ class _Tick:
     def _present_version(self) -> str | None:
         try:
             return version_of(self._resource.config(), self._settings.daemon)
-        except HarvestError:  # it is said where the configuration is needed
+        except HarvestError:  # it is reported where the configuration is needed
             return None
 
     def _hand_over(self) -> None:
-        """Ask one run to end for the present version; the next of a pool follows once all are there again."""
+        """Request a run to end for the present version; the next of a pool follows once all are there again."""
         if self._leaving and self._all_are_there:
             self._context.instance.add_run_tags(self._leaving[0].run_id, {LEAVING_TAG: str(self._version)})
 
@@ -222,7 +222,7 @@ class _Tick:
             verdicts = judged_backlog(waiting, self._settings.thresholds)
             words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
             if self._settings.daemon.mode == "external":
-                words += f", led by {leads or 'nobody that Kafka knows'}"
+                words += f", led by {leads or 'no process that Kafka knows'}"
         if not self._is_due(verdicts, leads, state):
             return [], words
         events: list[Any] = [
@@ -244,7 +244,7 @@ class _Tick:
         return events, words
 
     def _is_due(self, verdicts: Sequence[Verdict], leads: str | None, state: dict[str, Any]) -> bool:
-        """Return True if a verdict or the leader changed, or the last report is old; note in `state` what was said."""
+        """Return True if a verdict or the leader changed, or the last report is old; note the report in `state`."""
         before = self._seen.get("reported", {})
         now = time.time()
         reported = {
@@ -274,7 +274,7 @@ def _seen(record: dg.RunRecord) -> DaemonRun:
     run = record.dagster_run
     phase = _PHASES[run.status]
     updated = record.update_timestamp
-    # Storages keep UTC, and some do not say so.
+    # Storages keep UTC, and some do not name it.
     updated_at = (updated if updated.tzinfo else updated.replace(tzinfo=UTC)).timestamp()
     return DaemonRun(
         run_id=run.run_id,

@@ -14,7 +14,7 @@ from infra.processes import environment
 from infra.waiting import until
 
 SHORT_SESSION = ("--set", "session.timeout.ms=2000", "--set", "heartbeat.interval.ms=300")
-"""A session that is over soon. Brokers allow less than 6 s where `group.min.session.timeout.ms` says so."""
+"""A short session. Brokers allow less than 6 s only with a lower `group.min.session.timeout.ms`."""
 
 _STOP_SECONDS = 20.0
 _WAIT_SECONDS = 60.0
@@ -29,7 +29,7 @@ class ConsumerPool:
         """`variables` are for the processes' environment: the DSN, which is nothing for a command line."""
         self.kills = self.freezes = 0
         self.fenced = 0
-        """Refused transactions of members that had been frozen, as of the last look."""
+        """Refused transactions of members that had been frozen, as of the last `look`."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._environment = {**environment(), **variables}
         self._folder = folder
@@ -44,7 +44,7 @@ class ConsumerPool:
         ]
         self._logs = [JsonLines(member.log) for member in self._members]
         self._were_frozen: set[int] = set()  # and not killed since
-        self._owner: dict[str, int] = {}  # by shard: who began last
+        self._owner: dict[str, int] = {}  # by shard: the member that began last
 
     def start(self) -> None:
         """Start all; returns at once."""
@@ -52,7 +52,7 @@ class ConsumerPool:
             member.spawn(self._command, environment=self._environment)
 
     def inject_faults(self, written: Callable[[], int], taken: Callable[[], int]) -> None:
-        """Kill one member and freeze another, anywhere in a transaction. Thaw that one once others have its partitions.
+        """Kill a member and freeze another, anywhere in a transaction. Thaw it once others have its partitions.
 
         `written` and `taken` count messages. Returns once all have been taken that were written by then. Raises
         StackError if that takes too long.
@@ -62,7 +62,7 @@ class ConsumerPool:
         time.sleep(self._random.random())
         self.freeze(frozen)
         self.kill(killed)
-        self._await(lambda: not self.owns(frozen), "no consumer gets the partitions of a frozen one")
+        self._await(lambda: not self.owns(frozen), "no consumer gets the partitions of a frozen consumer")
         self.thaw(frozen)
         goal = written()
         self._await(lambda: taken() >= goal, "consumers do not catch up")
@@ -91,7 +91,7 @@ class ConsumerPool:
         self._members[member].resume()
 
     def owns(self, member: int) -> bool:
-        """Return True if a member has partitions that no other has got since, as of the last look."""
+        """Return True if a member has partitions that no other has got since, as of the last `look`."""
         return member in self._owner.values()
 
     def look(self) -> None:

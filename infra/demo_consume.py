@@ -1,7 +1,7 @@
-"""`make demo-consume`: flights are counted exactly, while those who count are killed and frozen.
+"""`make demo-consume`: flights are counted exactly, while the consumers that count are killed and frozen.
 
     flights ─► outbox ─► harvester ─► Kafka ─► three consumers ─► flight_counts
-                                                  ▲ one is killed and another frozen, again and again
+                                                  ▲ a consumer is killed and another frozen, again and again
 
 Flights come slowly until the last fault, so that every fault interrupts consumers that are busy.
 
@@ -46,7 +46,7 @@ _NOTES = {
     "missing_effects": "never counted",
     "kills": "consumers killed by SIGKILL, another started in their place",
     "freezes": "consumers frozen past their session, and thawed",
-    "stale_fences_rejected": "commits of those who had been frozen, refused",
+    "stale_fences_rejected": "commits of frozen consumers, refused",
 }
 
 
@@ -56,7 +56,7 @@ class Flights(Feed):
     def __init__(self, place: Place, *, per_second: int) -> None:
         super().__init__("flights", self._load)
         self.by_key: Counter[str | None] = Counter()
-        """Committed flights, by key: the aircraft, or where nobody knows it, carrier and number of the flight."""
+        """Committed flights, by key: the aircraft, or where it is unknown, carrier and number of the flight."""
         self._place, self._pause = place, _BATCH / per_second
 
     def load_rest(self) -> None:

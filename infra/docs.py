@@ -48,10 +48,10 @@ _METRICS_PARTS = (
         "Of a harvester and a consumer. Files are read when they change, with the extra `certificates`.",
         catalogue.OF_CERTIFICATES,
     ),
-    ("A harvester", "From memory: what this process did since it started.", catalogue.OF_THE_HARVESTER),
+    ("A harvester", "From memory: the work of this process since it started.", catalogue.OF_THE_HARVESTER),
     (
         "The outbox",
-        "Asked of Postgres when somebody asks us, at most once a second, by statements that read a bounded number of "
+        "Queried from Postgres on demand, at most once a second, by statements that read a bounded number of "
         "rows. Leaders and standbys report the same.",
         catalogue.OF_THE_OUTBOX,
     ),
@@ -59,12 +59,12 @@ _METRICS_PARTS = (
     ("Pipelines", "Of one process.", catalogue.OF_PIPELINES),
     (
         "Replication slots",
-        "Of pipelines that read Postgres: asked of Postgres once a minute, while somebody asks us.",
+        "Of pipelines that read Postgres: queried from Postgres on demand, at most once a minute.",
         catalogue.OF_SLOTS,
     ),
     (
         "Topics that are read",
-        "Of consumers, and of pipelines that read Kafka: asked of Kafka once a minute, while somebody asks us.",
+        "Of consumers, and of pipelines that read Kafka: queried from Kafka on demand, at most once a minute.",
         catalogue.OF_READERS,
     ),
     (
@@ -93,7 +93,7 @@ def render_metrics() -> str:
 
 def render() -> str:
     """Return the text of `docs/cli.md`."""
-    group: Any = typer.main.get_command(cli.app)  # what typer returns has no public type
+    group: Any = typer.main.get_command(cli.app)  # typer's result has no public type
     root = typer.Context(group, info_name="harvest")
     parts = [_HEAD, *_sentences(cli.__doc__ or "", skip=1)]
     for name, command in group.commands.items():
@@ -102,7 +102,7 @@ def render() -> str:
 
 
 def _described(command: Any, context: typer.Context) -> Iterator[str]:
-    """Yield a command and, if it is a group of commands, those in it."""
+    """Yield a command and, if it is a group of commands, the commands in it."""
     yield f"## {context.command_path}\n"
     yield from _sentences(command.help or "")
     yield from _examples(command.epilog or "")
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
-    """Yield paragraphs as paragraphs and indented lines, which are examples, as one block of code."""
+    """Yield paragraphs as paragraphs and indented lines, which are examples, as a block of code."""
     examples: list[str] = []
     for paragraph in text.split("\n\n")[skip:]:
         before, example, after = paragraph.partition("Example:  ")
@@ -135,7 +135,7 @@ def _sentences(text: str, *, skip: int = 0) -> Iterator[str]:
 
 
 def _examples(epilog: str) -> Iterator[str]:
-    """Yield the examples of an epilogue, `Example: one · another`, as one block of code."""
+    """Yield the examples of an epilogue, `Example: first · second`, as a block of code."""
     _, found, examples = epilog.partition("Example: ")
     yield from _code(examples.split(" · ") if found else [])
 

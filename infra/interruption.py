@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked us to end."""
+    """A signal requested the end of the program."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -23,7 +23,7 @@ class Interrupted(BaseException):
 
 
 def interrupt_on_signals() -> None:
-    """From now on the first signal raises Interrupted, and the next ones do nothing: they must not disturb the end."""
+    """From now on the first signal raises Interrupted; later signals do nothing, so as not to disturb the end."""
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
 
@@ -35,7 +35,7 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 
 
 def exit_code_of(work: Callable[[], object], console: Console) -> int:
-    """Do the work, and return the exit code of the program: 0, 1 after an error of ours, or that of a signal."""
+    """Do the work, and return the exit code of the program: 0, 1 after a HarvestError, or the exit code of a signal."""
     try:
         work()
     except Interrupted as interruption:
@@ -48,6 +48,6 @@ def exit_code_of(work: Callable[[], object], console: Console) -> int:
 
 
 def show_error(error: HarvestError) -> None:
-    """Tell on standard error."""
+    """Print the error on standard error."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     errors.print(Text("error: ", style="red").append(Text(str(error), style="not red")))

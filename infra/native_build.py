@@ -1,5 +1,5 @@
-"""Builds the library in C of `harvest_lib.native` along with the package, where there is a C compiler. Without one the
-package is the same but for that file, and Python does its work. Hatchling calls this; see `pyproject.toml`.
+"""Builds the C library of `harvest_lib.native` along with the package, if there is a C compiler. Otherwise the
+package lacks only that file, and Python does its work. Hatchling calls this; see `pyproject.toml`.
 """
 
 import os
@@ -21,7 +21,7 @@ LIBRARY = "harvest_lib/native/hand_over.so"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling has no types here
-    """Compiles the C files of a folder into one library, which no Python is linked with: a wheel of it is for every
+    """Compiles the C files of a folder into a library that is linked with no Python: a wheel of it is for every
     Python."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -51,5 +51,5 @@ def compile_library(source: Path, library: Path, *options: str) -> str:
         return str(error)
     if done.returncode:
         return done.stderr.strip() or f"{command[0]} ended with {done.returncode}"
-    fresh.replace(library)  # a process that has the old one loaded keeps it
+    fresh.replace(library)  # a process that has loaded the old library keeps it
     return ""

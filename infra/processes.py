@@ -1,4 +1,4 @@
-"""Processes that demos and the fault-injection tests start: their environment, their end, and one that failed."""
+"""Processes that demos and the fault-injection tests start: their environment, their end, and a failure of theirs."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from harvest_lib.local_stack.process import ServerProcess, tail
 
 
 def environment(*hidden: str) -> dict[str, str]:
-    """Return our environment without the variables of harvesters, which would go before their files, and without those
-    that begin with one of `hidden`."""
+    """Return this process's environment without the variables of harvesters, which would override their files, and
+    without variables that begin with a prefix in `hidden`."""
     prefixes = ("HARVEST_", *hidden)
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
@@ -27,8 +27,8 @@ def require_up(process: ServerProcess, lines: int = 5) -> None:
 
 
 def end_in_order(harvesters: Sequence[Harvester]) -> list[Lead]:
-    """Ask harvesters to stop, all at once, and return the terms that had begun since their last look. Raises StackError
-    if one had to be forced."""
+    """Request harvesters to stop, all at once, and return the terms that had begun since the last `look`. Raises
+    StackError if a harvester had to be forced."""
     for harvester in harvesters:
         harvester.process.begin_stop()
     for harvester in harvesters:

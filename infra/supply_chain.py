@@ -1,13 +1,13 @@
-"""Packages installed beside our own code: a bill of materials, and an audit for known vulnerabilities.
+"""Packages installed beside the project's own code: a bill of materials, and an audit for known vulnerabilities.
 
     python -m infra.supply_chain sbom [FILE]     CycloneDX 1.5, of all that the lock names, with hashes
-    python -m infra.supply_chain audit           ask the OSV database about each
+    python -m infra.supply_chain audit           query the OSV database for each
 
 Promises
 - Nothing without a hash goes by: neither in the lock, from which alone the environment is made, nor in the bill.
 - The audit fails for a known vulnerability, unless `reviewed-vulnerabilities.txt` gives a reason, and there is no fix.
-- Where the database cannot be asked, one line says so within 20 seconds, and it is no failure, so that a build needs no
-  network; with HARVEST_AUDIT=required it is one.
+- If the database is unavailable, the audit prints a line about it within 20 seconds, and does not fail, so that a build
+  needs no network; with HARVEST_AUDIT=required it fails.
 """
 
 import json
@@ -55,7 +55,7 @@ def unhashed(lock: Mapping[str, Any]) -> Iterator[str]:
 
 
 def incomplete(bill: Mapping[str, Any]) -> Iterator[str]:
-    """Return the components of a bill that cannot be distinguished from others of their name."""
+    """Return the components of a bill that cannot be distinguished from other components of their name."""
     for component in bill["components"]:
         references = component.get("externalReferences", ())
         hashes = [each["alg"] for reference in references for each in reference.get("hashes", ())]
@@ -65,7 +65,7 @@ def incomplete(bill: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reviewed(text: str) -> dict[str, str]:
-    """Read the ids that were reviewed, and why they stay. Raises ValueError for one without a reason."""
+    """Read the reviewed ids, with their reasons to stay. Raises ValueError for an id without a reason."""
     found = {}
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -114,7 +114,7 @@ def _audit(options: Sequence[str]) -> int:
 
 
 def _is_unreached(said: str) -> bool:
-    """Tell a database that did not answer, whose address is named then, from a question that was wrong."""
+    """Distinguish a database that did not answer, whose address is then named, from a wrong query."""
     return "://" in said or "timed out" in said
 
 
@@ -123,7 +123,7 @@ def _lock() -> dict[str, Any]:
 
 
 def _uv(*arguments: str, seconds: int = _TIMEOUT_SECONDS) -> "subprocess.CompletedProcess[str]":
-    """Run uv: the one that the environment was made with, which is our own unless a newer was there."""
+    """Run the uv that made the environment: the state folder's, unless a newer uv was there."""
     ours = default_state() / "uv" / "bin" / "uv"
     uv = str(ours) if ours.exists() else shutil.which("uv") or "uv"
     try:

@@ -1,4 +1,4 @@
-"""Waiting for a condition, for so long and no longer."""
+"""Waiting for a condition, within a time limit."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ def until(
     tick_seconds: float = _TICK_SECONDS,
     watched: Sequence[Callable[[], object]] = (),
 ) -> Found:
-    """Wait until `condition` returns something true, and return that. It is asked once at least, each time after those
-    in `watched`, which raise what has gone wrong meanwhile.
+    """Wait until `condition` returns something true, and return that. It is called at least once, each time after the
+    callables in `watched`, which raise errors that have come up meanwhile.
 
-    Raises StackError after so many seconds: `otherwise` is what is wrong then, `evidence` is asked for how that shows.
+    Raises StackError after `seconds`: `otherwise` is its cause, `evidence` is called for its evidence.
     """
     deadline = Deadline(seconds)
     while True:

@@ -18,5 +18,5 @@ def defs() -> dg.Definitions:
         # From the module, not from a project's file: an installed package has none.
         tree = dg.ComponentTree.from_module(defs_module=folders_of_definitions, project_root=Path(__file__).parents[2])
         folders = tree.build_defs()
-    # A run is one process: the work is Spark's, or librdkafka's.
+    # A run is a single process: the work is Spark's, or librdkafka's.
     return dg.Definitions.merge(folders, dg.Definitions(executor=dg.in_process_executor))

@@ -28,8 +28,8 @@ _WRONG = {
     "lost": ("committed, and not in Kafka", "lost"),
     "reordered": ("in Kafka in another order than their key's records were committed", "reorderings"),
     "unknown": ("in Kafka, and never committed", "unknown"),
-    "duplicates_adjacent": ("sent twice by one term, one after the other", "duplicates"),
-    "duplicates_separated": ("sent twice by one term, with others of their key between", "duplicates"),
+    "duplicates_adjacent": ("sent twice in a row by one term", "duplicates"),
+    "duplicates_separated": ("sent twice by one term, with other records of their key between", "duplicates"),
 }
 """Columns of the summary that must be zero: the meaning of a number in them, and the table that names each record."""
 
@@ -39,7 +39,7 @@ class AuditFailed(HarvestError):
 
 
 class AuditMissing(HarvestError):
-    """There is no summary of the audit that just ran: the log of the task `audit` says why."""
+    """There is no summary of the audit that just ran: the log of the task `audit` has the reason."""
 
 
 def run_audit() -> BashOperator:
@@ -49,7 +49,7 @@ def run_audit() -> BashOperator:
     return BashOperator(
         task_id="audit",
         bash_command=f"{command} || test $? -eq {FOUND_EXIT_CODE}",
-        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id is anybody's text
+        env={"HARVEST_AUDIT_ID": AUDIT_ID},  # never a part of the command: a run's id may be any text
         append_env=True,
         execution_timeout=timedelta(hours=2),
         retries=1,

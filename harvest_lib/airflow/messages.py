@@ -27,7 +27,7 @@ def harvested(message: Message) -> dict[str, Any] | None:
 
 
 def smoke_message(mark: str) -> Iterator[tuple[str, str]]:
-    """Make the one message of a smoke test."""
+    """Make the message of a smoke test."""
     yield mark, json.dumps({"smoke_test": mark})
 
 

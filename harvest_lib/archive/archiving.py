@@ -52,7 +52,7 @@ def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable
 
 
 def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Segment]:
-    """Return the segments that nobody can write into any more, by id."""
+    """Return the segments that no transaction can write into any more, by id."""
     found = Segments(outbox.placed(connection)).close_passed(connection)
     return [each for each in found if each.closed_at is not None and not each.detaching]
 
@@ -60,7 +60,7 @@ def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) ->
 def archive_segments(
     connection: psycopg.Connection[Any], outbox: OutboxTable, url: str, segments: Sequence[Segment] | None = None
 ) -> Iterator[Archived]:
-    """Archive closed segments, by default those of `unarchived_segments`.
+    """Archive closed segments, by default the `unarchived_segments`.
 
     From the first call on, retention drops no segment that is not archived. Needs the owner's rights and a connection
     in autocommit. Raises ArchiveError and DatabaseError; segments yielded before are archived.
@@ -75,9 +75,9 @@ def archive_segments(
             if noted.is_another(connection, segment, files.url):
                 raise ArchiveError(
                     f"the archive {files.url} has another segment {segment.name}, of records that the outbox lacks",
-                    evidence="each record that is there now is of a later transaction: ids began again (TRUNCATE … "
-                    "RESTART IDENTITY), and these files would take the place of those",
-                    next_step="archive from here on under another URL, and keep this one as it is",
+                    evidence="each present record is of a later transaction: ids began again (TRUNCATE … "
+                    "RESTART IDENTITY), and these files would replace the archived files",
+                    next_step="archive from here on under another URL, and keep this archive as it is",
                 )
             if segment.name in noted.names(connection, files.url):
                 noted.forget(connection, segment)
@@ -127,7 +127,7 @@ def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """The files of one segment."""
+    """The files of a segment."""
 
     files: ArchiveFiles
     records: SegmentRecords
@@ -163,7 +163,7 @@ class _Writing:
                     raise ArchiveError(
                         f"{file.path} in the archive {self.files.url} is not what Postgres has",
                         evidence=f"row group {number} differs",
-                        next_step="run this again; if it stays so, look for what else writes there",
+                        next_step="run this again; if it stays so, find the other process that writes there",
                     )
 
 
@@ -184,9 +184,9 @@ def _alone(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Iterator
 
 
 def verify_archive(url: str) -> Iterator[Archived]:
-    """Read every file that the manifests name, and yield each segment whose bytes and counts are as they say.
+    """Read every file that the manifests name, and yield each segment whose bytes and counts match them.
 
-    Raises ArchiveError for the first that is missing or altered, and for ids that no segment has.
+    Raises ArchiveError for the first missing or altered file, and for ids that no segment has.
     """
     files = ArchiveFiles(url)
     before: Manifest | None = None

@@ -1,13 +1,13 @@
-"""The files of an archive, above all its small ones: one that names its outbox, and a manifest for each segment.
+"""The files of an archive, above all its small files: a file that names its outbox, and a manifest for each segment.
 
     outbox.json                                     the outbox it belongs to
     segments/<segment>.json                         the manifest: files, counts, hashes; written last
     records/day=2026-11-23/topic=orders/<segment>.parquet
 
-A file of records counts only if a manifest names it. Days are those of `create_time`, in UTC.
+A file of records counts only if a manifest names it. Days are days of `create_time`, in UTC.
 
-Promise: in a folder each file is on the disk before its name is, and its name before a manifest says it. A file takes
-the place of the one before whole, or not at all. Another file system keeps what it promises for a file that is closed.
+Promise: in a folder each file is on the disk before its name is, and its name before a manifest lists it. A file
+replaces the previous file whole, or not at all. Another file system keeps its own promises for closed files.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _ABOUT = "outbox.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedFile:
-    """One file of records, of one day and topic, in the order of their ids. `sha256` is of the file's bytes."""
+    """A file of records, of one day and topic, in the order of their ids. `sha256` is of the file's bytes."""
 
     path: str
     topic: str
@@ -46,7 +46,7 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of the archive for one segment: ids from `lower` on and below `upper`; None is without a beginning."""
+    """Contents of the archive for a segment: ids from `lower` on and below `upper`; None means without a beginning."""
 
     segment: str
     lower: int | None
@@ -58,7 +58,7 @@ class Manifest:
 
 
 class ArchiveFiles:
-    """The files of one archive, under a URL of fsspec or a path: a folder here, `s3://…`, `hdfs://…`.
+    """The files of an archive, under a URL of fsspec or a path: a local folder, `s3://…`, `hdfs://…`.
 
     All calls raise ArchiveError if the file system refuses. No error holds a secret of the URL.
     """
@@ -84,17 +84,17 @@ class ArchiveFiles:
         return without_secrets(str(text), self._url)
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return an error to be shown with ours, None if it might quote a secret."""
+        """Return an error to show as the cause, None if it might quote a secret."""
         return None if secrets(self._url) else error
 
     def claim(self, identity: str, outbox: str) -> None:
-        """Make the archive that of an outbox. Raises ArchiveError if it is that of another."""
+        """Assign the archive to an outbox. Raises ArchiveError if another outbox has it."""
         if self._read_json(_ABOUT) is None:
             self._write_json(_ABOUT, {"version": VERSION, "outbox": outbox, "identity": identity})
         self.require(identity, outbox)
 
     def require(self, identity: str, outbox: str) -> None:
-        """Raise ArchiveError unless the archive is that of an outbox."""
+        """Raise ArchiveError unless the archive belongs to this outbox."""
         about = self._read_json(_ABOUT)
         if about is None:
             raise ArchiveError(
@@ -138,7 +138,7 @@ class ArchiveFiles:
         name = _manifest_name(manifest.segment)
         self._write_json(name, {"version": VERSION, **asdict(manifest)})
         if self.manifest(manifest.segment) != manifest:
-            raise self._damaged(name, "what was read back is not what was written")
+            raise self._damaged(name, "the bytes read back differ from the bytes written")
         named = {f"{self._root}/{each.path}" for each in manifest.files}
         with self._translated("cleared"):
             name = f"{_glob_quoted(_quoted(manifest.segment))}.parquet"
@@ -153,7 +153,7 @@ class ArchiveFiles:
 
     @contextmanager
     def written(self, path: str) -> Iterator["HashingFile"]:
-        """Open a file to be written from its beginning, in place of an earlier one once it is whole."""
+        """Open a file to be written from its beginning; once it is whole, it replaces an earlier file."""
         with self._translated("written"), self._replacing(path) as file:
             yield HashingFile(file)
 
@@ -164,7 +164,7 @@ class ArchiveFiles:
             yield file
 
     def check_bytes(self, file: ArchivedFile) -> None:
-        """Raise ArchiveError unless a file has the bytes that its manifest says."""
+        """Raise ArchiveError unless a file has the bytes of its manifest."""
         found = hashlib.sha256()
         with self.opened(file.path) as opened:
             while chunk := opened.read(_CHUNK_BYTES):
@@ -223,7 +223,7 @@ class ArchiveFiles:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (HarvestError, psycopg.Error):  # of Postgres, whose rows are written: no secret of ours is in them
+        except (HarvestError, psycopg.Error):  # of Postgres, the source of the rows: they hold no secret of the URL
             raise
         except FileNotFoundError as error:
             raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)

@@ -1,6 +1,6 @@
 """Records of a segment as tables of Arrow: as Postgres has them, and as a file of Parquet has them.
 
-The columns are those of the outbox. `create_time` is in microseconds of UTC; infinity, which Postgres knows, is the
+The columns are the outbox's. `create_time` is in microseconds of UTC; infinity, which Postgres knows, is the
 largest and smallest number of 64 bits, as it is there. `transaction_id` is a 64-bit integer.
 """
 
@@ -61,7 +61,7 @@ def load_pyarrow() -> Any:
 
 
 class SegmentRecords:
-    """The rows of one segment, in one transaction of the connection, by topic, day and id."""
+    """The rows of a segment, in one transaction of the connection, by topic, day and id."""
 
     def __init__(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
         self._connection = connection
@@ -71,13 +71,13 @@ class SegmentRecords:
         self.schema = schema_of(is_binary=row is not None and bool(row[0]))
 
     def totals(self) -> tuple[int, int | None]:
-        """Return the number of records, and the last transaction that wrote one."""
+        """Return the number of records, and the last transaction that wrote a record."""
         with translated():
             row = self._connection.execute(sql.SQL(_TOTALS).format(segment=self.segment.table.identifier)).fetchone()
         return row if row is not None else (0, None)
 
     def groups(self) -> Iterator[tuple[str, str, Rows]]:
-        """Yield topic, day and rows by id; each group has to be read to its end before the next one."""
+        """Yield topic, day and rows by id; each group has to be read to its end before the next group."""
         statement = sql.SQL(_SELECT).format(segment=self.segment.table.identifier)
         with translated(), self._connection.cursor("harvest_archive") as cursor:
             cursor.itersize = _FETCHED
@@ -133,7 +133,7 @@ def schema_of(*, is_binary: bool) -> Any:
 
 
 def names_and_types(schema: Any) -> Mapping[str, str]:
-    """Return a schema as a manifest says it."""
+    """Return a schema in the form of a manifest."""
     return {field.name: str(field.type) for field in schema}
 
 

@@ -1,7 +1,7 @@
 """The audit: compares committed records with the records in Kafka.
 
 `audit` compares two streams without access to Kafka or Postgres: `read_query` and `read_file` yield the committed
-records, `read_topics` those in Kafka.
+records, `read_topics` the records in Kafka.
 """
 
 from harvest_lib.audit.committed import read_file, read_query

@@ -1,4 +1,4 @@
-"""Filter of records with an id of `harvest_lib.consume`: those that readers of committed messages see, once each.
+"""Filter of records with an id of `harvest_lib.consume`: the records that readers of committed messages see, once each.
 
 Records that wait for their acknowledgement are held without their values.
 """
@@ -35,7 +35,7 @@ class Acknowledged(Generic[Record]):
         self._sequencers: dict[tuple[str, int], Sequencer] = defaultdict(Sequencer)
 
     def take(self, record: Record, message_id: bytes | None) -> Iterator[Record]:
-        """Take a record as it stands in the log, and return those that are committed by it."""
+        """Take a record as it stands in the log, and return the records that it commits."""
         place = record.topic, record.partition
         for found in self._sequencers[place].take((Message(record.offset, message_id, record),)):
             if isinstance(found, Replay):

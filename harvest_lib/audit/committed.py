@@ -24,7 +24,7 @@ _PAGE_ROWS = 5_000
 
 def read_query(conninfo: str, query: str | sql.Composed, *, topics: Collection[str] = ()) -> Iterator[CommittedRecord]:
     """Yield a query's rows: column 1 is the id, column 2 (optional) the key, column 3 (optional) the topic, column 4
-    (optional) the content, as `CONTENT` makes it. In one that is composed each % is doubled.
+    (optional) the content, as `CONTENT` makes it. In a composed query each % is doubled.
 
     Rows of a topic that is not in `topics` are left out. A key that is null is not known and will not be compared.
     The connection lasts from the first row to the last. Raises DatabaseUnavailable, DatabaseAccessDenied, or
@@ -137,7 +137,7 @@ def _row_id(value: object, query: str) -> int:
 
 
 def _integer(value: object) -> int:
-    """Return an id that is an integer or is written as one; raises ValueError or TypeError."""
+    """Return an id from an integer or its text; raises ValueError or TypeError."""
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
         raise TypeError(f"an id of type {type(value).__name__}")
     number = int(value)

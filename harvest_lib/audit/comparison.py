@@ -1,12 +1,12 @@
-"""Compare committed records with those in Kafka, in bounded memory whatever the size.
+"""Compare committed records with the records in Kafka, in bounded memory whatever the size.
 
 Both streams go into a temporary SQLite database on disk, which vanishes when it is closed, and with the process if
 that is killed; window functions find the anomalies. Memory holds SQLite's page cache and a few examples, never
 something per record. Knows neither Kafka nor Postgres.
 
-A record is one id, with the content that was committed under it, where that is known: after a restore ids come again,
-and what was delivered under one before is another record. Within a key, in one partition of one topic, ids must ascend:
-writers lock the key before they insert, and the sequence has CACHE 1.
+A record is an id with the content that was committed under it, if that is known: after a restore ids come again, and a
+record that was delivered under the id before is another record. Within a key, in one partition of one topic, ids must
+ascend: writers lock the key before they insert, and the sequence has CACHE 1.
 """
 
 import sqlite3
@@ -50,7 +50,7 @@ def audit(
     """Read each stream once, in the order committed, pending, observed, and report how they differ.
 
     `observed` must give each partition's records with their offsets; the order of the stream itself does not matter.
-    `pending` are the ids that still wait in the outbox. `committed_again` is asked once, and only when ids were found
+    `pending` are the ids that still wait in the outbox. `committed_again` is called once, and only when ids were found
     that `committed` did not have: they may have been committed since. With `purged_when_delivered`, `committed` is an
     outbox from which delivered rows are deleted: ids it does not have are counted as purged, not as unknown.
     `examples` of each anomaly are kept. `spill_directory` is where the temporary database goes (default: the

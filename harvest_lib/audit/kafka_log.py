@@ -1,10 +1,10 @@
 """Read topics of Kafka once, each partition from its beginning to the end it had when the reading began.
 
-Of committed records that is not the end that their readers see: it stands in front of the first open transaction.
+Readers of committed records see another end: it is in front of the first open transaction.
 
 Ends are offsets, not records: transaction markers, aborted transactions and compaction leave offsets without a
-record, so a partition is done when a record at or past its end arrives or the broker says that its end is reached.
-Memory is bounded by bytes: the client's queue, and one batch.
+record, so a partition is done when a record at or past its end arrives or the broker reports that its end is reached.
+Memory is bounded by bytes: the client's queue, and a batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 _REACH_TIMEOUT_SECONDS = 8.0
 _SILENCE_TIMEOUT_SECONDS = 20.0
 _OPEN_SECONDS = 30.0
-"""Transactions of others that are open longer make it an error."""
+"""Transactions of other producers that are open longer are an error."""
 _BATCH_RECORDS = 2_000
 _BATCH_BYTES = 8 * 1024 * 1024
 _QUEUE_KIB = 8 * 1024
@@ -74,7 +74,7 @@ def _consumer(settings: Mapping[str, object], isolation: Isolation, said: LastEr
             client_settings(
                 settings,
                 **{
-                    "group.id": "harvest-audit",  # asked for by the client; no offset is ever committed under it
+                    "group.id": "harvest-audit",  # the client requires a group; no offset is ever committed under it
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
                     "enable.partition.eof": True,
@@ -132,7 +132,7 @@ def _read(
             error = message.error()
             if error is not None:
                 if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
-                    continue  # the client looks for the coordinator of a group that nobody joins
+                    continue  # the client searches the coordinator of a group without members
                 if error.code() != ClientError._PARTITION_EOF:  # noqa: SLF001
                     raise KafkaException(error)
                 _finish(consumer, unfinished, place)
@@ -156,7 +156,7 @@ def _read(
 
 
 def _finish(consumer: Consumer, unfinished: set[tuple[str, int]], place: tuple[str, int]) -> None:
-    """Stop fetching a partition that is done, so that others' new records do not keep us."""
+    """Stop fetching a partition that is done, so that new records of other producers do not delay the audit."""
     if place in unfinished:
         unfinished.discard(place)
         consumer.pause([TopicPartition(*place)])
@@ -177,7 +177,7 @@ def _observe(message: Any, id_header: str | None) -> tuple[ObservedRecord, bytes
                 record_id = outbox_id
         elif name == id_header:
             record_id = _integer(value)
-        elif name == MESSAGE_ID and message_id is None:  # the first one counts
+        elif name == MESSAGE_ID and message_id is None:  # the first counts
             message_id = value or b""
     place = message.topic(), message.partition(), message.offset()
     content = content_of(message.value()) if record_id is not None else None

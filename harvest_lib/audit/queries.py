@@ -1,4 +1,4 @@
-"""The SQL of the comparison (SQLite), one named query for each thing the audit tells.
+"""The SQL of the comparison (SQLite), with a named query for each result of the audit.
 
 Each query of an anomaly returns rows of (topic, partition, offset, id, key), one row for each anomaly.
 """
@@ -24,13 +24,13 @@ INDEX_SEQUENCES = """
 CREATE INDEX sequences ON observed (topic, key, partition, offset, id) WHERE id IS NOT NULL
 """
 
-# Records committed while the audit read are known from a second look; only those that Kafka already has count.
+# Records committed while the audit read come from a second query; only records that Kafka already has count.
 KEEP_ARRIVALS_SEEN = """
 INSERT OR IGNORE INTO committed
 SELECT id, key, content FROM arrivals WHERE EXISTS (SELECT 1 FROM observed WHERE observed.id = arrivals.id)
 """
 
-# Records of another content than the one that was committed under their id: the id came again, and they are others.
+# Records with another content than was committed under their id: the id came again, and they are different records.
 SET_OTHERS_ASIDE = """
 CREATE TABLE others AS
 SELECT observed.rowid AS record, topic, partition, offset, observed.id, observed.key
@@ -39,7 +39,7 @@ WHERE observed.content <> committed.content
 """
 FORGET_OTHERS = "DELETE FROM observed WHERE rowid IN (SELECT record FROM others)"
 
-# Every record whose id is not above that of the record before it in its key's sequence: a step back, or a repeat.
+# Every record whose id is not above the previous id in its key's sequence: a step back, or a repeat.
 CREATE_STEPS = """
 CREATE TABLE steps AS
 SELECT * FROM (

@@ -13,7 +13,7 @@ CONTENT = f"coalesce(substr(sha256({{value}}), 1, {_CONTENT_BYTES}), ''::bytea)"
 
 
 def content_of(value: bytes | None) -> bytes:
-    """Return what tells the value of a record from another one under the same id: 8 bytes, none for a tombstone."""
+    """Return a digest that distinguishes values under the same id: 8 bytes, empty for a tombstone."""
     return sha256(value).digest()[:_CONTENT_BYTES] if value is not None else b""
 
 
@@ -29,7 +29,7 @@ class CommittedRecord(NamedTuple):
 class ObservedRecord(NamedTuple):
     """A record found in Kafka.
 
-    `id` is None for a record without one (foreign). `leader` is the 16 bytes of the id of the term that sent it, None
+    `id` is None for a record without an id (foreign). `leader` is the id of the sending term as 16 bytes, None
     without a `harvest` header. `timestamp_ms` is Kafka's, producer's or broker's as the topic is configured. `content`
     identifies its value, see `content_of`; None if it is not to be compared.
     """

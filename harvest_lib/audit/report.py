@@ -1,6 +1,6 @@
 """Report of an audit: numbers, a few examples of each anomaly, and the records of each term.
 
-A report never holds a value, and holds keys only when they were asked for: keys may be personal data.
+A report never holds a value, and holds keys only on request: keys may be personal data.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Place of one anomaly. A record that is not in Kafka (lost, pending) has no place there."""
+    """Place of an anomaly. A record that is not in Kafka (lost, pending) has no place there."""
 
     id: int
     topic: str | None = None
@@ -38,8 +38,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedKeys:
-    """So many `keys` of a topic are in this partition that were in another before; the first record of one of them here
-    has this timestamp (Kafka's, milliseconds) and offset."""
+    """Number of keys of a topic in this partition that were in another partition before; the first record of such a key
+    here has this timestamp (Kafka's, milliseconds) and offset."""
 
     topic: str
     partition: int
@@ -58,7 +58,7 @@ class MovedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderStatistics:
-    """Records of one term in Kafka, and their first and last timestamp (Kafka's, milliseconds)."""
+    """Records of a term in Kafka, and their first and last timestamp (Kafka's, milliseconds)."""
 
     leader: UUID
     records: int
@@ -71,7 +71,7 @@ class AuditReport:
     """Result of comparing committed records with the records in Kafka.
 
     `records == delivered + purged + unknown + other_contents + duplicates + foreign`, and `committed == delivered +
-    lost` plus those committed that are `pending`.
+    lost` plus the committed records that are `pending`.
     """
 
     records: int
@@ -100,7 +100,7 @@ class AuditReport:
     separated_duplicates: int
     """Copies with other records of their key between."""
     unexplained_duplicates: int
-    """Copies sent twice by one term, or without a header that says who sent them."""
+    """Copies sent twice by the same term, or without a header that names the sender."""
     reordered: int
     """Steps back among the first occurrences of a key's records."""
     order_violations: int
@@ -117,12 +117,12 @@ class AuditReport:
 
     @property
     def explained_duplicates(self) -> int:
-        """Copies that one term sent after another had: in flight when that term ended."""
+        """Copies that a term sent after another term had: in flight when that term ended."""
         return self.duplicates - self.unexplained_duplicates
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was compared: nothing was committed, nothing waits, and Kafka has no record of ours."""
+        """True if nothing was compared: nothing was committed or waits, and Kafka has no record of the harvester."""
         return not (self.committed or self.pending or self.records - self.foreign)
 
     @property

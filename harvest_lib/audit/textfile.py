@@ -2,8 +2,8 @@
 
 Promises
 - The file is replaced as a whole.
-- An audit that ends without a result leaves the findings and the time of the last complete one, and says that it
-  failed.
+- An audit that ends without a result keeps the findings and the time of the last complete audit, and records its
+  failure.
 """
 
 import errno
@@ -68,7 +68,7 @@ def audit_metrics(path: Path | None, topics: Iterable[str]) -> Iterator[dict[str
 
 
 def _last_complete(path: Path) -> _Samples:
-    """Return what the last complete audit wrote; nothing where there is no file of one."""
+    """Return the samples of the last complete audit; none without its file."""
     try:
         families = {each.name: each for each in text_string_to_metric_families(path.read_text(encoding="utf-8"))}
         return {

@@ -2,9 +2,9 @@
 
 A publisher gives every message an id, a version 1 UUID of RFC 4122, that has its sender, its place in the sender's
 order, and a flag if it is pending until its sender acknowledges it (`message_id`). A reader puts messages through a
-`Sequencer`: repeated ones are dropped, pending ones are held until they are acknowledged or rolled back. `Publisher`
-writes such messages, `read_committed` reads them, and a `Consumer` makes state and further messages of them, exactly
-once, whatever crashes.
+`Sequencer`: repeated messages are dropped, pending messages are held until they are acknowledged or rolled back.
+`Publisher` writes such messages, `read_committed` reads them, and a `Consumer` makes state and further messages of
+them, exactly once, whatever crashes.
 """
 
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId

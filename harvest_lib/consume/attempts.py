@@ -1,9 +1,9 @@
 """Failures of the user's functions so far: their messages, their number, and the search for the message to blame.
 
-A message that fails is counted. A failure as a transaction is finalized is nobody's: the next ones then take one
-acknowledgement each, and one that consists of a single message and fails is counted as that message's. Of several
-messages, the first ones are finalized in *trials* that are rolled back, half of those in doubt at a time, until one is
-found with which they fail and without which they pass. Pure.
+A message that fails is counted. A failure as a transaction is finalized has no known message. The next transactions
+then take one acknowledgement each; if a transaction of a single message fails, the failure counts for that message. Of
+several messages, the first are finalized in *trials* that are rolled back, half of the suspects at a time, until a
+message is found with which they fail and without which they pass. Pure.
 """
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -12,8 +12,8 @@ _CAREFUL_TRANSACTIONS = 1_000
 
 
 class FunctionFailed(Exception):
-    """A function of the user raised; its transaction is to be rolled back. `offset` is that of the message to blame,
-    None where there is none: the error passes, or the message is not known (`is_anyones`). As a transaction is
+    """A function of the user raised; its transaction is to be rolled back. `offset` is the offset of the message to
+    blame, None without such a message: the error passes, or the message is unknown (`is_anyones`). As a transaction is
     finalized, `taken` and `last` are the number of its messages, and the offset of the last."""
 
     def __init__(
@@ -25,20 +25,20 @@ class FunctionFailed(Exception):
 
 
 class TrialPassed(FunctionFailed):
-    """Nothing failed: so many first messages of an acknowledgement can be finalized without the others."""
+    """The trial did not fail: the first messages of an acknowledgement can be finalized without the rest."""
 
 
 class Attempts:
-    """Of one shard, for as long as that runs."""
+    """The failures of a shard, for as long as the shard runs."""
 
     def __init__(self, most: int) -> None:
         """`most` limits the failures of a message."""
         self._most = most
         self._failures: dict[int, tuple[int, str]] = {}  # by offset: their number, and the last reason
-        self._passed: list[int] = []  # those of them that the present transaction has behind it
+        self._passed: list[int] = []  # failed messages that passed in the present transaction
         self._in_a_row = self._careful = 0
-        self._good = self._bad = 0  # so many first messages of an acknowledgement pass, and so many fail
-        self._suspect = (0, "")  # the last of those that fail, and why
+        self._good = self._bad = 0  # numbers of first messages of an acknowledgement that pass, and that fail
+        self._suspect = (0, "")  # the last message of the failing ones, and the reason
 
     @property
     def trial(self) -> int | None:
@@ -47,7 +47,7 @@ class Attempts:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Return True if transactions are to take one acknowledgement each."""
+        """Return True if each transaction is to take a single acknowledgement."""
         return self._careful > 0
 
     @property
@@ -74,7 +74,7 @@ class Attempts:
         return reason if attempts >= self._most else None
 
     def failed(self, refused: FunctionFailed) -> tuple[int, float]:
-        """Count a failure; return the number of attempts, and the seconds to wait before the next one."""
+        """Count a failure; return the number of attempts, and the seconds to wait before the next attempt."""
         self._passed.clear()
         self._narrow(refused)
         if isinstance(refused, TrialPassed) and refused.offset is None:

@@ -4,7 +4,7 @@ It is looked for in the whole chain, as an application, or a library such as SQL
 
 | cause | passes |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` says which; not a statement in a wrong state, or too slow |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` lists them; not a statement in a wrong state, or too slow |
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
 | the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |
@@ -20,13 +20,13 @@ import sqlite3
 from harvest_lib import postgres_causes
 
 _TOOK_TOO_LONG = "57014"
-"""It may be the one statement: a wait for a lock ends sooner, and has a SQLSTATE of its own (`PostgresStore`)."""
+"""The statement itself may be the cause: a wait for a lock ends sooner, with its own SQLSTATE (`PostgresStore`)."""
 _WRONG_STATE = "55000"
 """Such as `currval` before `nextval`."""
 _NO_STATEMENT = "26000"
 _OF_A_DRIVER = re.compile("_pg3_|__asyncpg_")
-"""In names of statements that a driver prepared: a pooler, or another server, does not know them. Others the user's
-own EXECUTE names."""
+"""In names of statements that a driver prepared: a pooler, or another server, does not know them. All other names come
+from the user's own EXECUTE."""
 _OF_SQLITE = frozenset(
     {
         sqlite3.SQLITE_BUSY,

@@ -13,7 +13,7 @@ from harvest_lib.sequencing.sequencer import ProducerState
 
 
 class ShardId(NamedTuple):
-    """A partition of a topic, as one consumer reads it. `consumer` is its name, and that of its consumer group."""
+    """A partition of a topic, as one consumer reads it. `consumer` names the consumer and its consumer group."""
 
     consumer: str
     topic: str
@@ -27,10 +27,10 @@ class ShardId(NamedTuple):
 class Checkpoint:
     """Kept with the state it belongs to, in one transaction.
 
-    `offset` is the one up to which messages were read, `producers` the state of the sequencer by then, `intents` the
+    Messages before `offset` were read, `producers` is the state of the sequencer by then, `intents` are the
     acknowledgements of published messages: to be written, again if need be, once this is kept. `topic_id` is Kafka's
-    own id of the topic, which one that is recreated under the same name does not have; empty where nobody knows it.
-    `last` tells the last record before the offset from others: a log that lost its end, and grew again, lacks it.
+    own id of the topic, and differs for a recreated topic of the same name; empty if it is unknown. `last` identifies
+    the last record before the offset: a log that lost its end, and grew again, lacks that record.
     """
 
     shard: ShardId
@@ -76,7 +76,7 @@ class Checkpoint:
         if self.shard != shard:
             raise CheckpointError(
                 f"the checkpoint that is kept for {shard} is another's",
-                evidence=f"it says that it is of {self.shard}",
+                evidence=f"it names the shard {self.shard}",
                 next_step="its rows were copied or renamed: give the consumer a name that was never used, or put the "
                 "right checkpoint back from a backup",
             )

@@ -1,12 +1,12 @@
 """A consumer: processes that share the partitions of topics, and own each as a shard.
 
 The owner of a partition is agreed on in a consumer group of Kafka; that alone does not stop a process that was frozen,
-or does not know yet that it has lost it. The fence of the store does: there is one owner that can commit.
+or has not noticed yet that it lost the partition. The fence of the store does: only one owner can commit.
 
 Promises
-- A partition that is assigned is owned by a thread until it is revoked; a revoked one is released within END_SECONDS,
-  its transaction kept. Where a function of the user takes longer, the next owner's fence refuses the transaction.
-- A partition that fails is tried again from its checkpoint, with growing pauses, and logged each time; others go on.
+- A partition that is assigned is owned by a thread until it is revoked; a revoked partition is released within
+  END_SECONDS, its transaction kept. If a user's function takes longer, the next owner's fence refuses the transaction.
+- A failed partition is tried again from its checkpoint, with growing pauses, and logged each time; others go on.
 - Nothing is read through the group. Its offsets are a copy for monitoring of its lag.
 """
 
@@ -67,9 +67,9 @@ class Consumer:
         limits: ShardLimits | None = None,
         isolation: Isolation = "read_committed",
     ) -> None:
-        """`name` is that of the group, and of the checkpoints: changing it starts over. `settings` are librdkafka's;
-        `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises ConfigError if `topics` is
-        a text."""
+        """`name` is the name of the group, and of the checkpoints: changing it starts over. `settings` are
+        librdkafka's; `isolation` is Kafka's own, for topics that are written in Kafka transactions. Raises ConfigError
+        if `topics` is a text."""
         if isinstance(topics, str):
             raise ConfigError("`topics` must be a list", field="topics", next_step=f"write `topics=[{topics!r}]`")
         self._application, self._name, self._topics = application, name, list(topics)
@@ -80,9 +80,9 @@ class Consumer:
         self._room = Room()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
-        """After so long the group knows that a member is gone, and a member that it is."""
+        """After this time the group knows that a member is gone, and a member that it is."""
         self._counting = threading.Lock()
-        self._at_work: set[Ownership] = set()  # with those whose partition has gone, until they end
+        self._at_work: set[Ownership] = set()  # also of revoked partitions, until they end
         self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
         """Transactions that were refused, as another owner had begun."""
@@ -97,7 +97,7 @@ class Consumer:
         """Time of the last poll of the group, in boot seconds; None if it does not run."""
 
     def run(self, stopping: threading.Event) -> None:
-        """Consume until a stop is asked for. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
+        """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
         application whose functions cannot be called, and KafkaError where the group does not take this member, such as
         beside members of another kind."""
         guard_loggers()
@@ -138,7 +138,7 @@ class Consumer:
             each.end_turn()
 
     def no_room(self, ownership: Ownership, error: BaseException) -> bool:
-        """Return True if a shard ended by an error as there is no connection for it beside the others."""
+        """Return True if a shard ended because the database has no connection left for it."""
         others = [each for each in self._owned.copy().values() if each is not ownership and each.is_at_work]
         opened = [at for each in others if (at := each.opened_at) is not None]
         has_opened = any(at > ownership.began_at for at in opened)
@@ -162,7 +162,7 @@ class Consumer:
         group.incremental_unassign(partitions)
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
-        """Somebody else may have them by now: the fence decides, there is nothing to wait for."""
+        """Another member may own them by now: the fence decides, there is nothing to wait for."""
         self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)
@@ -239,7 +239,7 @@ class Consumer:
             self.fenced += 1
 
     def make_shard(self, shard: ShardId) -> Shard:
-        """Make one shard, of its store, its reader and the application."""
+        """Make a shard, of its store, its reader and the application."""
         topic, partition = shard.topic, shard.partition
         return Shard(
             self._application,
@@ -257,7 +257,7 @@ class Consumer:
         return Publisher(self._settings, producer_id=new_producer_id(), clock=Clock(time.time_ns))
 
     def _topic_id(self, topic: str) -> str:
-        """Return Kafka's id of a topic, empty where it cannot be asked."""
+        """Return Kafka's id of a topic, empty where it is unavailable."""
         with AdminClient(client_settings(self._settings)) as admin:
             asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
             try:

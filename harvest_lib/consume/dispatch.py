@@ -1,7 +1,7 @@
 """Calls the user's functions, and finds the message to blame for an error of theirs.
 
 Each call is made within the transaction that is open. Where the message to blame is not known, the next transactions
-take one acknowledgement each and check after every message, until that one is found (`Attempts`).
+take one acknowledgement each and check after every message, until the message is found (`Attempts`).
 """
 
 import os
@@ -48,28 +48,28 @@ class OpenTransaction:
 
     @property
     def only(self) -> int | None:
-        """Return the offset of the message that was taken in, if there is but one."""
+        """Return the offset of the message that was taken in, if it is the only message."""
         return self.last if self.taken == 1 else None
 
     def linked(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, to whose writers the span is linked if there is one."""
+        """Return the same messages; the span, if any, is linked to their writers."""
         return messages if self._span is None else self._span.take(messages)
 
     def end_span(self, error: str = "") -> None:
-        """End the span, if there is one that has not ended."""
+        """End the span, unless it has ended or there is none."""
         if self._span is not None:
             self._span.end(self.taken, error)
             self._span = None
 
-    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - there is one
+    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - the only flag
         lasted = boot_seconds() - self.began
         return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
 
 
 class Dispatch:
-    """Hands the messages of one shard to the application.
+    """Hands the messages of a shard to the application.
 
-    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message is to blame for those. So do
+    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message causes these. So do
     SystemExit, CancelledError and the like, and panics of extensions: each would end the thread unseen.
     """
 
@@ -79,8 +79,8 @@ class Dispatch:
         self._forks = _forks
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
-        """Return True if all of a group goes into one call: no single message, and no transaction that is read again,
-        which may be of any length."""
+        """Return True if all of a group goes into one call. A single message does not, nor a transaction that is read
+        again: it may be of any length."""
         is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
         return is_batch and not self._attempts.is_watching
 
@@ -130,7 +130,7 @@ class Dispatch:
         opened.last = last
 
     def _take_with_care(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Find the message that fails, and park those that failed too often."""
+        """Find the message that fails, and park messages that failed too often."""
         for message in messages:
             if opened.taken == self._attempts.trial:
                 return
@@ -209,7 +209,7 @@ def _call(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _let_go(error: BaseException) -> None:
-    """Clear the frames of an error and of those before it: results that are read halfway keep the connection locked."""
+    """Clear the frames of an error and its causes: results that are read halfway keep the connection locked."""
     handled: BaseException | None = error
     while handled is not None:
         traceback.clear_frames(handled.__traceback__)

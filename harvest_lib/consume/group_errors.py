@@ -1,4 +1,4 @@
-"""Errors of the consumer group: those that do not pass while the group, or a setting, is as it is."""
+"""Errors of the consumer group that last as long as the group, or a setting, stays as it is."""
 
 from confluent_kafka import KafkaError as ClientError
 
@@ -30,7 +30,7 @@ _LASTING = {
 _SETTINGS = {
     ClientError.INVALID_SESSION_TIMEOUT: (
         "the brokers do not allow this `session.timeout.ms`",
-        "choose one between `group.min.session.timeout.ms` and `group.max.session.timeout.ms` of the brokers",
+        "choose a value between `group.min.session.timeout.ms` and `group.max.session.timeout.ms` of the brokers",
     ),
     ClientError.INVALID_GROUP_ID: (
         "the brokers take no group of the name {group!r}",
@@ -40,7 +40,7 @@ _SETTINGS = {
 
 
 def lasting(error: ClientError, group: str) -> HarvestError | None:
-    """Return our error for one of a group that does not pass; None for any other."""
+    """Return the HarvestError for a lasting error of the group; None for any other error."""
     code, evidence = error.code(), f"{error.str()} ({error.name()})"
     if code in _SETTINGS:
         cause, step = _SETTINGS[code]

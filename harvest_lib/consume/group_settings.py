@@ -10,7 +10,7 @@ _DECIDED = {
     "group.protocol": "consumers join their group by the classic protocol",
     "group.id": "the group is the consumer's `name`",
     "enable.auto.commit": "offsets are kept with the state, in the checkpoints",
-    "auto.offset.reset": "a partition goes on from its checkpoint; one without begins with the log",
+    "auto.offset.reset": "a partition goes on from its checkpoint; without a checkpoint it begins with the log",
     "isolation.level": "it is the parameter `isolation`",
     "partition.assignment.strategy": "partitions that stay are not given up when members change",
 }
@@ -18,7 +18,7 @@ _DECIDED = {
 
 
 def group_settings(settings: Mapping[str, object], name: str) -> dict[str, Any]:
-    """Return the settings of a member of the group. Raises ConfigError for one that would be another than ours."""
+    """Return the settings of a member of the group. Raises ConfigError for a setting that contradicts them."""
     ours = {"group.protocol": "classic", "group.id": name, "enable.auto.commit": "false"}
     for each, reason in _DECIDED.items():
         value = str(settings.get(each, ""))

@@ -1,6 +1,6 @@
 """A small state for applications without tables of their own: JSON values by key, in Postgres.
 
-Keys belong to a shard. Its owner is alone in changing them, and changes are written in one statement as the transaction
+Keys belong to a shard. Only its owner changes them, and changes are written in one statement as the transaction
 ends.
 """
 
@@ -54,7 +54,7 @@ class KeyValues:
         self._changed: set[str] = set()
 
     def load(self, keys: Iterable[str]) -> None:
-        """Read keys ahead, by one statement."""
+        """Read keys ahead, in a single statement."""
         wanted = [key for key in keys if key not in self._values]
         if not wanted:
             return
@@ -99,13 +99,13 @@ class KeyValueStore(PostgresStore):
         return self._values
 
     def flush(self) -> None:
-        """Write the values that were changed. Raises StateRefused for one that is no JSON, or none of Postgres'."""
+        """Write the values that were changed. Raises StateRefused for a value that JSON or Postgres cannot hold."""
         if self._values is not None:
             with translated(), refusing():
                 self._values.write()
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Write the values that were changed, and commit them with the checkpoint; False if we were fenced."""
+        """Write the values that were changed, and commit them with the checkpoint; False if the shard was fenced."""
         self.flush()
         return super().commit(checkpoint)
 

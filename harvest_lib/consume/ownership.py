@@ -3,7 +3,7 @@
 Promises
 - The end of a shard is logged, whatever ended it: an error of any kind (SystemExit, asyncio's CancelledError, a panic
   in an extension too). The shard begins again from its checkpoint, with growing pauses, until the partition is revoked.
-- While it only fails, `stuck_since` says since when.
+- While it only fails, `stuck_since` is the start of the failures.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Owner(Protocol):
         ...
 
     def no_room(self, ownership: "Ownership", error: BaseException) -> bool:
-        """Return True if a shard ended by an error as there is no connection for it beside the others."""
+        """Return True if a shard ended because the database has no connection left for it."""
         ...
 
     def count_fenced(self) -> None:
@@ -72,7 +72,7 @@ class Owner(Protocol):
 
 
 class Ownership:
-    """A partition of ours. `begin`, `stop` and `await_end` are for one thread; the rest for any."""
+    """An owned partition. `begin`, `stop` and `await_end` are for one thread; the rest for any."""
 
     def __init__(self, owner: Owner, shard: ShardId) -> None:
         self.shard: Shard | None = None
@@ -132,8 +132,8 @@ class Ownership:
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Return True if the shard has been at work for long enough, where others wait: since it first kept something
-        or had nothing to keep, and not while a message is tried again that may have to be parked."""
+        """Return True if the shard has been at work for long enough, while other shards wait: since its first commit,
+        or since it had nothing to commit, and not while a message is tried again that may have to be parked."""
         if not self.is_at_work or self._turn.is_set():
             return False
         now, shard = boot_seconds(), self.shard
@@ -213,14 +213,14 @@ class Ownership:
         # After a transaction that was kept, a new connection may be all that it takes.
         was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
         if is_fenced:
-            # The other is likely its owner: we fence it in turn only if the group still assigns it to us.
+            # The other process likely owns it now: fence it in turn only if the group still assigns the shard here.
             self._owner.count_fenced()
             _log.warning("shard_fenced", extra={"shard": self._name})
         elif was_good:
             _log.warning("shard_interrupted", extra={"shard": self._name, "reason": str(error)})
         elif isinstance(error, HarvestError):
             _log.error("shard_failed", extra={"shard": self._name, "reason": str(error)})
-        else:  # of any kind, of the user's; the next attempt is a new one
+        else:  # any exception of the user's code; the next attempt starts afresh
             reason = threads.reason_of(error)
             _log.exception("shard_failed", extra={"shard": self._name, "reason": reason}, exc_info=error)
 

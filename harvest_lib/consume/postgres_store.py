@@ -73,7 +73,7 @@ UPDATE {table} SET checkpoint = %s, updated_at = clock_timestamp()
 WHERE consumer = %s AND topic = %s AND partition = %s AND fence = %s
   AND pg_catalog.set_config('synchronous_commit', 'on', true) = 'on'
 """
-"""Durable whatever a function has set: what it published is acknowledged after it."""
+"""Durable whatever a function has set: messages that it published are acknowledged after it."""
 _PARK = """
 INSERT INTO {parked} VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (consumer, topic, partition, "offset") DO UPDATE
@@ -120,7 +120,7 @@ class PostgresStore:
     """
 
     def __init__(self, dsn: str, shard: ShardId, *, table: str = "consumers") -> None:
-        """`table` is the one that `create_tables` made, with its schema before a dot if it has one."""
+        """`table` is the table of `create_tables`, with its schema before a dot if it has a schema."""
         self.shard = shard
         self._dsn = dsn
         self._table = table
@@ -180,7 +180,7 @@ class PostgresStore:
 
     @property
     def is_open(self) -> bool:
-        return self.connection.pgconn.transaction_status == _IN_TRANSACTION  # asked for each message
+        return self.connection.pgconn.transaction_status == _IN_TRANSACTION  # read for each message
 
     def touch(self) -> None:
         with translated():
@@ -209,8 +209,8 @@ class PostgresStore:
             self.connection.execute(self._statements[_PARK], values)
 
     def rollback(self) -> None:
-        """Go on with a new connection where functions left the present one amid a statement, or changed settings of its
-        session, from which later messages may suffer. The fence stays the same: it tells whether the shard is ours."""
+        """Go on with a new connection if functions left the present connection amid a statement, or changed settings of
+        its session, which may affect later messages. The fence stays the same: it shows whether the shard is owned."""
         with suppress(psycopg.Error):
             self.connection.execute("ROLLBACK")
             if self.connection.execute(_SESSION).fetchone() == self._session:

@@ -1,4 +1,4 @@
-"""Reads a partition from an offset on: all messages, or those that are committed.
+"""Reads a partition from an offset on: all messages, or committed messages only.
 
 Promises: messages come by rising offset; messages that retention removed before they were read are an error, never a
 silent gap; so is a log that lost its end since a position was kept, however long it has grown again; a transaction
@@ -62,8 +62,8 @@ def read_uncommitted(
 ) -> Generator[Sequence[Message], None, None]:
     """Return all messages of the log, in batches; a message's `record` is the client's.
 
-    From the offset `begin` to before `end`, or for ever; an empty batch says that nothing is ready. `last` is the
-    record before `begin` that was read last, if that is known: the log must still have it. `reached` is called, once a
+    From the offset `begin` to before `end`, or for ever; an empty batch means that nothing is ready. `last` is the
+    record before `begin` that was read last, if that is known: the log must still have it. `reached` is called, after a
     batch was taken, with the offset up to which it was read: some offsets have no message. If the end is known, silence
     of half a minute is an error: a broker is gone, or an open Kafka transaction hides the rest. Raises
     CheckpointError where the log does not have `begin` any more, or not yet, or another record than `last`,
@@ -91,11 +91,11 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return committed messages from the sequencer's position on; all that one acknowledgement commits at a time.
+    """Return committed messages from the sequencer's position on; each group has all messages of one acknowledgement.
 
-    Take each to its end before the next: where one is left earlier, or fails, the sequencer is of no more use, and
-    asking for the next raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and another empty
-    group after a batch that commits nothing, so that the caller can do something else. Raises as
+    Take each to its end before the next: if a group is left earlier, or fails, the sequencer is of no more use, and
+    the request for the next group raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and
+    another empty group after a batch that commits nothing, so that the caller can do something else. Raises as
     `read_uncommitted`.
     """
 
@@ -143,7 +143,7 @@ def _client(
             client_settings(
                 {"queued.max.messages.kbytes": QUEUED_KBYTES, **settings},
                 **{
-                    "group.id": f"{topic}-reader",  # asked for by the client; nobody joins it
+                    "group.id": f"{topic}-reader",  # the client requires a group; no member joins it
                     "enable.auto.commit": False,
                     "enable.auto.offset.store": False,
                     "auto.offset.reset": "error",
@@ -171,7 +171,7 @@ def _read(
     last: LastRead | None = None,
     lost: BrokersLost | None = None,
 ) -> Iterator[Sequence[Message]]:
-    """Once brokers answer again after all were lost, look whether the log still has what was read last."""
+    """Once brokers answer again after all were lost, check whether the log still has the record that was read last."""
     try:
         while True:
             client.assign([place])
@@ -204,10 +204,10 @@ def _require(consumer: Any, place: TopicPartition) -> None:
 
 
 def _require_same(client: Any, settings: Mapping[str, object], place: TopicPartition, last: LastRead) -> None:
-    """Raise CheckpointError if the log has another record than was read last, so that its offsets mean others."""
+    """Raise CheckpointError if the log has another record in place of `last`: then its offsets mean other records."""
     first, end = log_range(client, place.topic, place.partition, timeout_seconds=_ANSWER_SECONDS)
     if not first <= last.offset < end:
-        return  # retention has removed it, or the log lacks the place itself, which reading it says
+        return  # retention has removed it, or the log lacks the place itself, which a read reports
     for evidence in replaced(client, settings, {(place.topic, place.partition): last}).values():
         row = f"topic = '{place.topic}' AND partition = {place.partition}"
         raise CheckpointError(
@@ -248,7 +248,7 @@ def _batches(
                     good.append(record)
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
                     position = max(position, record.offset())
-                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is owed: nobody joins a group
+                elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is needed: no member joins a group
                     raise KafkaException(error)
         else:
             good = found
@@ -276,7 +276,7 @@ def _offsets_of(records: Sequence[Any]) -> list[int] | range:
 def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
     found = headers_of_all(records)
     with suppress(TypeError, ValueError):
-        ids = [value for ((name, value),) in found if name == HEADER_NAME]  # most have this one alone
+        ids = [value for ((name, value),) in found if name == HEADER_NAME]  # most have only this header
         b"".join(ids)  # none is None
         if len(ids) == len(found):
             return ids
@@ -284,7 +284,7 @@ def _ids_of(records: Sequence[Any]) -> list[bytes | None]:
 
 
 def _id_of(headers: Any) -> bytes | None:
-    """Return the first id among some headers: an unreadable one where it is no bytes, None without one."""
+    """Return the first id among some headers: an unreadable id if it is no bytes, None without an id."""
     for name, value in headers or ():
         if name == HEADER_NAME:
             return value if isinstance(value, bytes) else b""

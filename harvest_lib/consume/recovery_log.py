@@ -5,8 +5,8 @@ all pages in the log) and the numbers of pages, whose images are the values. A t
 Kafka's, its head comes last. The topic is compacted: it holds each page about once, so the time to play it back
 depends on the size of the database, not on its age.
 
-Promise: playing back gives all that was committed, or an error. The digest shows a page that is missing, or is another
-one, whatever retention, or a hand, did to the log. A topic that was recreated is a new log.
+Promise: playing back gives all that was committed, or an error. The digest reveals a page that is missing or changed,
+whatever retention, or a person, did to the log. A topic that was recreated is a new log.
 """
 
 import json

@@ -1,14 +1,14 @@
-"""Records the changes of a local database in its shard's recovery log, for as long as nobody else does.
+"""Records the changes of a local database in its shard's recovery log, until another writer takes over.
 
     take over ─► (the log is played back) ─► record ─► record ─► …
     fences the writer                        False: another has begun since, nothing more counts
     before it
 
 Promises
-- Once a new writer has begun, no older one commits anything, wherever it was frozen: the transactional id is the
+- Once a new writer has begun, no older writer commits anything, wherever it was frozen: the transactional id is the
   shard's, and Kafka fences it. So the pages played back then are final.
 - A transaction whose outcome is in doubt is never guessed about: the producer is discarded; taking over again shows it.
-- None stays open, whatever is raised amid it.
+- No transaction stays open, whatever is raised amid it.
 """
 
 import json
@@ -34,7 +34,7 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 
 
 class RecoveryLogWriter:
-    """Of one shard, by one thread."""
+    """Writes for a shard, on one thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RecoveryLogWriter:
         """Fence off the previous writer, and write the committed pages to an empty file.
 
         Return the number of its pages, 0 if nothing was ever recorded. Raises as `first_offset` and `play_back`, and
-        CheckpointError if somebody else takes over meanwhile.
+        CheckpointError if another writer takes over meanwhile.
         """
         self.close()
         begin = first_offset(self._settings, self._place)
@@ -72,8 +72,8 @@ class RecoveryLogWriter:
         return self._page_count
 
     def record(self, pages: Iterable[tuple[int, bytes]], page_count: int) -> bool:
-        """Commit the pages that changed, of a database that has so many now; False if we were fenced off, by the next
-        owner or by Kafka, which aborts a transaction that does not end.
+        """Commit the pages that changed, of a database of `page_count` pages; False if this writer was fenced off, by
+        the next owner or by Kafka, which aborts a transaction that does not end.
 
         Raises KafkaUnavailable or KafkaAccessDenied where the outcome is not known, and errors of `pages`. After
         either, or False, only `take_over` is of use.
@@ -81,11 +81,11 @@ class RecoveryLogWriter:
         return self._transact(self._records(pages, page_count))
 
     def superseded(self) -> CheckpointError:
-        """Return the error for a shard that is not ours any more before it was restored."""
+        """Return the error for a shard that was taken over before it was restored."""
         return CheckpointError(
             f"{self._place} was taken over by another owner meanwhile",
-            evidence="Kafka has fenced our producer",
-            next_step="nothing, if that one works; where two take turns, see that each shard has one owner",
+            evidence="Kafka has fenced this process's producer",
+            next_step="nothing, if the new owner works; where two take turns, see that each shard has one owner",
         )
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class RecoveryLogWriter:
         }
 
     def _hand_off(self) -> int:
-        """Write that we are the author now, and return the offset of that."""
+        """Write that this process is the author now, and return the offset of that record."""
         offsets: list[int] = []
 
         def on_delivery(error: KafkaError | None, message: Any) -> None:
@@ -168,7 +168,7 @@ class RecoveryLogWriter:
                 return
 
     def _why(self, error: KafkaException | SystemError) -> KafkaError:
-        """Return the error of a failed transaction. A fenced producer refuses calls like one that met with any other
+        """Return the error of a failed transaction. A fenced producer refuses calls like a producer with any other
         fatal error, and may lose its error among callbacks; aborting returns it."""
         cause = error if isinstance(error, KafkaException) else error.__cause__
         try:

@@ -1,7 +1,7 @@
-"""Distance of a reader of topics from losing records that it has not read: Kafka removes old ones, read or not.
+"""Distance of a reader of topics from losing records that it has not read: Kafka removes old records, read or not.
 
 Promises
-- Kafka is asked only while somebody asks us, once a minute at most, on a thread that ends with the answer: nobody waits
+- Kafka is queried only on demand, once a minute at most, on a thread that ends with the answer: no caller waits
   for it.
 - Unknown numbers are not reported: none while Kafka does not answer, no time where `retention.ms` may not be read.
 - A time is the earliest: Kafka removes whole segments, and none that is being written.
@@ -27,15 +27,15 @@ from harvest_lib.telemetry.rare_answer import RareAnswer
 
 _ANSWER_SECONDS = 5.0
 _MOST_READ = 100
-"""Of so many partitions the next record is read for its age: those with the fewest records before it."""
+"""The next record's age is read for this number of partitions: the partitions with the fewest records before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
     """One partition that is read: offsets that are there and not read yet, offsets from its start to the next that is
-    read, and its start. `retention_seconds`: None where the topic keeps all, or does not say. `expires_at`: when Kafka
-    may remove the record that is read next, or where all is read one that is written now, in Unix seconds; None if all
-    was removed before it was read, or it is not known."""
+    read, and its start. `retention_seconds`: None where the topic keeps all, or does not report it. `expires_at`: when
+    Kafka may remove the record that is read next, or if all is read a record that is written now, in Unix seconds; None
+    if all was removed before it was read, or it is not known."""
 
     topic: str
     partition: int
@@ -55,12 +55,12 @@ class RetentionWatch:
         )
 
     def seen(self) -> Sequence[Retained]:
-        """Return the last answer; ask again if that was long ago. For any thread."""
+        """Return the last answer; query again if that was long ago. For any thread."""
         return self._answer.seen()
 
 
 def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> Sequence[Retained]:
-    """Ask Kafka about partitions that are read next from these offsets. Raises KafkaException, or TimeoutError."""
+    """Query Kafka for partitions whose next read is at these offsets. Raises KafkaException, or TimeoutError."""
     if not positions:
         return []
     with AdminClient(client_settings(settings)) as admin:
@@ -90,7 +90,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
 
 
 def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
-    """Yield the metrics of the partitions that are closest to a loss; unread records of the others are one sum."""
+    """Yield the metrics of the partitions that are closest to a loss; unread records of the rest are one sum."""
     closest = sorted(seen, key=lambda each: (not each.unread, each.retained))
     labelled = [((each.topic, str(each.partition)), each) for each in closest[:MOST_SERIES]]
     unread: dict[Labels, float] = {label: float(each.unread) for label, each in labelled}
@@ -110,13 +110,13 @@ def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
 
 
 def _offsets(admin: AdminClient, places: Mapping[Place, int], spec: OffsetSpec) -> Mapping[Place, int]:
-    """Return an offset of each partition; one that we may not see, or that is gone, is left out."""
+    """Return an offset of each partition; a partition that is gone, or not visible to this user, is left out."""
     found = list_offsets(admin, places, spec, timeout_seconds=_ANSWER_SECONDS)
     return {place: offset for place, offset in found.items() if isinstance(offset, int)}
 
 
 def _retention_seconds(admin: AdminClient, topics: set[str]) -> Mapping[str, float | None]:
-    """Return the retention of each topic in seconds, None where it keeps records permanently, or does not say."""
+    """Return the retention of each topic in seconds, None where it keeps records permanently, or does not report it."""
     found: dict[str, float | None] = dict.fromkeys(topics)
     for topic, settings in topic_settings(admin, topics, timeout_seconds=_ANSWER_SECONDS).items():
         milliseconds = int(settings.get("retention.ms", "-1"))
@@ -134,7 +134,7 @@ def _timestamps(settings: Mapping[str, object], positions: Mapping[Place, int]) 
         client_settings(
             settings,
             **{
-                "group.id": "harvest-retention",  # asked for by the client; nobody joins it
+                "group.id": "harvest-retention",  # the client requires a group; no member joins it
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",

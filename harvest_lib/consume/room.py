@@ -1,8 +1,8 @@
 """The room that a process has for shards: open files, and connections that the database gives it.
 
-Each shard has a Kafka client and a connection. Where there is no room for all, the others wait, and take turns with
-those at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step. A connection that was
-held, and is then refused, is tried again soon: Postgres ends the session before it a moment after its client.
+Each shard has a Kafka client and a connection. If there is no room for all shards, some wait, and take turns with the
+shards at work: each gets TURN_SECONDS. That is logged once, with the cause and the next step. A connection that was
+held, and is then refused, is tried again soon: Postgres ends the previous session a moment after its client.
 """
 
 import logging
@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
-"""Files of a shard: 14 were counted with one broker. More are assumed where more are seen."""
+"""Files of a shard: 14 were counted with one broker. If more are counted, more are assumed."""
 _FILES_UNMEASURED = 128
-"""So many are assumed until the files of one shard are counted: each broker takes two."""
+"""Assumed until the files of a shard are counted: each broker takes two."""
 _OPENING_SECONDS = 3.0
 """Files of a shard that began are not all open before."""
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
-"""After so long twice as many connections are tried; later each time that this is in vain."""
+"""After this time twice as many connections are tried; later each time that this is in vain."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
@@ -37,8 +37,8 @@ class Room:
         self._most: int | None = None  # shards for which there are connections, as far as known
         self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
         self._held = 0  # the most that had a session at once, while others waited
-        self._is_trying = False  # more than there were connections for
-        self._is_regaining = False  # what was held before
+        self._is_trying = False  # trying more shards than there were connections
+        self._is_regaining = False  # trying to get back the connections that were held before
         self._evidence = ""
         self._lacks_files_since: float | None = None
         self._said: set[str] = set()
@@ -74,10 +74,10 @@ class Room:
         self._again_at = now + self._again_seconds
 
     def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
-        """Return True if an error says that the database gives no further connection, while `others` are at work.
+        """Return True if an error means that the database gives no further connection, while `others` are at work.
 
-        `holding` of them have a session. `has_opened` says whether one of them got it since this one asked: the
-        server, whose language may be any, was then neither starting nor shutting down.
+        `holding` of them have a session. `has_opened`: another shard got a session since this shard requested one. The
+        server, whose messages may be in any language, was then neither starting nor shutting down.
         """
         if not isinstance(error, DatabaseUnavailable) or not others:
             return False
@@ -87,7 +87,7 @@ class Room:
         if is_full:
             if self._is_trying:
                 self._again_seconds = min(2 * self._again_seconds, _LONGEST_AGAIN_SECONDS)
-            if self._is_regaining:  # in vain: somebody else has them
+            if self._is_regaining:  # in vain: another client has them
                 self._held = holding
             seconds = _AGAIN_SECONDS if others < self._held else self._again_seconds
             self._is_trying = self._is_regaining = False

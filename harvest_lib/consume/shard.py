@@ -5,11 +5,11 @@
                                           └── next transaction ◄──┴─► acknowledge, while that already runs
 
 Promises, whatever crashes, freezes or fails over
-- Each message changes the kept state in one transaction that is kept, and in no other.
+- Each message changes the kept state in one kept transaction, and in no other.
 - A published message is read once by readers of committed messages: it is pending until the transaction is kept, and is
   acknowledged only then.
-- All messages that one acknowledgement commits are in one transaction.
-- A message that the user's function does not take is parked with its reason after some attempts, and only that one.
+- All messages of one acknowledgement are in one transaction.
+- A message that the user's function refuses is parked with its reason after some attempts, and only that message.
 """
 
 import logging
@@ -44,20 +44,20 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS = 60.0
 _TOUCH_SECONDS = 10.0
 _CAUGHT_UP_POLLS = 50
-"""So many polls in a row without a message, of 0.1 s each, say that none waits: the first ones may be too early."""
+"""Number of polls of 0.1 s in a row without a message, after which none waits: the first may be too early."""
 _SLOW_SECONDS, _LONGEST_STRIDE = 0.1, 64
-"""If messages took longer, the time is checked before each one; else the stride doubles, up to 64 messages."""
+"""If messages took longer, the time is checked before each message; else the stride doubles, up to 64 messages."""
 
 Reads = Callable[[Sequencer], Generator[Iterable[Message], None, None]]
 """Returns committed messages from the position of a sequencer on, an empty group where nothing is ready."""
 
 
 class Fenced(Exception):
-    """Somebody else owns the shard now; nothing of the last transaction was kept."""
+    """Another process owns the shard now; nothing of the last transaction was kept."""
 
 
 class Shard:
-    """Used by one thread. Its counts may be read by any."""
+    """Used by one thread. Any thread may read its counts."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Shard:
         publisher: Callable[[], Publisher],
         limits: ShardLimits,
     ) -> None:
-        """`publisher` makes one with a producer id that nobody had; it is called once there is something to publish."""
+        """`publisher` makes a publisher with a new producer id; it is called once there is something to publish."""
         self.committed = self.transactions = self.parked = 0
         """Messages that were taken in, transactions that were kept, and messages that were parked."""
         self.offset = -1
@@ -78,7 +78,7 @@ class Shard:
         self.opened_at: float | None = None
         """Time at which its store was open, in boot seconds; None before."""
         self.stuck_since: float | None = None
-        """Begin of the first transaction since one was kept, in boot seconds; None if there was none."""
+        """Begin of the first transaction since the last commit, in boot seconds; None without a transaction."""
         self.caught_up = False
         """It has been without a message that waited, since it began."""
         self.going_since: float | None = None
@@ -113,7 +113,7 @@ class Shard:
         return self._attempts.is_under_way
 
     def run(self, stopping: threading.Event) -> None:
-        """Own the shard until a stop is asked for; messages taken in by then are kept.
+        """Own the shard until a stop is requested; messages taken in by then are kept.
 
         Raises Fenced when another owner has begun, and errors of the store and of Kafka: begin again with a new shard.
         """
@@ -140,7 +140,7 @@ class Shard:
         finally:
             self._store.close()
 
-    # -- one transaction after the other
+    # -- transactions
 
     def _process(self, stopping: threading.Event) -> None:
         sequencer = Sequencer(
@@ -181,7 +181,7 @@ class Shard:
         self.going_since = self.going_since or boot_seconds()
 
     def _take(self, group: Iterable[Message]) -> None:
-        """Take in the messages that one acknowledgement commits."""
+        """Take in the messages of one acknowledgement."""
         if self._dispatch.takes_at_once(group):
             self._open = self._open or self._begin()
             self._dispatch.take_at_once(self._open, group)
@@ -250,7 +250,7 @@ class Shard:
 
     def _prune(self, sequencer: Sequencer) -> None:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
-        # By the log's time, or a backlog would be forgotten as it is read; never by one that is still to come.
+        # By the log's time, or a backlog would be forgotten as it is read; never by a time in the future.
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 

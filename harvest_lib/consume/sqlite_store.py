@@ -1,11 +1,11 @@
 """The store of a shard that is kept where its owner runs: a SQLite database, whose pages are recorded to Kafka.
 
     restore ─► begin ─► (the user changes tables) ─► commit in SQLite ─► its pages in one Kafka transaction ─► begin …
-    fences, plays back                                                   False: somebody has restored it since
+    fences, plays back                                                   False: another owner has restored it since
 
 Promises
 - Only the recovery log counts. The file is a cache: it is rebuilt from the log at each `restore`, and has no name
-  while it is used, so nobody mistakes it for the state and a process that is killed leaves none behind.
+  while it is used, so it cannot be mistaken for the state, and a process that is killed leaves no file behind.
 - Once a new owner has restored a checkpoint, no older owner commits anything, whenever it thaws.
 - A transaction that Kafka did not keep for certain is never built upon: the store has to be restored first.
 """
@@ -37,7 +37,7 @@ _SETTINGS = (
     "synchronous = OFF",  # after a crash of the machine the file is gone anyway
 )
 _AUTO_VACUUM = "PRAGMA auto_vacuum = FULL"
-"""Of a new database: freed pages leave the log too. Of one that was played back it would be a change."""
+"""Of a new database: freed pages leave the log too. In a restored database it would be a change."""
 _CREATE = (
     """
 CREATE TABLE consumers (
@@ -69,7 +69,7 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""No text of a user's: statements are cached by their text, and one that is cached is not authorized again."""
+"""No user's statement has this text: statements are cached by text, and a cached one is not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
@@ -147,7 +147,7 @@ class SqliteStore:
         return self._owned().in_transaction
 
     def touch(self) -> None:
-        """Do nothing: Kafka hears of a transaction as it ends."""
+        """Do nothing: Kafka gets a transaction as it ends."""
 
     def will_pass(self, error: BaseException) -> bool:
         return passes(error)
@@ -192,7 +192,7 @@ class SqliteStore:
         self._returned().rollback()
         if appended(self._wal, self._end) is not None:  # see `commit`
             self.close()
-            raise RuntimeError("a statement of the user's ended the transaction, and another one was kept after it")
+            raise RuntimeError("a user's statement ended the transaction, and another transaction was kept after it")
 
     def close(self) -> None:
         self._recorder.close()

@@ -2,7 +2,7 @@
 
 The format is published, https://www.sqlite.org/fileformat2.html#walformat: a header, then frames, each a small header
 and a page. The last frame of a transaction has the number of pages of the database after it; frames behind it were
-left over by one that was rolled back.
+left over by a transaction that was rolled back.
 """
 
 import os

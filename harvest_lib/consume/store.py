@@ -1,7 +1,7 @@
-"""Keeps the state of a shard and its checkpoint, in one transaction.
+"""Keeps the state of a shard together with its checkpoint, transaction by transaction.
 
     restore ─► begin ─► (the user changes state) ─► commit ─► begin …
-    places the fence                                False: somebody has placed a higher one, nothing was kept
+    places the fence                                False: another owner has placed a higher fence, nothing was kept
 
 Promises of every store: once a new owner has restored a checkpoint, no older owner commits anything, whenever its
 commit arrives.
@@ -15,15 +15,14 @@ from harvest_lib.sequencing.batch import Message
 
 
 class StateRefused(Exception):
-    """The store refuses a change of the user's functions; nothing of the transaction was kept. Its text is that of the
-    error."""
+    """The store refuses a user's change, with the text of its error; nothing of the transaction was kept."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(reason_of(error))
 
 
 class Store(Protocol):
-    """Of one shard, used by one thread."""
+    """The store of a shard, used by one thread."""
 
     def restore(self) -> Checkpoint:
         """Fence off the previous owner of the shard, and return the checkpoint."""
@@ -35,11 +34,11 @@ class Store(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Return True if the transaction is open: nobody has ended it, and no statement of it has failed."""
+        """Return True if the transaction is open: it has not ended, and no statement of it has failed."""
         ...
 
     def touch(self) -> None:
-        """Show that we live: a store may end a transaction of which it hears nothing, as its owner may be frozen."""
+        """Keep the transaction alive: a store may end it without signs of life, as its owner may be frozen."""
         ...
 
     def will_pass(self, error: BaseException) -> bool:
@@ -51,7 +50,7 @@ class Store(Protocol):
         ...
 
     def commit(self, checkpoint: Checkpoint) -> bool:
-        """Keep the changes, and the checkpoint with them; False if we were fenced off, and nothing was kept.
+        """Keep the changes, and the checkpoint with them; False if the owner was fenced off, and nothing was kept.
 
         Raises StateRefused.
         """

@@ -16,7 +16,7 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class ConsumerTelemetry:
-    """Waits for no server. Kafka is asked for the retention of its topics beside, once a minute."""
+    """Waits for no server. The retention of its topics is queried from Kafka beside, once a minute."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -74,7 +74,7 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict unless a partition of ours has failed, or been in one transaction, for longer."""
+        """Return a healthy verdict unless an owned partition has failed, or been in one transaction, for longer."""
         now = boot_seconds()
         for each in self._consumer.owned():
             if each.stuck_since is not None and now - each.stuck_since >= within_seconds:

@@ -1,8 +1,8 @@
 """The span of a consumer's transaction, where the process has a tracer provider.
 
 It goes from the first message to the commit, has links to the spans in which messages were written, as far as these are
-recorded, and is the current span while the user's functions run. What a tracer, a sampler or a span processor raises
-costs the span, and nothing else: neither before the commit nor after it.
+recorded, and is the current span while the user's functions run. If a tracer, a sampler or a span processor raises,
+only the span is lost, both before the commit and after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ _MOST_MESSAGES = 1_000
 
 
 class TransactionSpan:
-    """From when it is made to its end, on one thread."""
+    """A span from its construction to `end`, on one thread."""
 
     def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
         """Begin it; raises what the tracer raises. Afterwards `harmless` has the errors."""
-        from opentelemetry import context, trace  # noqa: PLC0415 - who has a tracer has it
+        from opentelemetry import context, trace  # noqa: PLC0415 - installed wherever a tracer is
 
         attributes = {
             "messaging.consumer.group.name": shard.consumer,
@@ -63,7 +63,7 @@ class TransactionSpan:
                     break
 
     def end(self, messages: int, error: str = "") -> None:
-        """End it, after so many messages: well, or by an error of a kind."""
+        """End the span after `messages` messages: without an error, or with the name of an error."""
         from opentelemetry import context  # noqa: PLC0415 - as above
 
         with self._harmless:

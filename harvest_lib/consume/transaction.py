@@ -38,14 +38,14 @@ class Application(Protocol):
 
 @runtime_checkable
 class GroupApplication(Application, Protocol):
-    """An application that also takes in many messages by one call, which costs less where little is done with each.
+    """An application that also takes in many messages per call, which costs less if it does little with each message.
 
     `consume_message` is called all the same: for single messages, for messages that are read again from the log, and
     after each failure, to find the message to blame.
     """
 
     def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
-        """Take in messages that one acknowledgement commits, in their order: at most as many as the ring holds.
+        """Take in the messages of one acknowledgement, in their order: at most as many as the ring holds.
 
         `messages.records` are the Kafka client's alone.
         """
@@ -71,12 +71,12 @@ def require_functions(application: Application) -> None:
         except TypeError as error:
             step = f"pass an object, and define `{name}(self, {', '.join(given)})`"
             raise _not_usable(name, f"is called with ({', '.join(given)}): {error}", step) from error
-        except ValueError:  # of an extension: nobody knows
+        except ValueError:  # of an extension: its signature is unknown
             continue
 
 
 def require_done(returned: object) -> None:
-    """Raise TypeError if what a function returned is its work, and not the result: it would never be done."""
+    """Raise TypeError if a function returned unfinished work instead of its result: it would never be done."""
     if inspect.isawaitable(returned) or isinstance(returned, Generator) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()

@@ -1,7 +1,7 @@
 """Airflow as services of this machine: scheduler, DAG processor, triggerer and API server.
 
 All settings are environment variables, so that AIRFLOW_HOME holds logs and nothing that could be out of date. The
-login is that of Airflow's simple auth manager: user `admin`, password made once and kept in a file of the owner's.
+login is the user `admin` of Airflow's simple auth manager; its password is made once and kept in a file of the owner's.
 """
 
 import base64
@@ -28,10 +28,10 @@ _MIGRATE_SECONDS = 300
 
 
 class Airflow:
-    """Airflow below a state folder, with the DAGs of one folder."""
+    """Airflow below a state folder, with a folder of DAGs."""
 
     def __init__(self, state: Path, *, dags: Path | None = None) -> None:
-        """Prepare; nothing is written yet. Without `dags`, those of the example.
+        """Prepare; nothing is written yet. Without `dags`, the example's DAGs.
 
         Raises StackError when there is no such folder, or no DAG in it.
         """
@@ -65,7 +65,7 @@ class Airflow:
             "core": {
                 "dags_folder": self._dags,
                 "load_examples": False,
-                "test_connection": "Enabled",  # who may log in here may do everything anyway
+                "test_connection": "Enabled",  # every user that can log in here has all rights anyway
                 "executor": "LocalExecutor",
                 "parallelism": 2,  # with the default of 32 its workers take some GB before they do anything
                 "fernet_key": _fernet_key(self._home / "fernet.key"),
@@ -83,7 +83,7 @@ class Airflow:
             },
             "api_auth": {"jwt_secret": kept_secret(self._home / "jwt.key")},
             "logging": {"base_log_folder": self._home / "logs"},
-            # The folder is looked through for new files every ten seconds: five minutes is long for who writes one.
+            # The folder is searched for new files every ten seconds: five minutes is long while writing a DAG.
             "dag_processor": {"parsing_processes": 1, "refresh_interval": 10},
         }
         variables = {
@@ -114,7 +114,7 @@ class Airflow:
             raise self._not_migrated(tail(self._log))
 
     def plans(self, variables: Mapping[str, str]) -> list[ServicePlan]:
-        """Say how the services are started; call `prepare` and `migrate` first.
+        """Return how the services are started; call `prepare` and `migrate` first.
 
         The last is the scheduler: a task that it starts before the API server answers fails.
         """
@@ -131,7 +131,7 @@ class Airflow:
         return [
             plan("api-server", serves=self._answers, port=self._port, url=self.url),
             plan("dag-processor", serves=self._lives("dag_processor")),
-            # Their logs are files of this machine: nobody needs to be served them.
+            # Their logs are files of this machine: no server for them is needed.
             plan("triggerer", "--skip-serve-logs", serves=self._lives("triggerer")),
             plan("scheduler", "--skip-serve-logs", serves=self._lives("scheduler")),
         ]
@@ -198,7 +198,7 @@ def checked_dags(folder: Path) -> Path:
         raise StackError(
             "the folder of DAGs cannot be read",
             evidence=f"{error.filename}: {error.strerror}",
-            next_step="correct its rights, or name another one by --dags",
+            next_step="correct its rights, or name another folder by --dags",
         ) from error
     if not found:
         raise StackError(
@@ -210,7 +210,7 @@ def checked_dags(folder: Path) -> Path:
 
 
 def _may_hold_dag(file: Path) -> bool:
-    """Return True if Airflow would look for a DAG in a file (its setting dag_discovery_safe_mode)."""
+    """Return True if Airflow would search a file for a DAG (its setting dag_discovery_safe_mode)."""
     text = file.read_bytes().lower()
     return b"airflow" in text and b"dag" in text
 

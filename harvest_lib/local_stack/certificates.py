@@ -1,7 +1,6 @@
-"""A certificate authority of one folder, and certificates that it signs: for servers of this machine, and for clients.
+"""A certificate authority in a folder, and certificates that it signs: for servers of this machine, and for clients.
 
-Keys are written for the owner's eyes only, and nowhere else. The authority is made once; certificates are made again
-whenever they are asked for.
+Only the owner can read keys, and they are written nowhere else. The authority is made once, certificates on each call.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from harvest_lib.local_stack.state import make_folder, write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Files of a certificate and its key, each in PEM, and of both in one file as Java wants them."""
+    """Files of a certificate and its key, each in PEM, and both together in the file that Java needs."""
 
     certificate: Path
     key: Path
@@ -41,7 +40,7 @@ class Authority:
         write_private(self._key_file, authority.private_key_pem.bytes().decode())
 
     def files(self, name: str) -> Certificate:
-        """Say where the certificate of a name is, or would be."""
+        """Return where the certificate of a name is, or would be."""
         return Certificate(
             certificate=self._folder / f"{name}.pem",
             key=self._folder / f"{name}.key",
@@ -49,7 +48,7 @@ class Authority:
         )
 
     def issue(self, name: str, *, hosts: tuple[str, ...] = ()) -> Certificate:
-        """Sign a certificate for `CN=name`, and for its hosts if it is a server's; replaces an earlier one."""
+        """Sign a certificate for `CN=name`, and for the hosts of a server; replaces an earlier certificate."""
         authority = CA.from_pem(self.certificate.read_bytes(), self._key_file.read_bytes())
         # Each has an alternative name: OpenSSL refuses an empty list of them.
         issued, files = authority.issue_cert(*(hosts or (name,)), common_name=name), self.files(name)

@@ -2,21 +2,22 @@
 
     python -I -S child.py --parent PID [--signal N] [--user UID:GID] [--reach] -- COMMAND …
 
-Run by path, not by module, so that it costs one bare interpreter start (about 20 ms) and imports nothing of ours.
+Run by path, not by module, so that it costs a bare interpreter start (about 20 ms) and imports nothing of the library.
 Before it becomes COMMAND by `exec` it
 
-1. takes the user's identity, when one is given (a Postgres refuses to run as root);
-2. with `--reach`, keeps the one capability that lets that user pass folders closed to it, so that a server below
+1. takes the user's identity, when a user is given (a Postgres refuses to run as root);
+2. with `--reach`, keeps the capability that lets that user pass folders closed to it, so that a server below
    `/root` or another private folder reaches its own binaries and data;
-3. asks the kernel for signal N (9 by default) when the parent dies. This comes last, as a change of identity clears
+3. requests signal N from the kernel (9 by default) when the parent dies. This comes last, as a change of identity
+clears
    it, and the parent is checked afterwards, as it may have died in between.
 
 The kernel means the parent *thread*: start servers from a thread that lives as long as they shall. Elsewhere than on
 Linux step 3 does not exist and a killed parent leaves its servers behind.
 
-Files of the command are for its user alone, and signals that our parent ignores get their default action.
+Files of the command are for its user alone, and signals that the parent ignores get their default action.
 
-Exit code 125 says that a step failed; standard error says which.
+Exit code 125 means that a step failed; standard error names the step.
 """
 
 import argparse
@@ -37,7 +38,7 @@ _NOT_INHERITED = (
     ),  # a shell does, for commands with `&`; Dagster takes SIGTERM as it finds SIGINT
     *(signal.SIGTERM, signal.SIGHUP),  # nohup does
 )
-"""Signals that get their default action: a server must not ignore them because our parent does."""
+"""Signals that get their default action: a server must not ignore them because its parent does."""
 
 _OWNER_ONLY = 0o077
 """Umask of servers: their files, records among them, are for their user alone."""
@@ -107,7 +108,7 @@ def become(uid: int, gid: int, *, reach: bool) -> None:
 
 
 def _keep_only(capability: int) -> None:
-    # Permitted and ambient must be the same set: were one larger, exec would count as a privileged one and forget
+    # Permitted and ambient must be the same set: if one is larger, exec counts as privileged and forgets
     # the parent-death signal.
     mask = 1 << capability
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)

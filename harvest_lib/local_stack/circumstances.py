@@ -1,4 +1,4 @@
-"""Refusals of the machine, as one error of the stack: a full disk, a folder that may not be written."""
+"""Refusals of the machine, such as a full disk or a folder that may not be written, as StackError."""
 
 import errno
 import os

@@ -19,7 +19,7 @@ from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_private, write_private
 
 LOCATION = "harvest"
-"""Name of our code location in Dagster."""
+"""Name of the stack's code location in Dagster."""
 
 _PASSWORD = "DAGSTER_POSTGRES_PASSWORD"  # noqa: S105 - the variable's name
 _LOADED = (
@@ -30,7 +30,7 @@ _HEALTH = "{ instance { daemonHealth { allDaemonStatuses { required healthy last
 
 
 class Dagster:
-    """Dagster below a state folder, serving the definitions of one module."""
+    """Dagster below a state folder, serving the definitions of a module."""
 
     def __init__(self, state: Path, *, definitions: str) -> None:
         """Prepare; nothing is written yet. Raises StackError when there is no such module."""
@@ -50,7 +50,7 @@ class Dagster:
         self._ports = keep_ports(self._home / "ports.json", ["webserver", "code"])
 
     def plans(self, dsn: str, environment: Mapping[str, str]) -> list[ServicePlan]:
-        """Write the configuration and say how the services are started; call `prepare` first."""
+        """Write the configuration and return how the services are started; call `prepare` first."""
         database = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
         write_private(self._home / "dagster.yaml", _instance(database))
         write_private(self._home / "workspace.yaml", _workspace(self._ports["code"]))
@@ -92,7 +92,7 @@ class Dagster:
         ]
 
     def _web_serves(self, _: float) -> bool:
-        """Return True if the webserver answers and has asked the code server for its definitions, good or bad."""
+        """Return True if the webserver answers and has got the code server's definitions, good or bad."""
         answer = ask(f"{self.url}/graphql", {"query": _LOADED})
         return bool(answer) and all(
             entry["locationOrLoadError"] for entry in answer["data"]["workspaceOrError"]["locationEntries"]
@@ -118,7 +118,7 @@ def check_module(name: str, option: str) -> None:
         raise StackError(
             f"there is no module {name}",
             evidence="it cannot be found on this Python's path",
-            next_step=f"name another one by {option}",
+            next_step=f"name another module by {option}",
         )
 
 

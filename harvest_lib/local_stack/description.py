@@ -32,12 +32,12 @@ class Description:
     started: float
     airflow_login: str = ""
     secure: str = ""
-    """The folder with the files for clients of a secured stack; empty for one that is not."""
+    """The folder with the files for clients of a secured stack; empty for an unsecured stack."""
     dags: str = ""
-    """The folder of DAGs that Airflow runs; empty for ours, and without Airflow."""
+    """The folder of DAGs that Airflow runs; empty for the example's, and without Airflow."""
 
     def to_json(self, *, with_password: bool = False) -> str:
-        """Write it as JSON, the password in the DSN hidden unless asked for."""
+        """Write it as JSON, the password in the DSN hidden by default."""
         content = asdict(self)
         if not with_password:
             content["dsn"] = shown(self.dsn)
@@ -60,7 +60,7 @@ def running(state: Path) -> Description | None:
 
 
 def process_started(pid: int) -> float | None:
-    """Return when a process started, to tell it from a later one with the same id; None when it has ended.
+    """Return the start of a process, which distinguishes it from a later process with its id; None when it has ended.
 
     On Linux in clock ticks since the machine started, which setting the clock does not change.
     """

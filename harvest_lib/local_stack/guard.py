@@ -2,7 +2,7 @@
 
     python -m harvest_lib.local_stack.guard
 
-reads session ids from its standard input, one in a line (`-` before it when the session is over), and ends the sessions
+reads session ids from its standard input, one per line (`-` before it when the session is over), and ends the sessions
 when the input is closed.
 """
 

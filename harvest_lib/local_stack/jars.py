@@ -28,7 +28,7 @@ _ATTEMPT_SECONDS = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JarSet:
-    """Coordinates `organisation:name:revision` whose jars, with all they need, belong in one folder."""
+    """Coordinates `organisation:name:revision` whose jars, with all dependencies, belong in one folder."""
 
     name: str
     coordinates: tuple[str, ...]
@@ -37,7 +37,7 @@ class JarSet:
 
 
 def kafka_jars(release: str) -> JarSet:
-    """Name the jars of a Kafka broker. Without the last one, which writes its log, a broker would be silent."""
+    """Name the jars of a Kafka broker. The last jar writes its log: without it a broker would be silent."""
     return JarSet(
         name=f"kafka-{release}",
         coordinates=(f"org.apache.kafka:kafka_2.13:{release}", "org.slf4j:slf4j-simple:1.7.36"),
@@ -75,7 +75,7 @@ def resolve(jars: JarSet, state: Path, java_home: Path) -> list[Path]:
 
 
 def _bring(jars: JarSet, cache: Path, java_home: Path, folder: Path) -> None:
-    for left in folder.parent.glob(f".{jars.name}-*"):  # by a process that was killed: only who holds the lock has one
+    for left in folder.parent.glob(f".{jars.name}-*"):  # of a killed process: only the lock's holder has such a folder
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{jars.name}-", ignore_cleanup_errors=True) as name:
         work = Path(name)

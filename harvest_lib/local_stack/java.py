@@ -1,7 +1,7 @@
-"""Find a Java runtime that Kafka and Spark both run on: the machine's own, else the one from a wheel.
+"""Find a Java runtime that Kafka and Spark both run on: the machine's own, else the wheel's.
 
-Java 17 to 21 will do (Spark 4.1 asks for 17 at least and is not tested beyond 21). The wheel's runtime lacks one
-module that Spark's launcher asks for by name; a `bin/java` script in the state folder drops that request.
+Java 17 to 21 will do (Spark 4.1 needs 17 at least and is not tested beyond 21). The wheel's runtime lacks a
+module that Spark's launcher requests by name; a `bin/java` script in the state folder drops that request.
 """
 
 import importlib.util
@@ -88,7 +88,7 @@ def _from_wheel(state: Path, seen: list[str]) -> Path:
 
 
 _SHIM = """#!/bin/sh
-# This runtime has no jdk.incubator.vector, which Spark asks for and does without.
+# This runtime has no jdk.incubator.vector, which Spark requests but does not need.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"

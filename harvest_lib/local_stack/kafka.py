@@ -1,6 +1,6 @@
-"""A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each broker and controller in one.
+"""A Kafka cluster of one or three KRaft brokers: Java processes on 127.0.0.1, each both broker and controller.
 
-Every broker has two listeners: one without authentication (`bootstrap_servers`), and one with SASL/PLAIN for one user
+Every broker has two listeners: without authentication (`bootstrap_servers`), and with SASL/PLAIN for a user
 whose password is generated once (`sasl_bootstrap_servers`). Detours add listeners whose clients connect through other
 addresses, which may break. A secured cluster has other listeners instead, see `kafka_security`. Topics are not created
 automatically. Logs are replicated to all brokers. Data is kept between runs, separately for each version, number of
@@ -49,7 +49,7 @@ _LOGGING = (
 
 
 class KafkaCluster:
-    """A cluster of one version with its data below a state folder; its jars and Java come from `parts`."""
+    """A cluster of a version with its data below a state folder; its jars and Java come from `parts`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class KafkaCluster:
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), one for each broker, that lead to
+        `detours`, by names of your choice, are ports of 127.0.0.1 (or addresses), a port for each broker, that lead to
         `ports["name-1"]` and so on: a client that bootstraps there is directed back there, without authentication.
         With `security` there are its listeners instead. With `acls` an authenticated client has only the rights
         granted; a client without authentication may do everything, grant too. Without `optimized` a broker costs less
@@ -84,7 +84,7 @@ class KafkaCluster:
             )
             for number in range(1, brokers + 1)
         ]
-        """The processes, broker 1 first: to be killed or frozen one by one; `start_broker` brings one back."""
+        """The processes, broker 1 first: to be killed or frozen singly; `start_broker` brings a broker back."""
         self.ports: dict[str, int] = {}
         self.detours: Mapping[str, Sequence[int | str]] = dict(detours or {})
         """May be changed before `prepare`."""
@@ -115,13 +115,13 @@ class KafkaCluster:
 
     @property
     def operator_settings(self) -> dict[str, str]:
-        """The client settings of the operator, who may do everything."""
+        """The client settings of the operator, the user with all rights."""
         if self._security is None:
             return {"bootstrap.servers": self.bootstrap_servers}
         return self._security.by_certificate(OPERATOR, self.tls_bootstrap_servers)
 
     def port(self, number: int) -> int:
-        """Return the port of one broker; call `prepare` first."""
+        """Return the port of a broker; call `prepare` first."""
         return self.ports[f"{self._roles[0]}-{number}"]
 
     @property
@@ -176,13 +176,13 @@ class KafkaCluster:
             self.start_broker(number)
 
     def start_broker(self, number: int) -> None:
-        """Start one broker (the first is 1) without waiting until it answers."""
+        """Start a broker (the first is 1) without waiting until it answers."""
         command = [*self._java, "kafka.Kafka", self._properties(number)]
         self.brokers[number - 1].spawn(command, environment=java_environment())
 
     def await_ready(self) -> None:
-        """Wait until every broker has joined and answers clients. Until then another process may take a port that was
-        chosen: the cluster starts again on others, as long as nobody can know them."""
+        """Wait until every broker has joined and answers clients. Until then another process may take a chosen port:
+        the cluster then starts again on other ports, as long as no client can know them."""
         while True:
             try:
                 self._await_brokers()
@@ -247,7 +247,7 @@ class KafkaCluster:
         return seen.cluster_id == self._identity()["cluster"] and len(seen.brokers) == len(self.brokers)
 
     def begin_stop(self) -> None:
-        """Ask all brokers to shut down, without waiting."""
+        """Request all brokers to shut down, without waiting."""
         for broker in self.brokers:
             broker.begin_stop()
 
@@ -285,7 +285,7 @@ class KafkaCluster:
         return ("plain", "sasl", "controller", *self.detours)
 
     def data(self, number: int) -> Path:
-        """Return the folder with one broker's log."""
+        """Return the folder with a broker's log."""
         return self._folder / f"broker-{number}"
 
     def _properties(self, number: int) -> Path:

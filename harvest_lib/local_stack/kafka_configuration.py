@@ -1,4 +1,4 @@
-"""The configuration of one Kafka broker, which is a controller too."""
+"""The configuration of a Kafka broker, which is a controller too."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,8 +49,8 @@ def broker_properties(
         "group.min.session.timeout.ms": 1000,
         # A minute by default, after which a broker that a busy machine holds up ends itself.
         "initial.broker.registration.timeout.ms": 1000 * start_seconds,
-        # A broker that crashed may come back once its old session is over. One that a busy machine holds up for longer
-        # takes no new topics for a moment, and where it is alone nobody else can.
+        # A broker that crashed may come back once its old session is over. A broker that a busy machine holds up for
+        # longer takes no new topics for a moment, and a single broker has no other to take them.
         **(_OF_ONE if replicas == 1 else {"broker.session.timeout.ms": 4000, "broker.heartbeat.interval.ms": 500}),
         # By default half of the heap below.
         "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,

@@ -1,4 +1,4 @@
-"""The security settings of a Kafka cluster. A secured one has two listeners, both with TLS, and ACLs and users.
+"""The security settings of a Kafka cluster. A secured cluster has two listeners, both with TLS, and ACLs and users.
 
 Clients connect to `SASL` (SASL_SSL, SCRAM-SHA-512) or to `TLS` (SSL, with a certificate of their own). A user is the
 same principal at both: the name of SCRAM, or the CN of the certificate. Brokers and controllers use certificates too,
@@ -80,7 +80,7 @@ class KafkaSecurity:
 
 
 def unsecured_settings(roles: Sequence[str], password: str, *, acls: bool) -> dict[str, object]:
-    """Return the brokers' settings without TLS. Listeners are named after the roles; `sasl` has one user."""
+    """Return the brokers' settings without TLS. Listeners are named after the roles; `sasl` has a single user."""
     login = f'PlainLoginModule required user_{SASL_USER}="{password}";'
     return {
         **({"authorizer.class.name": AUTHORIZER, "super.users": "User:ANONYMOUS"} if acls else {}),

@@ -1,4 +1,4 @@
-"""The lines of a server's log that say why it ended: errors rather than the shutdown that follows them."""
+"""The lines of a server's log that explain its end: errors rather than the shutdown that follows them."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def said_since(log: Path, start: int) -> str:
 
 
 def telling(text: str) -> str:
-    """Return the first and the last errors of a log in one line, each once; the last lines where it has none."""
+    """Return the first and the last errors of a log on one line, each once; without errors the last lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found: dict[str, str] = {}
     for line in lines:
@@ -40,5 +40,5 @@ def telling(text: str) -> str:
 
 
 def tells_taken_address(text: str) -> bool:
-    """Return True if a server says that it could not have its port."""
+    """Return True if a server reports that its port was taken."""
     return _ADDRESS_TAKEN.search(text) is not None

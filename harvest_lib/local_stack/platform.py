@@ -59,7 +59,7 @@ class Platform:
     def start(self, *, dsn: str, bootstrap_servers: str) -> None:
         """Start all services on servers that answer, and wait until they serve. Raises StackError; stop it then.
 
-        If another process took a port since it was chosen, all start again on others.
+        If another process took a port since it was chosen, all start again on other ports.
         """
         for last in (False,) * (_STARTS - 1) + (True,):
             try:
@@ -104,13 +104,13 @@ class Platform:
         """Start the services again that ended by themselves, and return their names."""
         ended = [service for service in self._services if service.pid is None]
         for service in ended:
-            self._end(service)  # what it left behind
+            self._end(service)  # ends the processes that it left behind
             self._begin(service)
         return [service.plan.name for service in ended]
 
     def stop(self) -> None:
         """End all services and all they started, in order and then by force; does nothing when none runs."""
-        # Services that could start a run or a task are asked first, all at once.
+        # Services that could start a run or a task are told to stop first, all at once.
         for service in self._services:
             service.begin_stop()
         for service in self._services:
@@ -125,7 +125,7 @@ class Platform:
         return tuple(service.describe() for service in self._services if service.pid)
 
     def login(self) -> str:
-        """Say how to log in to Airflow, without the password; nothing if it does not run."""
+        """Return how to log in to Airflow, without the password; empty if Airflow does not run."""
         return f"{USER}, password in {self._airflow.password_file}" if self._airflow else ""
 
     @property

@@ -2,7 +2,7 @@
 
 They are below the ephemeral range. A server binds its port seconds after it was chosen, and on a busy machine an
 outgoing connection could have an ephemeral port by then. Other processes of this user that choose ports here pass over
-those chosen by this one, as long as it lives.
+the ports of this process, as long as it lives.
 """
 
 import fcntl
@@ -25,11 +25,11 @@ _FIRST_EPHEMERAL = 32_768  # Linux's default
 _TRIES = 100
 
 _chosen: set[int] = set()
-"""Ports that this process chose, for any file: not chosen again for another one."""
+"""Ports that this process chose, for any file: not chosen again for another file."""
 
 
 def keep_ports(file: Path, names: list[str]) -> dict[str, int]:
-    """Return a free port for each name: the ones written in the file where still free, else new ones, written there."""
+    """Return a free port for each name: the file's port if it is still free, else a new port, written to the file."""
     known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
     ports: dict[str, int] = {}
     with ExitStack() as held:  # all are held until the last is known, so that none is returned twice
@@ -52,7 +52,7 @@ def accepts(port: int) -> bool:
 
 
 def occupant(port: int) -> str:
-    """Say which process listens on the port, as far as this user may know; nothing when none does."""
+    """Return the process that listens on the port, as far as this user may know it; empty without a listener."""
     try:
         found = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
         listening = [each for each in found if each.status == psutil.CONN_LISTEN]
@@ -82,7 +82,7 @@ def _bind(port: int) -> socket.socket | None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT does not count
     try:
         listener.bind(("127.0.0.1", port))
-        listener.listen()  # with SO_REUSEADDR only a listening socket keeps others from binding its port
+        listener.listen()  # with SO_REUSEADDR only a listening socket keeps its port from other processes
     except OSError:
         listener.close()
         return None
@@ -93,7 +93,7 @@ def _bind(port: int) -> socket.socket | None:
 
 
 def _reserve(port: int) -> bool:
-    """Keep other processes that choose ports from this one until this process ends; false when one of them has it."""
+    """Keep a port from other processes that choose ports until this process ends; false when another process has it."""
     file = _reservations()
     if file is None:
         return True
@@ -106,7 +106,7 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _reservations() -> int | None:
-    """Open the file whose bytes stand for ports, a lock on one for a reservation; None where there can be none."""
+    """Open the file whose bytes stand for ports, a lock on a byte for a reservation; None if it cannot be opened."""
     place = Path(tempfile.gettempdir()) / f"harvest-ports-{os.getuid()}"
     try:
         file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""One Postgres server: the binaries of a wheel, started by our own code on 127.0.0.1.
+"""A Postgres server: the binaries of a wheel, started by the library itself on 127.0.0.1.
 
-Its data is kept between runs, and durable as in production unless asked otherwise. Passwords are checked (SCRAM); the
-superuser's is generated once and kept in a file that only its owner can read. As root, the server runs as `nobody`,
+Its data is kept between runs, and durable as in production unless `durable` is False. Passwords are checked (SCRAM);
+the superuser's is generated once and kept in a file that only its owner can read. As root, the server runs as `nobody`,
 because Postgres refuses root, and reaches its files even below folders closed to that user. A secured server accepts
 connections with TLS only, and keeps its data separately.
 """
@@ -51,7 +51,7 @@ _HASHED_ONCE_SINCE = 16
 
 
 class PostgresServer:
-    """A Postgres of one version with its data below a state folder."""
+    """A Postgres of a version with its data below a state folder."""
 
     def __init__(self, state: Path, *, version: str = "18", durable: bool = True, tls: ServerTls | None = None) -> None:
         """Prepare; nothing is written or started yet. Without `durable`, for tests, a crash of the machine may lose
@@ -186,7 +186,7 @@ class PostgresServer:
         shutil.rmtree(self._data)
 
     def suspend(self) -> None:
-        """Freeze the postmaster: no new connection is answered, the open ones go on."""
+        """Freeze the postmaster: no new connection is answered, the open connections go on."""
         self._process.suspend()
 
     def resume(self) -> None:
@@ -267,7 +267,7 @@ class PostgresServer:
                 leftover.send_signal(signal.SIGQUIT)
                 leftover.wait(15)
             lock.unlink()
-        # Backends outlive a postmaster that was killed until they look up, and no other starts as long as one lives.
+        # Backends outlive a killed postmaster until they notice it, and no postmaster starts while a backend lives.
         orphans = [each for each in psutil.process_iter() if _works_in(each, self._data)]
         for each in orphans:
             with suppress(psutil.Error):
@@ -303,7 +303,7 @@ def _unprivileged() -> Identity | None:
         nobody = pwd.getpwnam("nobody")
     except KeyError as error:
         raise StackError(
-            "Postgres cannot run as root, and there is no user `nobody` to run it as",
+            "Postgres cannot run as root, and there is no user `nobody` for it",
             next_step="run as an ordinary user, or name a running server in HARVEST_DSN",
         ) from error
     return Identity(nobody.pw_uid, nobody.pw_gid)

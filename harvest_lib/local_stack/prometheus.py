@@ -1,4 +1,4 @@
-"""Prometheus on this machine with our alert rules; and as a service, which scrapes the daemon's run of Dagster."""
+"""Prometheus on this machine with the harvester's alert rules; and as a service, which scrapes the run of Dagster."""
 
 import shutil
 import subprocess
@@ -89,7 +89,7 @@ class Prometheus:
         self._ports = keep_ports(self._home / "ports.json", ["web", "listen"])
 
     def plan(self, environment: dict[str, str]) -> ServicePlan:
-        """Write the configuration and say how it is started; call `prepare` first."""
+        """Write the configuration and return how it is started; call `prepare` first."""
         port = self._ports["web"]
         return ServicePlan(
             name="prometheus",

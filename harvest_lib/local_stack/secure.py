@@ -1,4 +1,4 @@
-"""The files of a secured stack: an authority, users, and configurations to copy, all in one folder.
+"""The files of a secured stack: an authority, users, and configurations to copy, all in the same folder.
 
     ca.pem                            the authority that servers and clients are checked against
     NAME.pem  NAME.key                the certificate by which NAME comes to Kafka
@@ -6,7 +6,7 @@
     NAME.pgpass                       the same for libpq, as `passfile`
     harvester-scram.yaml  harvester-mtls.yaml   configurations of a harvester; they name files and hold no secret
     harvester.env                     the password that the first of them leaves to the environment
-    operator.json                     the client settings of the operator, who may do everything in Kafka
+    operator.json                     the client settings of the operator, the user with all rights in Kafka
 
 Only the owner can read the files.
 """
@@ -28,7 +28,7 @@ from harvest_lib.local_stack.postgres_tls import ServerTls, binaries, bring_bina
 from harvest_lib.local_stack.state import make_folder, write_private
 
 ROLES = ("harvester", "writer", "reader")
-"""The users without any right of their own: `harvest grants` says which they need."""
+"""The users without any right of their own: `harvest grants` lists the rights they need."""
 
 HOSTS = ("127.0.0.1", "localhost")
 

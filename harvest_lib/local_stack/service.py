@@ -1,7 +1,7 @@
-"""One service of the platform: a process of ours with a check that it serves, and all that it starts.
+"""A service of the platform: a process of the stack with a check that it serves, and all that it starts.
 
-Unlike a database server, a service starts others (runs, tasks, workers) that it may leave behind. It leads a session of
-its own, and `stop` is over when that session is.
+Unlike a database server, a service starts processes (runs, tasks, workers) that it may leave behind. It leads a session
+of its own, and `stop` is over when that session is.
 """
 
 import json
@@ -23,7 +23,7 @@ _STOP_SECONDS = 15
 _ANSWER_SECONDS = 5
 _POLL_SECONDS = 0.2
 
-# Servers of this machine are never asked through a proxy.
+# Servers of this machine are never queried through a proxy.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -31,7 +31,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class ServicePlan:
     """Command of a service, and the check that it serves. `environment` holds secrets, and is not shown.
 
-    `serves` gets the start time of the service (Unix time): answers of an earlier one do not count.
+    `serves` gets the start time of the service (Unix time): answers of an earlier start do not count.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Service:
         self._process.await_ready(ready, seconds=_READY_SECONDS)
 
     def begin_stop(self) -> None:
-        """Ask the service and all it started to end, without waiting."""
+        """Request the service and all processes it started to end, without waiting."""
         if self._session:
             self._reach = sessions.reach([self._session])  # looked up now: a process that ends is a parent no more
             sessions.signal_all(self._reach, signal.SIGTERM)
@@ -123,7 +123,7 @@ class Service:
 def ask(url: str, question: Mapping[str, Any] | None = None) -> Any:
     """Return the JSON at an address, None without a valid answer; with a question, post it."""
     body = None if question is None else json.dumps(question).encode()
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})  # noqa: S310 - ours
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})  # noqa: S310 - a URL of the stack
     try:
         with _DIRECT.open(request, timeout=_ANSWER_SECONDS) as answer:
             return json.load(answer)

@@ -1,8 +1,8 @@
 """Sessions of processes: everything that a service started, directly or indirectly.
 
 A service is the leader of a session of its own. Its children may outlive it and change parents and process groups,
-but stay in the session (a Dagster run, an Airflow task), unless one opens a session of its own (a command that such a
-task runs), which is found as long as its parent lives. So a service is over when these sessions have no member left.
+but stay in the session (a Dagster run, an Airflow task), unless a process opens its own session (a command of such a
+task), which is found as long as its parent lives. So a service is over when these sessions have no member left.
 """
 
 import os
@@ -23,7 +23,7 @@ def members(sessions: Iterable[int]) -> list[int]:
 
 
 def reach(sessions: Iterable[int]) -> set[int]:
-    """Return the sessions, and those that their processes or their children have opened."""
+    """Return the sessions, and the sessions that their processes or their children have opened."""
     found = set(sessions)
     for pid in members(found):
         with suppress(psutil.NoSuchProcess):
@@ -39,7 +39,7 @@ def signal_all(sessions: Iterable[int], number: signal.Signals) -> None:
 
 
 def end(sessions: Iterable[int], *, seconds: float) -> None:
-    """Ask every process within reach to end, and kill those that have not ended within the time."""
+    """Request every process within reach to end, and kill processes that have not ended within the time."""
     wanted = reach(sessions)
     signal_all(wanted, signal.SIGTERM)
     deadline = time.monotonic() + seconds

@@ -1,9 +1,9 @@
-"""The local stack as one thing: a Postgres and a Kafka cluster, and a platform on them, that start and end together.
+"""The local stack as a whole: a Postgres and a Kafka cluster, and a platform on them, that start and end together.
 
     with Stack() as stack:
         connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
 
-Servers named in the environment (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) are used instead of own ones. One stack at a
+Servers named in the environment (HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS) replace the stack's own. One stack at a
 time holds a state folder. Whatever ends the holding process ends its servers (on Linux); data stays for the next
 run. Start it from a thread that lives as long as the stack: the kernel ends the servers when that thread ends.
 """
@@ -53,10 +53,10 @@ class Stack:
     ) -> None:
         """Prepare; nothing is written or started yet.
 
-        `state` is the folder for data and logs (`.harvest` by default), `parts` the one for downloads
+        `state` is the folder for data and logs (`.harvest` by default), `parts` the folder for downloads
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
         Postgres does not wait for the disk, and Kafka is not `optimized`. With `definitions`, a module, Dagster serves
-        it and Airflow runs as well, with the DAGs of the folder `dags` (ours by default), and with `observe` a
+        it and Airflow runs as well, with the DAGs of the folder `dags` (by default the example's), and with `observe` a
         Prometheus. `secure`: with TLS and users only, see `secure`; raises StackError for options against that.
         `acls`: see `KafkaCluster`.
         """
@@ -128,7 +128,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stop the servers we started, in order and then by force; does nothing when they do not run."""
+        """Stop the servers of this stack, in order and then by force; does nothing when they do not run."""
         try:
             if self.platform:
                 self.platform.stop()
@@ -164,7 +164,7 @@ class Stack:
         return names
 
     def mend(self) -> list[str]:
-        """Thaw the servers that a test froze, and start those again that ended; without network when none ended."""
+        """Thaw the servers that a test froze, and restart servers that ended; without network when none ended."""
         if self.postgres:
             self.postgres.resume()
         if self.kafka:
@@ -224,7 +224,7 @@ class Stack:
 
     def _abandon(self) -> None:
         """Stop the started servers; a folder that another process holds is left as it is."""
-        with suppress(OSError):  # the first error says why
+        with suppress(OSError):  # the first error has the cause
             if self._holds:
                 self.stop()
         self._held.close()
@@ -280,7 +280,7 @@ def _check_postgres(dsn: str) -> None:
         raise StackError(
             "the Postgres named in HARVEST_DSN cannot be used",
             evidence=f"{shown(dsn)}: {error}",
-            next_step="correct HARVEST_DSN, or unset it to have one started",
+            next_step="correct HARVEST_DSN, or unset it to start a server",
         ) from error
 
 
@@ -292,5 +292,5 @@ def _check_kafka(servers: str) -> None:
         raise StackError(
             "the Kafka named in HARVEST_BOOTSTRAP_SERVERS cannot be used",
             evidence=f"{servers}: {error.args[0].str()}",
-            next_step="correct HARVEST_BOOTSTRAP_SERVERS, or unset it to have one started",
+            next_step="correct HARVEST_BOOTSTRAP_SERVERS, or unset it to start a cluster",
         ) from error

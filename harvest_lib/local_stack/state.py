@@ -1,4 +1,4 @@
-"""The state folder: everything the local stack writes is below it, and one stack at a time holds it.
+"""The state folder: all files of the local stack are below it, and only one stack holds it.
 
 Downloads alone are in another folder, which all state folders of a user share.
 """
@@ -58,7 +58,7 @@ def make_folder(path: Path) -> Path:
 
 
 def make_private(path: Path) -> Path:
-    """Make a folder that only its owner can read, also one that existed with other rights."""
+    """Make a folder that only its owner can read, also if it existed with other rights."""
     make_folder(path).chmod(0o700)
     return path
 

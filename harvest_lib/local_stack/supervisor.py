@@ -1,7 +1,7 @@
 """A stack that stays up after the command that started it: a process in the background holds it.
 
-`up` starts that process in a session of its own and returns once it reports that all servers answer; `down` asks it
-to stop and waits. A server that ends by itself is started again; one that keeps ending takes the stack down. Killing
+`up` starts that process in a session of its own and returns once it reports that all servers answer; `down` requests it
+to stop and waits. A server that ends by itself is started again; if it keeps ending, the stack goes down. Killing
 the process ends the servers too, and the next `up` starts them again.
 """
 
@@ -52,7 +52,7 @@ def hold(stack: Stack) -> NoReturn:
 
 
 def stop_on_signals() -> None:
-    """Make the first SIGTERM or SIGINT raise `Stopped` in the main thread; later ones do not disturb the stop."""
+    """Make the first SIGTERM or SIGINT raise `Stopped` in the main thread; later signals do not disturb the stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_stopped)
 
@@ -121,11 +121,11 @@ def _check_same(
     observe: bool,
     secure: bool,
 ) -> None:
-    """`dags` is None when no platform was asked for."""
+    """`dags` is None when no platform was requested."""
     databases = [server.version for server in found.servers if server.name == "postgres"]
     clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
     if fresh or databases not in ([], [postgres]) or clusters not in ([], kafka):
-        cause = "a stack is up already, and what was asked for needs another one"
+        cause = "a stack is up already, and the requested versions need another stack"
     elif dags is not None and not found.airflow_login:
         cause = "a stack is up already, without Dagster and Airflow"
     elif dags is not None and dags != found.dags:
@@ -133,7 +133,7 @@ def _check_same(
     elif observe and not any(server.name == "prometheus" for server in found.servers):
         cause = "a stack is up already, without Prometheus"
     elif secure is not bool(found.secure):
-        cause = "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
+        cause = "a stack is up already, and it is not secured" if secure else "a secured stack is up already"
     else:
         return
     raise StackError(
@@ -169,7 +169,7 @@ def _launch(command: list[str], log: Path) -> None:
             next_step=f"read {log}",
         )
     failure = json.loads(answer)
-    process.returncode = 0  # it lives on without us: no warning about it at our end
+    process.returncode = 0  # it outlives this process: no warning about it at exit
     if failure:
         process.wait()
         raise StackError(failure["cause"], evidence=failure["evidence"], next_step=failure["next_step"])
@@ -182,7 +182,7 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
 
 
 def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
-    """Hold a stack until asked to stop; the result of starting it is written to the descriptor."""
+    """Hold a stack until a stop is requested; the result of starting it is written to the descriptor."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:

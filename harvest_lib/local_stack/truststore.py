@@ -28,7 +28,7 @@ def write_truststore(file: Path) -> int:
 
 def _trusted() -> list[bytes]:
     context = ssl.create_default_context()
-    # The system's bundle in addition: an interpreter built elsewhere may look for it in another place.
+    # The system's bundle in addition: an interpreter built elsewhere may search another place for it.
     for bundle in (os.environ.get("SSL_CERT_FILE", ""), *_BUNDLES):
         if bundle and Path(bundle).is_file():
             context.load_verify_locations(cafile=bundle)

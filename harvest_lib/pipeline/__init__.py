@@ -6,7 +6,7 @@
 Promises
 - At least once: a message of the reader is in the commit log before any writer gets it, and reaches each of them.
 - Per namespace, each writer gets messages in the order of the log.
-- Only messages that a writer wrote since its offsets were last flushed can come to it again.
+- A writer can only get a message again if it wrote the message after the last flush of its offsets.
 
-By the design of Transporter.
+The design follows Transporter.
 """

@@ -1,8 +1,8 @@
 """Memory of large values: returned to the system once they are freed.
 
-The allocator of glibc raises the size from which a value has pages of its own to that of the largest value that was
-freed, up to 32 MB. Rows of 1 MB then share arenas, one for each thread, whose holes stay. Arrow's own pools keep freed
-pages as well. A fixed size, and the system's allocator for Arrow, leave what is in use. What the environment says
+When a large value is freed, glibc raises its mmap threshold to that value's size, up to 32 MB. Rows of 1 MB then share
+an arena per thread, and the holes in arenas are not returned. Arrow's own pools keep freed pages as well. A fixed
+threshold, and the system's allocator for Arrow, keep only memory in use. Values that the environment sets
 (`MALLOC_MMAP_THRESHOLD_`, `ARROW_DEFAULT_MEMORY_POOL`) stays.
 """
 

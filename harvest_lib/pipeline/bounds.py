@@ -1,8 +1,8 @@
-"""Bounds by bytes of what a pipeline has in memory: a reader's batch, a writer's bulk, the messages kept for both.
+"""Bounds by bytes for the messages in memory: a reader's batch, a writer's bulk, the messages kept for both.
 
 Promises
 - A batch or a bulk has a message more than its bytes allow at most, whatever its number of messages is bounded by.
-- Sizes are estimates from above for texts and bytes. They count what Python needs for the objects of a message.
+- Sizes of texts and bytes are upper estimates. They include the Python objects of a message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from typing import Any
 BATCH_BYTES = 4 << 20
 """A reader's batch. A message as large is a batch of its own."""
 BULK_BYTES = 4 << 20
-"""A writer's bulk, of which several copies are made: encoded, decoded, and as the destination takes it."""
+"""A writer's bulk. Several copies exist: encoded, decoded, and in the destination's form."""
 
 _MESSAGE_BYTES = 300
 _VALUE_BYTES = 100
 _ESCAPED = b"\\u"
-"""Begins a character that JSON spells, which may be a wide one."""
+"""Begins an escaped character in JSON, which may be a wide character."""
 
 
 class Room:
-    """Room of a batch, by messages and bytes. `take` counts a message, and returns True if the batch is full with it;
-    then the next one begins."""
+    """Room of a batch, by messages and bytes. `take` counts a message, and returns True if that fills the batch;
+    the next message then begins a new batch."""
 
     def __init__(self, messages: int, most_bytes: int = BATCH_BYTES) -> None:
         self._messages, self._most_bytes = messages, most_bytes
@@ -39,7 +39,7 @@ class Room:
         return self._count >= self._messages or self._bytes >= self._most_bytes
 
     def take(self, size_bytes: int) -> bool:
-        """Count a message of so many bytes."""
+        """Count a message of this size."""
         self._count += 1
         self._bytes += size_bytes
         return self.is_full
@@ -52,7 +52,7 @@ class Room:
 def size_of(value: Any) -> int:
     """Return about how many bytes a value of a message, or its data, takes."""
     if isinstance(value, str):
-        return len(value) if value.isascii() else getsizeof(value)  # one wide character makes all of it wide
+        return len(value) if value.isascii() else getsizeof(value)  # a single wide character makes the whole text wide
     if isinstance(value, bytes | bytearray):
         return len(value)
     if isinstance(value, Mapping):

@@ -5,16 +5,16 @@
       adaptor: postgres
       …                                 # options of the adaptor
     writers:
-      lake:                             # a name of one's own
+      lake:                             # a name of your choice
         adaptor: file
         …                               # options of the adaptor
         namespace: ^public\\.flights$    # default: everything
         transforms:
           - omit: [tailnum]
-        on_error: stop                  # or stop_writer: the others go on
+        on_error: stop                  # or stop_writer: other writers continue
         on_transform_error: stop        # or park: its message is parked in the folder
 
-All problems of a file are reported together, each with its line, and none with a value.
+All problems of a file are reported together, each with its line, never with a value.
 """
 
 import os
@@ -76,7 +76,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Return the pipeline's name, by default that of its folder."""
+        """Return the pipeline's name, by default the name of its folder."""
         return self.settings.name or self.settings.folder.name
 
     @property
@@ -114,14 +114,14 @@ class _Reading(YamlReader):
         return Declaration(settings=settings, reader=reader, writers=writers)
 
     def scalar(self, node: yaml.Node, path: Place) -> Any:
-        """Return the value of a node, with its variables; None for one that was noted."""
+        """Return the value of a node, with its variables; None after a problem was noted."""
         # YAML takes 0123 for 83, and 1_000 for 1000. Kafka's clients take texts: there the text counts as written.
         is_other_number = node.tag == INT and not _PLAIN_NUMBER.fullmatch(node.value)
         found = node.value if path[-2:-1] == ("kafka",) and is_other_number else self.construct(node, path)
         if not isinstance(found, str):
             return None if found is ... else found
         if missing := sorted({name for name in _VARIABLE.findall(found) if name not in os.environ}):
-            remedy = f"set {', '.join(missing)}, or write what is meant"
+            remedy = f"set {', '.join(missing)}, or write the value itself"
             self._note(path, f"needs {missing[0]}, which is not set", remedy)
             return found
         return _VARIABLE.sub(lambda match: os.environ[match[1]], found)
@@ -157,7 +157,7 @@ class _Reading(YamlReader):
     def _writers(self, values: object) -> list[DeclaredWriter]:
         given = self._mapping(values, ("writers",))
         if given is not None and not given:
-            self._note(("writers",), "names none", "write a name for each, and its settings below it")
+            self._note(("writers",), "is empty", "write a name for each, and its settings below it")
         found = [self._writer(name, each) for name, each in (given or {}).items()]
         return [each for each in found if each is not None]
 
@@ -183,20 +183,20 @@ class _Reading(YamlReader):
             try:
                 found.append(loading.load(entry, beside=self.path.parent.absolute()))
             except loading.NotATransform as error:
-                self._note((*path, "transforms", str(number)), str(error), "docs/pipelines.md says what each takes")
+                self._note((*path, "transforms", str(number)), str(error), "docs/pipelines.md lists their settings")
         return found
 
     def _adaptor(
         self, given: dict[str, Any], path: Place, look: Callable[[str], Side[Made]], beside: Sequence[str] = ()
     ) -> tuple[str, Callable[[], Made]] | None:
-        """Return an adaptor's name and the factory of its reader or writer, from settings that are not ours."""
+        """Return an adaptor's name and the factory of its reader or writer, from the adaptor's own settings."""
         name = given.get("adaptor")
         if not isinstance(name, str) or not name:
             self._note((*path, "adaptor"), "is missing", f"choose one of {', '.join(adaptors.names())}", at=path)
             return None
         try:
             side = look(name)
-        except HarvestError as error:  # an adaptor that others wrote may be anything
+        except HarvestError as error:  # an adaptor of another package may fail in any way
             self._note((*path, "adaptor"), error.cause, error.next_step)
             return None
         theirs = {key: each for key, each in given.items() if key != "adaptor"}
@@ -207,7 +207,7 @@ class _Reading(YamlReader):
         return None if options is None else (name, partial(side.make, options))
 
     def _checked(self, model: type[Model], values: Mapping[str, Any], path: Place) -> Model | None:
-        """Make a model of values; None if it does not take them."""
+        """Make a model of values; None if they are not valid for it."""
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:
@@ -219,7 +219,7 @@ class _Reading(YamlReader):
     def _without_unknown(
         self, values: Mapping[str, Any], path: Place, known: Sequence[str], all_known: Sequence[str]
     ) -> dict[str, Any]:
-        """Take out unknown settings, and note each with the nearest known one."""
+        """Remove unknown settings, and note each with the nearest known name."""
         for key in values.keys() - set(known):
             problem = unknown(key, all_known)
             self._note((*path, key), problem.message, problem.remedy)

@@ -39,7 +39,7 @@ def explained(declaration: Declaration) -> Iterator[str]:
         + (f"compacted every {log.compact_seconds:g} s" if log.compact_seconds else "never compacted by itself")
     )
     yield (
-        f"after a kill a writer may get again what it acknowledged in the last {settings.flush_seconds:g} s, and gets "
+        f"after a kill a writer may get again the messages of its last {settings.flush_seconds:g} s, and gets "
         f"up to {declaration.most_ahead:,} messages one at a time"
     )
     for writer in declaration.writers:

@@ -1,7 +1,7 @@
-"""Messages as bytes, of which no object is made until one is read: as a reader has them, and as entries of the log.
+"""Messages as bytes, which become objects only when they are read: in a reader's form, and as entries of the log.
 
-Reader, commit log and writers pass bytes on: of each message its head, which many share, and its encoded data. A batch
-is a sequence of messages all the same. Reading one makes a `Message` at that moment.
+Reader, commit log and writers pass bytes on: the head of each message, which many share, and its encoded data. A batch
+is a sequence of messages all the same. Reading a message makes a `Message` at that moment.
 """
 
 from abc import abstractmethod
@@ -50,10 +50,10 @@ class EncodedMessages(Sequence[Message], Packable):
 
     @abstractmethod
     def data(self, place: int) -> Mapping[str, Any]:
-        """Return the data of one message."""
+        """Return the data of a message."""
 
     def column(self, name: str, begin: int, end: int) -> Sequence[Any]:
-        """Return the values of a field in the messages from `begin` to before `end`, None where there is no such."""
+        """Return a field's values in the messages from `begin` to before `end`, None where the field is missing."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
     def logged(self, place: int, offset: int) -> Message:
@@ -80,8 +80,8 @@ class EncodedMessages(Sequence[Message], Packable):
         return self.encoded_bytes(0, len(self)) + size_decoded(self.values)
 
     def reach(self, begin: int, end: int, most_bytes: int) -> int:
-        """Return the place before which the messages from `begin` on have encodings of so many bytes, at most `end`;
-        one message is always in."""
+        """Return the place up to which the messages from `begin` on fit into `most_bytes` of encodings, at most `end`;
+        it includes at least one message."""
         bounds = self._bounds_of_values()
         return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes)))
 
@@ -226,12 +226,12 @@ class UnreadableEntry(PipelineError):
 
 
 def message_of(entry: Entry) -> Message:
-    """Return an entry's message. Raises UnreadableEntry where it is none."""
+    """Return an entry's message. Raises UnreadableEntry if it holds no message."""
     offset, timestamp, byte, key, value = entry
     parts = PARTS.get(byte)
     if parts is None:
         mode, op = parts_of(byte)
-        raise UnreadableEntry(offset, f"its mode byte {byte} is none that is known: mode {mode}, op {op}")
+        raise UnreadableEntry(offset, f"its mode byte {byte} is unknown: mode {mode}, op {op}")
     try:
         data = Encoded(extended_json.loads(value), value)
         return Message(parts[1], timestamp, key.decode(), data, parts[0], offset)

@@ -87,7 +87,7 @@ def scalar(value: object) -> str:
 
 
 def as_dumped(text: str) -> bytes | None:
-    """Return JSON that was put together of `quoted` texts as bytes; None where `dumps` would write it otherwise."""
+    """Return JSON that was composed of `quoted` texts as bytes; None if `dumps` would write it otherwise."""
     if "$" in text and _SPECIAL in text:
         return None
     try:
@@ -97,7 +97,7 @@ def as_dumped(text: str) -> bytes | None:
 
 
 def _quickly(data: Mapping[str, Any]) -> tuple[str, int]:
-    """Return data of JSON's own types as JSON, and the number of our `$` in it."""
+    """Return data of JSON's own types as JSON, and the number of added `$` in it."""
     return _encode(data), 0
 
 
@@ -118,10 +118,10 @@ def _slowly(data: Mapping[str, Any]) -> bytes:
     try:
         plain = _plain(data, "")
     except RecursionError:
-        raise _refused("", "nested too deeply, or in itself") from None
+        raise _refused("", "nested too deeply, or inside itself") from None
     try:
         return json.dumps(plain, separators=(",", ":")).encode()
-    except ValueError:  # Python's limit, which protects those who read it as well
+    except ValueError:  # Python's limit, which also protects readers of the data
         raise _refused("", "a whole number of thousands of digits") from None
 
 
@@ -143,7 +143,7 @@ def loads(text: bytes | str) -> dict[str, Any]:
 
 
 def _has_plain_keys(data: dict[Any, Any]) -> bool:
-    """Return True if all keys are text: the encoder makes text of numbers and None, which would come back as such."""
+    """Return True if all keys are text: the encoder turns numbers and None into text, and they would stay text."""
     left: list[Any] = [data]
     for inner in left:  # which grows meanwhile
         values = inner

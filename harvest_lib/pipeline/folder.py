@@ -1,9 +1,9 @@
-"""The folder of a pipeline, opened to be written: by one process at a time.
+"""The folder of a pipeline, opened for writing: by one process at a time.
 
 flights.pipeline/
   commit/          the commit log, and the lock
   offsets/         a log of offsets for each writer
-  parked/          one file for each writer that has parked messages
+  parked/          a file for each writer that has parked messages
 """
 
 import logging
@@ -31,7 +31,7 @@ def commit_folder(folder: Path) -> Path:
 
 
 def offsets_folder(folder: Path, writer: str = "") -> Path:
-    """Return the folder of a writer's offsets, or that of all writers'."""
+    """Return the folder of a writer's offsets, or the folder of all writers' offsets."""
     return folder / "offsets" / writer
 
 
@@ -97,7 +97,7 @@ def open_folder(declaration: Declaration) -> Iterator[OpenLogs]:
             raise PipelineError(
                 "the pipeline's folder cannot be used",
                 evidence=f"{error.filename or folder}: {error.strerror}",
-                next_step="check who owns it, how it is mounted, and whether there is room; or choose another `folder`",
+                next_step="check its owner, its mount options and its free space; or choose another `folder`",
             ) from error
         for cut in (*log.repaired, *(each for offset_log in offsets.values() for each in offset_log.repaired)):
             found = {"file": str(cut.path), "byte": cut.byte, "cut_bytes": cut.size_bytes, "goes_on_at": cut.offset}

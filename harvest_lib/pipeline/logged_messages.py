@@ -1,6 +1,6 @@
 """Messages of the log as writers get them: bytes, and a `Message` for each that is read.
 
-The last ones stay in memory, so writers that keep up need not read them from the log.
+The last messages stay in memory, so that writers that keep up need not read them from the log.
 """
 
 import threading
@@ -19,7 +19,7 @@ _MOST_BYTES = 32 << 20
 
 
 class Run:
-    """Messages that stand one after the other in the log, of one batch or several."""
+    """Consecutive messages of the log, of one batch or several."""
 
     def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
         """`parts` are batches, each with the first place that belongs to the run, and the place after the last."""
@@ -65,27 +65,27 @@ class Run:
         ]
 
     def message(self, number: int) -> Message:
-        """Return one of them, whose data is not to be changed."""
+        """Return one message; its data is not to be changed."""
         part = bisect_right(self._ends, number)
         batch, _, end = self.parts[part]
         return batch.logged(end - (self._ends[part] - number), self.first + number)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return the values of a field in each, None where there is no such field."""
+        """Return the values of a field in each message, None where the field is missing."""
         return _joined([batch.column(name, begin, end) for batch, begin, end in self.parts])
 
     def selected(self, wanted: Callable[[Head], bool]) -> "LoggedMessages":
-        """Return those whose heads are wanted."""
+        """Return the messages whose heads are wanted."""
         kinds = {head for batch, begin, end in self.parts for head in batch.kinds(begin, end)}
         kept = {head for head in kinds if wanted(head)}
         return LoggedMessages(self, kept, is_all=kept == kinds)
 
 
 class LoggedMessages(Sequence[Message]):
-    """Some messages of a run, in its order, no NOOP among them. A message is made each time it is looked at."""
+    """Some messages of a run, in its order, without NOOPs. A message object is made at each access."""
 
     def __init__(self, run: Run, kinds: Collection[Head], *, is_all: bool) -> None:
-        """`kinds` are the heads of those it has, `is_all` says that no other of the run is left out."""
+        """`kinds` are the heads of its messages; `is_all`: it has every message of the run."""
         self.kinds = kinds
         self._run = run
         self._is_all = is_all
@@ -113,7 +113,7 @@ class LoggedMessages(Sequence[Message]):
         return self._of(self._run.values)
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return the values of a field in each, None where there is no such field."""
+        """Return the values of a field in each message, None where the field is missing."""
         return self._of(self._run.column(name))
 
     def _of(self, column: Sequence[Any]) -> Sequence[Any]:
@@ -155,13 +155,13 @@ def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
 
 
 class MessageCache:
-    """Batches by the offsets that they got in the log. Added to by one thread, read by any number.
+    """Batches by their offsets in the log. One thread adds to it, any number of threads read it.
 
     It forgets the oldest when they take more than `most_bytes`.
     """
 
     def __init__(self, end: int = 0, *, most_bytes: int = _MOST_BYTES) -> None:
-        """`end` is that of the log, before anything is added."""
+        """`end` is the end of the log, before anything is added."""
         self.end = end
         """Messages behind it in the log are of a batch that is still being appended."""
         self._most_bytes = most_bytes
@@ -171,7 +171,7 @@ class MessageCache:
         self._batches: list[tuple[EncodedMessages, int]] = []
 
     def add(self, first: int, batch: EncodedMessages) -> None:
-        """Take a batch under the offsets that it got in the log, from `first` on; one that is too large is not kept."""
+        """Keep a batch under its offsets in the log, from `first` on; a batch that is too large is not kept."""
         size = batch.size
         with self._lock:
             self.end = first + len(batch)
@@ -185,8 +185,8 @@ class MessageCache:
                 del self._firsts[0], self._batches[0]
 
     def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> Run | None:
-        """Return the messages from one offset on, before another, `most` of them at most, and no more once their
-        encodings have so many bytes; None where the first is forgotten, or never was here."""
+        """Return the messages from one offset to before another, `most` of them at most, and no more once their
+        encodings reach `most_bytes`; None if the first message is forgotten, or never was here."""
         end = min(end, begin + most)
         parts, at, left = [], begin, most_bytes
         with self._lock:

@@ -1,8 +1,8 @@
 """Note of a position that a reader found lost at its source, in the pipeline's folder until an operator decides.
 
 Some evidence wears off: a server that was restored to an earlier time has a log that ends before the pipeline's
-position, until writers have made it longer; a topic that lost its end grows again. So whatever refused once is noted,
-and each later start refuses with it. Removing the file, or moving the folder away, is the decision.
+position, until writers have made it longer; a topic that lost its end grows again. So the first refusal is noted, and
+each later start refuses with it. To remove the file, or to move the folder away, is the decision.
 """
 
 import json
@@ -29,7 +29,7 @@ def require_none(folder: Path) -> None:
 
 
 def noted(folder: Path, error: HarvestError) -> HarvestError:
-    """Note an error whose evidence wears off, and return it with the way out; return any other as it is."""
+    """Note an error whose evidence wears off, and return it with its next step; return any other error as it is."""
     if not error.wears_off:
         return error
     path = folder / FILE
@@ -40,7 +40,7 @@ def noted(folder: Path, error: HarvestError) -> HarvestError:
         "found_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     try:
-        if path.exists():  # what was found first stays
+        if path.exists():  # the first error stays
             said = json.loads(path.read_text())
         else:
             beside = path.with_suffix(".new")

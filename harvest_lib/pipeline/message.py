@@ -28,7 +28,7 @@ class Mode(IntEnum):
 
 
 class Message(NamedTuple):
-    """A message. Immutable; transforms return others."""
+    """A message. Immutable; transforms return new messages."""
 
     op: Op
     timestamp: int
@@ -39,4 +39,4 @@ class Message(NamedTuple):
     """Values that JSON can hold, and datetime (with a zone), Decimal and bytes."""
     mode: Mode = Mode.SYNC
     offset: int = -1
-    """Its offset in the commit log, -1 before it has one."""
+    """Its offset in the commit log, -1 before it was appended."""

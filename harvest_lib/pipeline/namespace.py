@@ -1,7 +1,7 @@
-"""Filter of a writer's messages: those in whose namespace a regular expression finds something, by default all.
+"""Filter of a writer's messages: a regular expression that matches their namespaces, by default all.
 
-As in Transporter expressions are those of Go's `regexp`, and a match anywhere counts: write `^` and `$` where the whole
-namespace is meant. They are compiled by RE2, whose syntax Go's is. Python's `re` reads many of them as something else:
+As in Transporter expressions have the syntax of Go's `regexp`, and a match anywhere counts: write `^` and `$` to match
+the whole namespace. They are compiled by RE2, which has the same syntax. Python's `re` reads many of them differently:
 it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last line break.
 """
 

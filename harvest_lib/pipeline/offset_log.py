@@ -4,8 +4,8 @@ Each entry's data is the offset of the last message of its namespace that the wr
 A writer handles messages in the order of the log, so it is done with all before the highest of them.
 
 Promises
-- Offsets that were flushed are found again, whatever happens; those that were only acknowledged may not be.
-- No offset is kept whose message could still be lost: the commit log is synced first.
+- Flushed offsets are found again, whatever happens; offsets that were only acknowledged may be lost.
+- An offset is kept only once its message cannot be lost: the commit log is synced first.
 - The newest offset of each namespace outlives compaction.
 """
 
@@ -27,7 +27,7 @@ _MODE = 0
 
 
 class OffsetLog:
-    """The offsets of one writer, in a folder of their own. Any number of threads may use it."""
+    """The offsets of a writer, in a folder of their own. Any number of threads may use it."""
 
     def __init__(
         self,

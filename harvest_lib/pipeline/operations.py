@@ -1,7 +1,7 @@
 """Operators' actions on a pipeline that does not run, and its state, which is read also while it does.
 
 Reading takes no lock, so it may be done while the pipeline runs. All else opens its folder as a run does, and is
-refused while one has it.
+refused while another process has it open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class WriterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """The state of a pipeline, as its files say. `end` is the offset that the next message gets."""
+    """The state of a pipeline, according to its files. `end` is the offset that the next message gets."""
 
     begin: int
     end: int
@@ -48,7 +48,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """Result of a step for a writer: one message that was sent, or None if there was none to send."""
+    """Result of a step for a writer: the message that was sent, or None if there was no message to send."""
 
     writer: str
     sent: Message | None
@@ -86,9 +86,9 @@ def messages(declaration: Declaration, first: int, last: int) -> Iterator[Messag
 
 
 def step(declaration: Declaration, writer: str | None = None) -> Iterator[Stepped]:
-    """Send each writer, or the one named, its next message, and yield the result; `sent` is None if it has all.
+    """Send the next message of each writer, or of the named writer; yield the result: `sent` is None if it has all.
 
-    Each is sent when the caller asks for its result. Raises PipelineError if a writer refuses its message.
+    A message is sent when the caller requests its result. Raises PipelineError if a writer refuses its message.
     """
     _require_log(declaration)
     with open_folder(declaration) as logs:
@@ -104,7 +104,7 @@ def step(declaration: Declaration, writer: str | None = None) -> Iterator[Steppe
 
 
 def acknowledge(declaration: Declaration, offset: int, writer: str | None = None) -> WriterProgress:
-    """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next one."""
+    """Count a message as acknowledged, unsent. Raises PipelineError if it is not the writer's next message."""
     _require_log(declaration)
     with open_folder(declaration) as logs:
         chosen = _chosen(declaration, writer)
@@ -112,11 +112,11 @@ def acknowledge(declaration: Declaration, offset: int, writer: str | None = None
             raise PipelineError(
                 "there are several writers, and each has offsets of its own",
                 evidence=", ".join(each.name for each in chosen),
-                next_step="say which one with `--writer`",
+                next_step="name the writer with `--writer`",
             )
         writing = logs.writer_progress(chosen[0])
         writing.skip(offset)
-    return writing  # whose offsets were flushed as they were closed
+    return writing  # closing the logs flushed its offsets
 
 
 def compact(declaration: Declaration) -> Compacted:

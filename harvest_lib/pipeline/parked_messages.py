@@ -1,7 +1,7 @@
 """Messages that a transform failed at, parked by a writer's policy: lines of JSON in a file beside its offsets.
 
-Promise: a line is on the disk before its message counts as acknowledged. One that is parked again after a kill is there
-twice, under the same offset.
+Promise: a line is on the disk before its message counts as acknowledged. A message that is parked again after a kill is
+in the file twice, under the same offset.
 """
 
 import json
@@ -17,7 +17,7 @@ from harvest_lib.pipeline.message import Message
 
 
 class ParkedMessages:
-    """The file of one writer. Used by one thread."""
+    """The file of a writer. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class ParkedMessages:
         try:
             size = os.fstat(handle).st_size
             if size and read_at(handle, 1, size - 1) != b"\n":
-                text = b"\n" + text  # a line that a full disk or a kill cut short is no part of this one
+                text = b"\n" + text  # ends a line that a full disk or a kill cut short
             write_all(handle, text, size)
             os.fsync(handle)
         finally:

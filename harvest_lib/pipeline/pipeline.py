@@ -8,10 +8,10 @@
 - *Stopping*: on request, or because something failed, or because a reader that ends has ended and all is written. The
     reader stops first; then writers have until `shutdown_seconds` are over for the log's messages; then all is flushed.
 
-A failure while resuming stops the pipeline. So does one while running, but for a writer whose `on_error` says that it
-stops alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
+A failure while resuming stops the pipeline. So does a failure while running, unless the writer's `on_error`
+stops it alone: the log then keeps messages that it has not acknowledged, and the next start resumes it.
 
-What a reader found lost, by evidence that wears off, is noted in the folder: each later start refuses to read on.
+A lost position whose evidence wears off is noted in the folder: each later start refuses to read.
 """
 
 import logging
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _WRITERS_PART = 0.8
-"""Part of the time for stopping in which writers may begin bulks; the rest is for the last of each, and to flush."""
+"""Part of the shutdown time in which writers may begin bulks; the rest is for each last bulk, and to flush."""
 
 
 class PipelineState(Enum):
@@ -73,12 +73,12 @@ class Pipeline:
         self._compactor: Compactor | None = None
 
     def stop(self) -> None:
-        """Ask it to stop and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
+        """Request a stop, and return at once. Safe to repeat, and from a signal handler: it takes no lock."""
         self._told = True
 
     @property
     def log_end(self) -> int | None:
-        """Return the offset that the next message of the log gets; None before it is open."""
+        """Return the offset that the next message of the log gets; None before the log is open."""
         return self._log.end if self._log is not None else None
 
     def retained(self) -> "Sequence[Retained]":
@@ -86,11 +86,11 @@ class Pipeline:
         return self._reader.retained() if self._reader is not None else ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of the slot that the reader reads, if there is one. From any thread; does not wait."""
+        """Return the state of the reader's slot, if there is one. From any thread; does not wait."""
         return self._reader.slot_state() if self._reader is not None else None
 
     def run(self, *, resume_only: bool = False) -> None:
-        """Run until asked to stop, or until a reader that ends has ended and all is written.
+        """Run until `stop`, or until a reader that ends has ended and all is written.
 
         With `resume_only` the reader never starts. Raises PipelineError, or another HarvestError that stopped it.
         """
@@ -105,7 +105,7 @@ class Pipeline:
                     left = self._shut_down()
                     logs.abandoned = bool(left)
         except HarvestError:
-            self._report(left)  # an error of closing the logs does not hide the one that stopped it
+            self._report(left)  # an error of closing the logs does not hide the error that stopped it
             raise
         self._enter(PipelineState.STOPPED)
         self._report(left)
@@ -133,7 +133,7 @@ class Pipeline:
             writer.start()
 
     def _resumed(self) -> bool:
-        """Wait until all writers have reached the log's end; False if one fails, or if asked to stop."""
+        """Wait until all writers have reached the log's end; False if one fails, or after `stop`."""
         self._await(lambda: all(each.resumed for each in self.writers) or self._some_failed())
         return all(each.resumed for each in self.writers) and not self._some_failed() and not self._told
 
@@ -163,7 +163,7 @@ class Pipeline:
             self._await(lambda: not any(each.at_work for each in self.writers) or self._must_stop())
 
     def _shut_down(self) -> Sequence[str]:
-        """End the reader, then the writers; return the names of those that did not end in time."""
+        """End the reader, then the writers; return the names of the threads that did not end in time."""
         self._stopping.set()
         self._enter(PipelineState.STOPPING)
         seconds, left = self._settings.shutdown_seconds, []
@@ -184,7 +184,7 @@ class Pipeline:
         return left
 
     def _report(self, left: Sequence[str]) -> None:
-        """Raise the error that stopped the pipeline, if there is one."""
+        """Raise the error that stopped the pipeline, if any."""
         for each in (self._reader, *self.writers, self._flusher):
             if each is not None and each.failure is not None:
                 raise lost_position.noted(self._declaration.folder, each.failure)
@@ -192,7 +192,7 @@ class Pipeline:
             raise PipelineError(
                 f"{' and '.join(left)} did not end in time",
                 evidence=f"{self._settings.shutdown_seconds:g} s were given",
-                next_step="run it again: what was not acknowledged is sent again; `shutdown` gives more time",
+                next_step="run it again: unacknowledged messages are sent again; `shutdown` gives more time",
             )
 
     # -- conditions
@@ -214,7 +214,7 @@ class Pipeline:
         return min(each.progress.flushed for each in self.writers)
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds, or until asked to stop. Short waits let Python run signal handlers."""
+        """Wait until the condition holds, or `stop`. Short waits let Python run signal handlers."""
         while not self._told:
             self.turned_at = boot_seconds()
             with self._changed:

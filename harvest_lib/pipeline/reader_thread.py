@@ -1,9 +1,9 @@
-"""The thread of the reader: its messages go to the commit log, and it hears which of them all writers have kept.
+"""The thread of the reader: it appends messages to the commit log, and notifies the reader once all writers have them.
 
 Promises
-- A batch is in the commit log before the reader is asked for the next one.
+- A batch is in the commit log before the next batch is requested.
 - The reader is notified of kept messages only once every writer's offsets are on the disk past them, and the log too.
-- The reader is never more than `most_ahead` messages, and one batch, ahead of the slowest writer that is at work.
+- The reader is at most `most_ahead` messages, and a batch, ahead of the slowest writer that is at work.
 """
 
 import logging
@@ -46,8 +46,8 @@ class ReaderThread(PipelineThread):
         """Prepare.
 
         `changed` is notified of appended messages too, and of writers that go on. `slowest` returns the position of the
-        slowest at work, None if there is none; `flushed` the offset up to which those of all are on the disk.
-        `message_cache` gets appended messages, for them.
+        slowest writer at work, None without a writer; `flushed` the offset up to which all writers' offsets are on the
+        disk. `message_cache` gets appended messages, for the writers.
         """
         super().__init__("reader", changed=changed, otherwise="the reader failed")
         self._open = open_reader
@@ -68,7 +68,7 @@ class ReaderThread(PipelineThread):
         return reader.retained() if isinstance(reader, RetainedReader) else ()
 
     def slot_state(self) -> "SlotState | None":
-        """Return the state of the slot that is read, None if there is none. From any thread; does not wait."""
+        """Return the state of the reader's slot, None without a slot. From any thread; does not wait."""
         reader = self._reader if self.at_work else None
         return reader.slot_state() if isinstance(reader, SlotReader) else None
 
@@ -117,7 +117,7 @@ class ReaderThread(PipelineThread):
             self._changed.notify_all()
 
     def _tell(self, reader: Reader) -> None:
-        """Notify the reader of kept messages, if there are new ones."""
+        """Notify the reader of kept messages, if there are new kept messages."""
         # One mark at a time: however far behind a writer is, only one message of each namespace is remembered.
         flushed = self._flushed()
         while True:

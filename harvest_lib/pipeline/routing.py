@@ -20,7 +20,7 @@ Park = Callable[[Message, str], None]
 
 
 class Routing:
-    """A writer's filter and transforms. Used by one thread. Remembers whether it wants a namespace: there are few."""
+    """A writer's filter and transforms. Used by one thread. Caches the filter's result per namespace: there are few."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class Routing:
         *,
         park: Park | None = None,
     ) -> None:
-        """`namespace` is a regular expression; raises ValueError for one that is none.
+        """`namespace` is a regular expression; raises ValueError for an invalid expression.
 
         `park` takes messages that transforms fail at; without it they stop the writer.
         """
         self._namespace = compiled(namespace)
         self._transforms = transforms
         self._park = park
-        # Transforms of others may change the inside of data: they get their own.
+        # Custom transforms may change the inside of data: they get a copy.
         self._shares_data = all(is_ready(transform) for _, transform in transforms)
         self._wanted: dict[bytes, bool] = {}
 
@@ -45,11 +45,11 @@ class Routing:
         return self._passes((entry.timestamp, entry.mode, entry.key))
 
     def as_it_is(self, run: Run) -> LoggedMessages | None:
-        """Return the writer's messages of a run in memory; None where a transform has to see each of them."""
+        """Return the writer's messages of a run in memory; None if a transform needs each of them."""
         return None if self._transforms else run.selected(self._passes)
 
     def message(self, entry: Entry, run: Run | None = None) -> Message | None:
-        """Return the writer's message of an entry, of a run in memory or of the log; None if it gets none. Raises
+        """Return the writer's message of an entry, of a run in memory or of the log; None if it gets no message. Raises
         TransformFailed, and UnreadableEntry."""
         if not self.wants(entry):
             return None

@@ -49,12 +49,14 @@ def _namespace(value: object) -> object:
     try:
         compiled(value)
     except ValueError as error:
-        raise custom_error(str(error), "write one of https://golang.org/s/re2syntax, in single quotes") from None
+        raise custom_error(
+            str(error), "write an expression of https://golang.org/s/re2syntax, in single quotes"
+        ) from None
     return value
 
 
 def name_complaint(name: str) -> str:
-    """Return the reason that a text is no name of a pipeline or a writer; empty if it is one."""
+    """Return the reason that a text cannot name a pipeline or a writer; empty for a valid name."""
     return "" if _NAME.fullmatch(name) else "is not a name: letters, digits, `_`, `-`, 64 at most, a letter first"
 
 
@@ -75,7 +77,7 @@ class CommitLogSettings(_Settings):
     sync_seconds: Seconds = Field(default=1.0, alias="sync")
     """Time until appended messages are on the disk, even if the machine loses power. Default 1 s."""
     compact_seconds: Seconds = Field(default=60.0, alias="compact_every")
-    """Closed segments that every writer has passed are compacted so often; 0 for never. Default 1 min."""
+    """Interval of compaction of the closed segments that every writer has passed; 0 for never. Default 1 min."""
 
 
 class PipelineSettings(_Settings):
@@ -84,22 +86,22 @@ class PipelineSettings(_Settings):
     name: str = ""
     """For operators. Default: the file's name."""
     folder: Path
-    """Folder of commit log and offsets. A relative one begins at the file's folder."""
+    """Folder of commit log and offsets. A relative path begins at the file's folder."""
     commit_log: CommitLogSettings = CommitLogSettings()
     flush_seconds: Seconds = Field(default=1.0, alias="flush_offsets")
-    """Time whose messages may come to a writer again after a kill. Default 1 s."""
+    """A kill may send a writer the messages of this time again. Default 1 s."""
     shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
     """Time that writers have for messages in the log when the pipeline stops. Default 30 s."""
     most_ahead: int | None = Field(default=None, ge=1)
-    """The reader waits while it is so many messages ahead of the slowest writer: after a kill they go one at a time.
+    """The reader waits while it is this number of messages ahead of the slowest writer: after a kill they go singly.
     Default: ten of the largest batches, at least 10,000."""
 
 
 class WriterSettings(_Settings):
-    """Settings of one writer, whatever it writes to."""
+    """Settings of a writer, whatever it writes to."""
 
     namespace: Filter = EVERYTHING
-    """Messages of namespaces in which this regular expression finds something. Default: all."""
+    """Selects messages: this regular expression matches anywhere in the namespace. Default: all."""
     transforms: list[Any] = []
     """Transforms of each message before it is written."""
     on_error: Literal["stop", "stop_writer"] = "stop"
@@ -107,7 +109,7 @@ class WriterSettings(_Settings):
     on_transform_error: Literal["stop", "park"] = "stop"
     """Effect of a transform that fails: stop as a failed bulk does, or park its message in the folder."""
     batch_messages: int = Field(default=1_000, ge=1, le=100_000)
-    """Messages of the log in one write, at most."""
+    """Messages of the log per write, at most."""
 
 
 def by_their_names_in_files(model: type[BaseModel]) -> list[str]:

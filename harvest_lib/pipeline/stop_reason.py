@@ -11,13 +11,13 @@ def one_line(error: BaseException) -> str:
 
 
 def stop_error(error: BaseException, otherwise: str) -> HarvestError:
-    """Return an error of ours as it is; any other, of an adaptor say, with a next step."""
+    """Return a HarvestError as it is; any other error, for example of an adaptor, with a next step."""
     if isinstance(error, HarvestError):
         return error
     wrapped = PipelineError(
         otherwise,
         evidence=one_line(error),
-        next_step="mend that, and run it again: nothing that was acknowledged is lost, and it resumes where it stood",
+        next_step="correct that, and run it again: nothing acknowledged is lost, and it resumes where it stood",
     )
     wrapped.__cause__ = error
     return wrapped

@@ -20,8 +20,8 @@ _STATUSES = ("reserved", "extended", "unreserved", "lost")
 
 
 class PipelineTelemetry:
-    """Waits for no server. Kafka is asked for the retention of topics that it reads beside, once a minute, and
-    Postgres for the slot."""
+    """Waits for no server. The retention of topics that it reads is queried from Kafka beside, once a minute, and the
+    slot from Postgres."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -75,7 +75,7 @@ class PipelineTelemetry:
     def progress(self, within_seconds: float) -> Verdict:
         """Return a healthy verdict if each writer that is behind has gone on within a time.
 
-        A call sees no further back than the first one, so a listener calls every five seconds.
+        A call measures no further back than the first call, so a listener calls every five seconds.
         """
         for name, (position, seconds) in self._stalled().items():
             if seconds >= within_seconds:

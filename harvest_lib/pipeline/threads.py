@@ -1,4 +1,4 @@
-"""The threads of a pipeline, and the two that do something at an interval: one flushes, one compacts.
+"""The threads of a pipeline, and the two interval threads: the flusher and the compactor.
 
 Promises
 - Appended messages and acknowledged offsets are on the disk at their intervals, whatever readers and writers wait for
@@ -22,7 +22,7 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 _log = logging.getLogger(__name__)
 
 _TICKS_PER_INTERVAL = 5
-"""A flush is late by at most one tick."""
+"""A flush is late by at most a tick."""
 _LONGEST_TICK_SECONDS = 0.2
 _SHORTEST_TICK_SECONDS = 0.02
 
@@ -31,7 +31,7 @@ class PipelineThread(ABC):
     """Works until it is done or fails, and then notifies `changed`. Its first failure is for the pipeline to raise."""
 
     def __init__(self, name: str, *, changed: threading.Condition, otherwise: str) -> None:
-        """`otherwise` is the cause that a failure has which is no error of ours."""
+        """`otherwise` is the cause to report for an exception that is not a HarvestError."""
         self.at_work = False
         self.failure: HarvestError | None = None
         self._changed = changed
@@ -113,12 +113,12 @@ class Flusher(_PeriodicThread):
 
 
 class Compactor(_PeriodicThread):
-    """Compacts the commit log. A failed compaction does not stop the pipeline; stopping ends one early."""
+    """Compacts the commit log. A failed compaction does not stop the pipeline; a stop ends a compaction early."""
 
     def __init__(
         self, declaration: Declaration, log: CommitLog, *, flushed: Callable[[], int], changed: threading.Condition
     ) -> None:
-        """`flushed` returns the offset up to which those of all declared writers are on the disk."""
+        """`flushed` returns the offset up to which all declared writers' offsets are on the disk."""
         super().__init__("compactor", interval_seconds=declaration.settings.commit_log.compact_seconds, changed=changed)
         self._declaration = declaration
         self._log = log

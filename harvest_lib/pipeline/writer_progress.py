@@ -3,7 +3,7 @@
 Promises
 - A message counts as acknowledged once its writer returned from it, or once it is known that the writer does not get
     it; never before the messages that precede it in the log.
-  - Where a bulk fails, nothing of it counts. Where a transform fails at one message of it, the messages before it are
+  - If a bulk fails, none of its messages counts. If a transform fails at a message of it, the messages before are
     written, and count.
 """
 
@@ -26,7 +26,7 @@ from harvest_lib.pipeline.transforms import TransformFailed
 
 
 class WriterProgress:
-    """Used by one thread; others may read `position` and `flushed`, and flush."""
+    """Used by one thread; other threads may read `position` and `flushed`, and flush."""
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class WriterProgress:
         self.flushed = offsets.position
         """All before it would still be acknowledged after a kill."""
         self.missed = 0
-        """Offsets that were compacted away, or given up, before this writer came to them; known once it resumed."""
+        """Offsets that were compacted or given up before this writer reached them; known once it resumed."""
         self._flushed_at = clock()
         self._flushing = threading.Lock()
 
     def resume(self, writer: Writer, end: int) -> Iterator[Message | None]:
         """Write the messages before `end`, one at a time.
 
-        Yields each once it was taken, and None for one the writer does not get. Raises PipelineError, and stands at
-        the message that was not taken.
+        Yields each message once it is written, None for a message that the writer does not get. Raises PipelineError,
+        and stays at the message that was refused.
         """
         for entry in self._log.read(self.position, end):
             self.missed += entry.offset - self.position  # offsets are left out where some were compacted, or given up
@@ -91,7 +91,7 @@ class WriterProgress:
         self._acknowledge(run.newest, run.next)
 
     def _bulk_of_messages(self, writer: Writer, end: int, run: Run | None) -> None:
-        """Write a batch of messages that are made one by one, since they are decoded or a transform sees them."""
+        """Write a batch of messages that are made singly, since they are decoded or a transform needs them."""
         entries = self._entries(end) if run is None else run.entries()
         messages: list[Message] = []
         failure = None
@@ -125,7 +125,7 @@ class WriterProgress:
         return self._message_cache.end
 
     def skip(self, offset: int) -> None:
-        """Count the next message as acknowledged, unsent. Raises PipelineError if that is not the one at `offset`."""
+        """Count the next message as acknowledged, unsent. Raises PipelineError unless its offset is `offset`."""
         found = None
         if offset < self._log.end:
             found = next(
@@ -141,7 +141,7 @@ class WriterProgress:
             raise PipelineError(
                 f"the next message for writer `{self.name}` is not the one at offset {offset}",
                 evidence=f"it is the one at offset {found.offset}",
-                next_step=f"send that one with `harvest pipeline resume --step --writer {self.name} -f FILE`, or "
+                next_step=f"send that message with `harvest pipeline resume --step --writer {self.name} -f FILE`, or "
                 "acknowledge it first",
             )
         self._acknowledge({found.key: found.offset}, found.offset + 1)
@@ -174,9 +174,9 @@ class WriterProgress:
             ) from error
         except OSError as error:
             raise PipelineError(
-                f"what a transform of writer `{self.name}` failed at cannot be parked: offset {entry.offset}",
+                f"a message that failed in a transform of writer `{self.name}` cannot be parked: offset {entry.offset}",
                 evidence=f"{error.filename}: {error.strerror}",
-                next_step="mend that, and run it again: it resumes there",
+                next_step="correct that, and run it again: it resumes there",
             ) from error
         except UnreadableEntry as error:
             raise PipelineError(
@@ -191,7 +191,7 @@ class WriterProgress:
             writer.write(messages)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # one that ends its thread would end the writer unnoticed
+        except BaseException as error:  # an exception that ends the thread would end the writer unnoticed
             first, last = messages[0].offset, messages[-1].offset
             what = f"offset {first}" if first == last else f"offsets {first} to {last}"
             advice = f"{error.next_step}; then run it again, " if isinstance(error, HarvestError) else "run it again: "
@@ -200,7 +200,7 @@ class WriterProgress:
                 f"writer `{self.name}` did not take {what}",
                 evidence=one_line(error),
                 next_step=f"{advice}it goes on one message at a time; `harvest pipeline show {shown} -f FILE` "
-                "shows what it was given",
+                "shows what it got",
             ) from error
 
     def _acknowledge(self, newest: Mapping[bytes, int], position: int) -> None:

@@ -1,9 +1,9 @@
-"""The thread of one writer: resume, then bulk, until nothing more comes and it has reached the log's end.
+"""The thread of a writer: resume, then bulk, until nothing more comes and it has reached the log's end.
 
-A destination whose database does not answer, once it has taken messages, is waited for; and one that answers with what
+A database that was reached once and becomes unavailable is waited for; so is a database that reports an error that
 passes (a lock, a timeout, a full disk), also while it resumes. Each attempt has a writer of its own, so a new
-connection. A bulk that was refused a few times goes one message at a time: it may be too much at once. A single message
-at which the connection is lost each time, though the server is there, is what ends it, and stops the writer.
+connection. A bulk that was refused a few times goes one message at a time: it may be too large. If the connection is
+lost again and again at a single message, though the server is up, that message is the cause, and stops the writer.
 
 Acknowledged offsets are flushed when it has resumed, and at its end, whatever ended it; meanwhile `Flusher` does.
 """
@@ -30,7 +30,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _REFUSALS_OF_A_BULK = 3
 """In a row, until its messages go alone."""
 _LOSSES_OF_A_MESSAGE = 8
-"""Connections lost in a row at one message, until it is taken for what ends them."""
+"""Connections lost in a row at one message, before the message counts as the cause."""
 
 
 class WriterThread(PipelineThread):
@@ -63,7 +63,7 @@ class WriterThread(PipelineThread):
         """The offset up to which messages go alone."""
 
     def finish(self, deadline: Deadline | None) -> None:
-        """Let it end at the log's end, or when the deadline has passed; returns at once. None: no limit."""
+        """End at the log's end, or when the deadline has passed; returns at once. None: no limit."""
         with self._changed:
             self._until, self._nothing_comes = deadline, True
             self._changed.notify_all()
@@ -91,7 +91,7 @@ class WriterThread(PipelineThread):
                 if self.progress.position > position:  # it was there since
                     pause, position, refusals = _FIRST_PAUSE_SECONDS, self.progress.position, 0
                     _log.warning("writer_waits", extra={"writer": name, "at": position, "reason": one_line(away)})
-                # Why a server opens no session, for which there is no SQLSTATE, is nothing that a bulk has to do with.
+                # A server that opens no session reports no SQLSTATE: that is independent of the bulk.
                 refused = answered and bool(postgres_causes.sqlstate(away))
                 refusals += refused or isinstance(away, LostWhileWriting)
                 if refusals > _LOSSES_OF_A_MESSAGE and self._goes_singly and isinstance(away, LostWhileWriting):
@@ -121,11 +121,11 @@ class WriterThread(PipelineThread):
 
     @property
     def _is_over(self) -> bool:
-        """True if the time to write has passed; a resume ends as soon as the pipeline is asked to stop."""
+        """True if the time to write has passed; a resume ends as soon as the pipeline stops."""
         return (self._until is not None and self._until.passed) or (not self.resumed and self._stopping.is_set())
 
     def _resume(self, writer: Writer) -> bool:
-        """Send the messages before the log's end, one at a time; False if asked to stop meanwhile."""
+        """Send the messages before the log's end, one at a time; False if the pipeline stops meanwhile."""
         end, sent = self._log.end, 0
         for message in self.progress.resume(writer, end):
             sent += message is not None

@@ -1,4 +1,4 @@
-"""Result of an audit in one row: the numbers of `harvest_audit.summary`.
+"""Result of an audit as a row: the numbers of `harvest_audit.summary`.
 
 Outside of `harvest_lib.spark.audit`, which needs Spark: readers of the table do not.
 """
@@ -19,7 +19,7 @@ MUST_BE_ZERO = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSummary:
-    """The numbers of one audit, named as the columns of the table are."""
+    """The numbers of an audit, named as the columns of the table are."""
 
     audit_id: str
     at: datetime
@@ -34,7 +34,7 @@ class AuditSummary:
     duplicates_separated: int
     """Copies by a term that had sent the record before, with other records of their key between."""
     duplicates_cross_epoch: int
-    """Copies that one term sent after another had: in flight when that term ended."""
+    """Copies that a term sent after another term had: in flight when that term ended."""
     reordered: int
     """Steps back among the first occurrences of a key's records."""
     unknown: int
@@ -51,11 +51,11 @@ class AuditSummary:
     backlog_age_seconds: float
     """Waiting time of the oldest of them; 0 if there are none."""
     keys: int | None = None
-    """Keys whose records were compared, of each topic. None where a record is lost whose row was purged, so that nobody
-    knows its key."""
+    """Keys whose records were compared, of each topic. None if a record is lost and its row was purged: then its key
+    is unknown."""
     keys_with_gaps: int | None = None
-    """Those of them of which a record is lost, out of order, unknown or of another content: the others' are all there,
-    in order. None where `keys` is."""
+    """Keys with a record that is lost, out of order, unknown or of another content. All other keys are complete, in
+    order. None where `keys` is."""
     other_contents: int = 0
     """Records in Kafka under an id whose committed record has another value: the database was put back to an earlier
     time and ids came again, or a row was changed after it was delivered. They are no copies of that record."""
@@ -76,7 +76,7 @@ class AuditSummary:
         return not self.is_empty and not self.anomalies
 
     def nothing_checked(self, allow: str) -> NothingChecked:
-        """Return the error of an audit that is empty; `allow` says how an empty one is allowed."""
+        """Return the error of an empty audit; `allow` is the option that allows an empty audit."""
         return NothingChecked(
             "the audit found no committed record, so it proves nothing",
             evidence=f"audit {self.audit_id}: 0 records committed, {self.records:,} messages in the topics",
@@ -86,7 +86,7 @@ class AuditSummary:
 
 
 def require_summary(columns: Iterable[str]) -> None:
-    """Raise OutboxTableError unless these are the columns of a table of summaries."""
+    """Raise OutboxTableError unless these columns are a table of summaries."""
     there = set(columns)
     if missing := [field.name for field in fields(AuditSummary) if field.name not in there]:
         raise OutboxTableError(
@@ -99,7 +99,7 @@ def require_summary(columns: Iterable[str]) -> None:
 
 def together(summaries: Sequence[AuditSummary]) -> AuditSummary:
     """Return one summary of audits that each read other topics: their sums, as of the oldest, with the delays of the
-    slowest. A number that one of them does not know is None."""
+    slowest. A number that an audit does not know is None."""
     oldest = min(summaries, key=lambda each: each.at)
     if len(summaries) == 1:
         return oldest

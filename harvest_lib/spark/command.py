@@ -56,7 +56,7 @@ def run(command: Callable[[], int | None], *, interrupted: str) -> int:
     An error is printed in its own words, and its exit code returned. `interrupted` is printed on an interrupt: the
     next step, or the state that is unchanged.
     """
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it tells a broken gateway with a trace; we tell it once
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a broken gateway is logged once, by the command
     try:
         return command() or 0
     except HarvestError as error:

@@ -1,7 +1,7 @@
 """The jars that the jobs need: `export HARVEST_SPARK_JARS=$(python -m harvest_lib.spark.jars)`.
 
 The Postgres JDBC driver and Spark's Kafka source of the installed Spark, with all they need. They are downloaded once
-from Maven Central, or where Ivy's settings say, into the cache of downloads that `harvest up` uses too (HARVEST_CACHE).
+from Maven Central, or as Ivy is configured, into the cache of downloads that `harvest up` uses too (HARVEST_CACHE).
 """
 
 import argparse

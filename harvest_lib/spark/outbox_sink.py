@@ -1,11 +1,11 @@
 """Write any DataFrame into a Postgres outbox, with or without a business table, each batch once.
 
-Rows are staged partition by partition by JDBC; then one transaction promotes business rows and records together, in the
-declared order, and enters the batch into a ledger. A batch that is in the ledger is not written again; one that comes
-with other data is refused. `--through driver` is faster for records alone: one COPY writes them, and nothing is staged.
+JDBC stages the rows partition by partition; then one transaction promotes business rows and records together, in the
+declared order, and enters the batch into a ledger. A batch that is in the ledger is not written again; the same id with
+other data is refused. `--through driver` is faster for records alone: a single COPY writes them, without staging.
 
 Exit codes: 0 the batch is promoted, now or before; 1 a row can be no record; 3 bad arguments or input; 4 the outbox or
-the staging table is not one; 5 database; 8 the batch id has other data; 130 interrupted.
+the staging table is of another kind; 5 database; 8 the batch id has other data; 130 interrupted.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from harvest_lib.spark.sink.staging import sentence_of
 __all__ = ["BatchId", "BatchReport", "Fixed", "Records", "Through", "foreach_batch", "sink"]
 
 Through = Literal["jdbc", "driver"]
-"""Ways of the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by one COPY."""
+"""Ways of the rows to Postgres: Spark's tasks, by JDBC into a staging table, or the driver, by a single COPY."""
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 
@@ -49,21 +49,21 @@ def sink(
     allow_empty: bool = False,
     through: Through = "jdbc",
 ) -> BatchReport:
-    """Write the frame's rows as records, and into the business `table` if one is named; return the batch's report.
+    """Write the frame's rows as records, and into the business `table` if given; return the batch's report.
 
     All of it is committed, or nothing is. Columns of the frame go into the table's columns of the same name;
-    `batch_column` is one that takes the batch's id. The frame must come out the same each time it is computed: Spark
+    `batch_column` is a column that gets the batch's id. The frame must be the same each time it is computed: Spark
     computes parts of it again when tasks fail.
 
     `through="jdbc"` needs the Postgres driver among `spark.jars`. `through="driver"` does not, and is faster. It writes
-    records alone: key and headers of strings or whole numbers, one column as the value, in ascending order of numbers
-    or times for each key. Of each partition the driver holds all rows at once.
+    records alone: key and headers of strings or whole numbers, a single column as the value, in ascending order of
+    numbers or times for each key. The driver holds all rows of a partition at once.
 
     Raises ConfigError (a column, a type), OutboxTableError, RecordError (no key, too long), EmptyBatch unless
     `allow_empty`, BatchConflict (the id was used for other data), PromotionRefused or another DatabaseError.
     """
     if not batch_id or "\0" in batch_id:
-        raise ConfigError("the batch has no id", field="--batch-id", next_step="name what is in it: orders-2026-11-21")
+        raise ConfigError("the batch has no id", field="--batch-id", next_step="name its contents: orders-2026-11-21")
     tables = Tables.named(business=table, outbox=outbox)
     with connect(dsn) as connection:
         plan = checked_plan(connection, tables, records, frame.schema, batch_column=batch_column)
@@ -131,7 +131,7 @@ def _arguments() -> Parser:
     add("--format", choices=sorted(set(_FORMATS.values())), help="(default: by the name's ending)")
     add("--schema", help="columns and types as Spark spells them: 'id BIGINT, at TIMESTAMP' (default: found out)")
     parser.add_target()
-    add("--batch-id", required=True, help="what is in the input; the same id is never promoted twice")
+    add("--batch-id", required=True, help="a name of the input; the same id is never promoted twice")
     add("--topic", required=True, help="Kafka topic of the records")
     add("--key", required=True, action="append", help="column of the key; of several, joined by a colon")
     add("--value", action="append", help="column of the value; of several, a JSON object (default: of all columns)")
@@ -141,9 +141,9 @@ def _arguments() -> Parser:
     add("--order-by", action="append", default=[], help="column that orders records (default: as they stand)")
     add("--table", help="table or schema.table that takes the rows too; must exist")
     add("--batch-column", help="column of the table that takes the batch's id")
-    add("--through", choices=["jdbc", "driver"], default="jdbc", help="what carries the rows (default: jdbc)")
+    add("--through", choices=["jdbc", "driver"], default="jdbc", help="way of the rows (default: jdbc)")
     add("--allow-empty", action="store_true", help="an input without rows is no error")
-    add("--json", action="store_true", help="tell what became of the batch as a JSON object")
+    add("--json", action="store_true", help="print the outcome of the batch as a JSON object")
     return parser
 
 
@@ -166,9 +166,7 @@ def _one_or_several(columns: list[str]) -> str | list[str]:
 def _read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     kind = options.format or _FORMATS.get(Path(options.input).suffix)
     if kind is None:
-        raise ConfigError(
-            f"{options.input!r} does not say what it holds", field="--format", next_step="name it by --format"
-        )
+        raise ConfigError(f"{options.input!r} has no known format", field="--format", next_step="name it by --format")
     reader = spark.read.options(mode="FAILFAST", header="true", inferSchema="true")
     try:
         if options.schema:

@@ -7,7 +7,7 @@ stays is that the last rows are gone, or that rows are there now that the snapsh
 
 Promises
 - `require` passes only on a server on which every transaction that the snapshot saw ended has ended, with no other
-  rows among the last than were there. It tells as long as a segment with one of them is there.
+  rows among the last than were there. It detects a change as long as a segment with one of these rows is there.
 - Rows of segments that were dropped since are not missed.
 """
 
@@ -29,10 +29,10 @@ none with an id below `floor`. It goes through JSON as it is."""
 _ROWS = 16
 _LOWEST_ID, _HIGHEST_ID = -(2**63), 2**63 - 1
 
-# By the index on (transaction_id, id), whatever the statistics say of a table that grows at its end.
+# By the index on (transaction_id, id), whatever the statistics of a table that grows at its end.
 _SETTINGS = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
 
-# Between transactions that were in progress lie the ranges of the ended: what an open one has written is stepped over.
+# Between transactions that were in progress lie the ranges of the ended: rows of an open transaction are skipped.
 _LAST = """
 SELECT found.transaction_id::text, found.id, found.digest FROM (
   SELECT low, coalesce(lead(low) OVER (ORDER BY low), pg_snapshot_xmax(%(seen)s::pg_snapshot)) AS high
@@ -71,14 +71,14 @@ def seen_rows(connection: psycopg.Connection[Any], outbox: OutboxTable, seen: st
 def require_seen(
     connection: psycopg.Connection[Any], outbox: OutboxTable, seen: str, rows: SeenRows, floor_now: Callable[[], int]
 ) -> None:
-    """Raise ServerRegressed unless the server has the last rows that a snapshot saw, and no others among them.
+    """Raise ServerRegressed unless the server has exactly the last rows that a snapshot saw.
 
-    `floor_now` returns the lowest id that has a segment, and is asked after the rows were read. Raises DatabaseError.
+    `floor_now` returns the lowest id that has a segment, and is called after the rows were read. Raises DatabaseError.
     """
     first = tuple(rows["from"])
     with translated():
         row = connection.execute(_NOW).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
     found = _last(connection, outbox, seen, floor=rows["floor"], before=max(first[0] - 1, 0), limit=_ROWS + 1)
     floor = floor_now()
     there = {(each, digest) for transaction, each, digest in found if (transaction, each) >= first and each >= floor}
@@ -101,7 +101,7 @@ def require_seen(
 def _last(
     connection: psycopg.Connection[Any], outbox: OutboxTable, seen: str, *, floor: int, before: int, limit: int
 ) -> list[tuple[int, int, int]]:
-    """Return transaction, id and digest of the last rows, the last one first."""
+    """Return transaction, id and digest of the last rows, the last row first."""
     statement = sql.SQL(_LAST).format(table=in_statement(outbox.identifier))
     values = {"seen": seen, "before": str(before), "floor": floor, "limit": limit}
     with translated(), connection.transaction(force_rollback=True):  # which undoes the settings

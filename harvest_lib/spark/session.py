@@ -21,7 +21,7 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-# Without a level of its own Spark raises the root's to WARN, and says so.
+# Without a level of its own Spark raises the root's to WARN, and logs that.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 # A task that fails is reported once, by the job, without the rows it carried.
@@ -39,7 +39,7 @@ logger.aborted.level = off
 def jdbc_jars(option: str | None) -> list[Path]:
     """Return the jars that hold the Postgres JDBC driver: the option's, else the environment's (commas between them).
 
-    Raises ConfigError when none is named or one does not exist.
+    Raises ConfigError when no jar is named or a jar does not exist.
     """
     named = option or os.environ.get(JARS_VARIABLE, "")
     jars = [Path(part.strip()).expanduser().absolute() for part in named.split(",") if part.strip()]
@@ -59,7 +59,7 @@ def jdbc_jars(option: str | None) -> list[Path]:
 def spark_session(
     *, jars: Sequence[Path], work_folder: Path, app_name: str = "outbox-harvester", is_long: bool = False
 ) -> Iterator[SparkSession]:
-    """Start a Spark session on two local cores and stop it at the end; one that `is_long` compiles more.
+    """Start a Spark session on two local cores and stop it at the end; a session that `is_long` compiles more.
 
     A session that runs in this process already is used instead, and left running. Everything Spark writes (shuffle
     files, warehouse, copies of jars) goes below `work_folder`, which the caller removes. Raises ConfigError when Java
@@ -104,7 +104,7 @@ def spark_session(
         raise ConfigError(
             "Spark's Java process did not start",
             field="JAVA_HOME",
-            next_step="install Java 17 or 21, or point JAVA_HOME at one; Spark's own message is above",
+            next_step="install Java 17 or 21, or point JAVA_HOME at its folder; Spark's own message is above",
         ) from error
     try:
         yield session

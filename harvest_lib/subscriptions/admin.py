@@ -2,12 +2,12 @@
 
 Promises
 - A command makes all its changes in one transaction, under a lock that leaders take before they lead.
-- A rewound subscription has a generation of its own: nothing that was saved before, in Postgres or in Kafka, counts
-  any more, not even if one of its name was removed and added again. A generation is never lower than the time it was
-  made at, in seconds.
+- A rewound subscription has a new generation: positions that were saved before, in Postgres or in Kafka, do not count
+  any more, not even if a subscription of its name was removed and added again. A generation is never lower than the
+  time it was made at, in seconds.
 - A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
-- A snapshot belongs to the server that it was taken on: one of another server is refused, and so is one that may be of
-  another, as the outbox came from there. `LOW_WATERMARK@SYSTEM` names the server.
+- A snapshot belongs to its server: a snapshot of another server is refused, and so is a snapshot that may be of another
+  server, if the outbox came from there. `LOW_WATERMARK@SYSTEM` names the server.
 - Delivered records that are still to be acknowledged stay so, wherever the subscription is moved.
 """
 
@@ -86,10 +86,10 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionShard:
-    """State of one shard of a subscription.
+    """State of a shard of a subscription.
 
     `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: it has to stop there. `leader_id` is that of the last leader; `is_led` is true if that one still lives.
+    `until`: it has to stop there. `leader_id` is the id of the last leader; `is_led` is true if that leader still lives.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Subscriptions:
     # -- looking
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return the state of each shard, of all subscriptions or of one."""
+        """Return the state of each shard, of all subscriptions or of the named subscription."""
         with translated():
             leaders = {each for (each,) in self.connection.execute(_LEADERS)}
             rows = self.execute(_ROWS, name=name)
@@ -170,7 +170,7 @@ class Subscriptions:
         return found
 
     def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
-        """Return the lag of a shard; counts no further than `most`. The lag of one that marks is the backlog of the
+        """Return the lag of a shard; counts no further than `most`. The lag of a shard that marks is the backlog of the
         table, in any layout."""
         if shard.marks:
             there = self.outbox.backlog(self.connection)
@@ -252,7 +252,7 @@ class Subscriptions:
     def rewind(self, name: str, *, to: str, source: str | None = None) -> Moved:
         """Set a subscription to `beginning`, `now`, a snapshot, or `mirror`: the checkpoint kept in Postgres.
 
-        `source` changes the kind of its positions; where the new kind cannot express the old one, records repeat.
+        `source` changes the kind of its positions; if the new kind cannot express the old position, records repeat.
         """
         if source is not None and source not in SOURCES:
             raise unknown_source(source)
@@ -269,7 +269,7 @@ class Subscriptions:
                 kind = source or each.source
                 if anchor is not None and kind not in SOURCES:
                     raise CheckpointError(
-                        f"the subscription {name!r} marks and purges: what it has delivered is not there any more",
+                        f"the subscription {name!r} marks and purges: the records that it delivered are gone",
                         evidence=f"its source is {kind}",
                         next_step=f"where its checkpoint topic was lost: `harvest subscriptions rewind {name} --to "
                         "mirror`; to read by snapshots from now on, add `--source snapshot`",
@@ -290,7 +290,7 @@ class Subscriptions:
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
         warnings = [] if anchor is None else self._dropped_before(anchor[0])
         if any(each.checkpoint_trouble for each in shards):
-            warnings.append("what was still to be acknowledged (`delivery: sequenced`) is not known: it was unreadable")
+            warnings.append("unacknowledged records (`delivery: sequenced`) are unknown: the checkpoint was unreadable")
         if source is not None and any(each.source != source for each in shards):
             warnings.append(f"records that a position of {source} cannot express as delivered come again")
         return Moved(
@@ -307,7 +307,7 @@ class Subscriptions:
         return anchor(self.connection, self.outbox, text, lambda: [each.checkpoint for each in self.shards()])
 
     def placed(self, before: Checkpoint | None) -> dict[str, Any]:
-        """Return the origin of a checkpoint that an operator places in place of an earlier one."""
+        """Return the origin of a checkpoint that replaces an earlier checkpoint by order of an operator."""
         origin = before.origin if before is not None else {}
         now = str(identity_of(self.connection, self.outbox.identifier))
         was = [each for each in (*origin.get("was", ()), origin.get("identity", now)) if each != now]
@@ -315,13 +315,13 @@ class Subscriptions:
         return {"identity": now, "placed": True, **({"was": was} if was else {}), **kept}
 
     def insert(self, checkpoint: Checkpoint, **row: Any) -> None:
-        """Add the row of one shard, in the caller's transaction."""
+        """Add the row of a shard, in the caller's transaction."""
         values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
         del values["retention_hold"]
         self.execute(_ADD, **values)
 
     def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
-        """Put a checkpoint into the row of one shard by a statement, in the caller's transaction."""
+        """Put a checkpoint into the row of a shard with a statement, in the caller's transaction."""
         saved = Jsonb(checkpoint.as_json())
         self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
 
@@ -361,7 +361,7 @@ class Subscriptions:
                 ) from error
 
     def _dropped_before(self, at: Snapshot) -> list[str]:
-        """Return a warning if dropped records, older than the oldest one kept, may be part of the delivery."""
+        """Return a warning if dropped records, older than the oldest kept record, may be part of the delivery."""
         with translated():
             bounds = [each for (each,) in self.connection.execute(_BOUNDS, (str(self.outbox),))]
             if not bounds or any("MINVALUE" in each for each in bounds):
@@ -369,19 +369,19 @@ class Subscriptions:
             oldest = self.connection.execute(self._selection.fill(_OLDEST)).fetchone()
         if oldest is not None and at.sees(int(oldest[0])):
             return []
-        return ["segments were dropped before the oldest record that is there: what was in them does not come again"]
+        return ["segments were dropped before the oldest record that is there: their records do not come again"]
 
 
 def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
-    """Return in one line each the faults of the shards' checkpoints, and their fixes."""
+    """Return the faults of the shards' checkpoints, and their fixes, a line for each."""
     errors = [unreadable(each.name, each.shard, each.checkpoint_trouble) for each in shards if each.checkpoint_trouble]
     refusals = [f"the subscription {each.name!r} does not go on: {each.refusal}" for each in shards if each.refusal]
     return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
 
 
 def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> Checkpoint:
-    """Return the checkpoint that is kept in Postgres as one that counts, of the server as it is now: both went back
-    together, and where the timeline forked from an earlier one need not be known any more."""
+    """Return the mirrored checkpoint in Postgres as a valid checkpoint of the server as it is now: both were restored
+    together, so the timeline's earlier forks need not be known any more."""
     kept = shard.checkpoint
     if shard.checkpoint_trouble:
         raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
@@ -418,7 +418,7 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _readable(row: Mapping[str, Any]) -> tuple[Checkpoint | None, str]:
-    """Return the checkpoint of a row, or the reason that it cannot be read: one row's must not cost the others."""
+    """Return the checkpoint of a row, or the reason that it cannot be read, so that the other rows can be read."""
     if not (saved := row["checkpoint"]):
         return None, ""
     try:

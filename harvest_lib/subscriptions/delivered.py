@@ -19,7 +19,7 @@ _VISIBLE = "pg_visible_in_snapshot({}, {}::pg_snapshot)"
 def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: str) -> Sequence[SubscriptionShard]:
     """Return the state of each shard of a subscription; none, if the outbox has no subscription at all.
 
-    Raises CheckpointError if there are others only, DatabaseAccessDenied if rows are hidden from us.
+    Raises CheckpointError if it has other subscriptions only, DatabaseAccessDenied if rows are hidden from this user.
     """
     if outbox.beside(connection, "subscriptions") is None:
         return ()
@@ -37,7 +37,7 @@ def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: st
 
 
 def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Composable]) -> sql.Composable:
-    """Return the condition for records that these shards delivered, or parked. `columns` are the expressions of `id`,
+    """Return the condition for records that these shards delivered, or parked. `columns` has the expressions of `id`,
     `transaction_id` and `kafka_key`."""
     passed = []
     for each in shards:

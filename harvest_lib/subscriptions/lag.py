@@ -14,10 +14,10 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Records that are checked where nothing else is said; beyond, the number is a lower bound."""
+"""Records that are checked by default; beyond, the number is a lower bound."""
 
 # Both searches use the index on (transaction_id, id). Of a batch that is being read by pages, records up to the page's
-# end are delivered; deferred ones are not.
+# end are delivered; deferred records are not.
 _LAG = """
 WITH found AS (
   SELECT * FROM (
@@ -59,8 +59,8 @@ _OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier(name) for name in (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """Records that are still to be delivered, and the age of the oldest in seconds; None if nothing waits, or no column
-    says when a record was made. `is_estimate`: there may be more, and older ones. `first_id` is the lowest id that
-    waits; where none of those that were checked does, the lowest of them."""
+    has a record's time. `is_estimate`: there may be more, and older records. `first_id` is the lowest id that
+    waits; if none of the checked ids waits, the lowest checked id."""
 
     records: int
     is_estimate: bool
@@ -89,7 +89,7 @@ def lag(
     def ask(statement: str) -> Lag:
         with translated():
             row = connection.execute(selection.fill(statement, conditions), values).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate has one row
+        assert row is not None  # noqa: S101 - an aggregate returns a row
         age = max(0.0, row[2]) if row[2] is not None else None
         return Lag(records=row[0], is_estimate=row[1], oldest_age_seconds=age, first_id=row[3])
 

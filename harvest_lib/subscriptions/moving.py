@@ -1,11 +1,11 @@
 """Subscriptions go on after their outbox was moved to another server: by dump and restore, pg_upgrade or replication.
 
-    which rows came along ─► which of them each subscription has delivered ─► new transaction ids for the rows, and new
-                             (by the old ids, and its last checkpoint)         positions, all in one transaction
+    which rows came along ─► which rows each subscription has delivered ─► new transaction ids for the rows, and new
+                             (by the old ids, and its last checkpoint)     positions, all in one transaction
 
 Promises
 - Nothing is lost: a row that no checkpoint has passed is still to come, and so are all rows written here.
-- No row that the last checkpoint has passed comes again. Where the last one is Kafka's, it is read there.
+- No row that the last checkpoint has passed comes again. If the last checkpoint is in Kafka, it is read there.
 - Rows that came along come before rows written here, each key's records in the order of their ids.
 - Records that are deferred, parked or wait for an acknowledgement stay so.
 - Killed at any step it has changed nothing; run again it does nothing more. A fact that cannot be known is an error,
@@ -36,10 +36,10 @@ from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from harvest_lib.subscriptions.starting_points import position_at, system_of
 
 UNKNOWN = "unknown"
-"""The server that rows came from, where no checkpoint says it."""
+"""The server that rows came from, if no checkpoint names it."""
 
 MOST_DEFERRED = 20_000
-"""So many records may be deferred by their ids in one position."""
+"""Limit of the records that a position may defer by their ids."""
 
 _PLACE = """
 UPDATE {table} SET generation = %(generation)s, low_watermark = %(low_watermark)s,
@@ -50,7 +50,7 @@ WHERE subscription = %(name)s AND shard = %(shard)s
 _FORGET_CLOSED = "DELETE FROM {segments} WHERE NOT leaving"
 
 Fetch = Callable[[SubscriptionShard], Mapping[str, Any] | None]
-"""Returns the last checkpoint that Kafka has of a shard, if it has one."""
+"""Returns the last checkpoint of a shard in Kafka, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class MovedOutbox:
 
 
 class Moving:
-    """A move of all subscriptions of one outbox. `fetch` reads checkpoints that are kept in Kafka."""
+    """A move of all subscriptions of an outbox. `fetch` reads checkpoints that are kept in Kafka."""
 
     def __init__(self, subscriptions: Subscriptions, fetch: Fetch, *, from_mirror: bool = False) -> None:
         """`from_mirror`: go on from the mirrors in Postgres; records delivered after they were written come again."""
@@ -77,8 +77,8 @@ class Moving:
     def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
         """Move them; None if every subscription is of this server already. `last_id` is the last of the old server.
 
-        Raises CheckpointError while one is led or its last checkpoint cannot be had, and OutboxTableError if the rows
-        that came along cannot be known.
+        Raises CheckpointError while a subscription is led or its last checkpoint is unavailable, and OutboxTableError
+        if the rows that came along cannot be known.
         """
         subscriptions, connection = self._subscriptions, self._connection
         server_identity.require_primary(connection)
@@ -133,14 +133,14 @@ class Moving:
             raise CheckpointError(
                 "the subscriptions are of several servers: which numbers the rows have cannot be known",
                 evidence=f"their checkpoints came from {', '.join(sorted({*others, ours}))}; this server is {ours}",
-                next_step="`harvest subscriptions remove` those that were begun here, move the others, and add them "
+                next_step="`harvest subscriptions remove` subscriptions begun here, move the others, and add them "
                 "again",
             )
 
     # -- delivered records
 
     def _last(self, shard: SubscriptionShard) -> Checkpoint | None:
-        """Return the last checkpoint of a shard: Kafka's where that is the one that counts."""
+        """Return the last valid checkpoint of a shard: Kafka's, if that is the valid one."""
         mirror = shard.checkpoint
         if mirror is None or mirror.position is None:
             return None
@@ -156,7 +156,7 @@ class Moving:
                 evidence=f"{found}{'' if is_ours or theirs is None else ', of another outbox'}; the mirror's number is "
                 f"{mirror.number}, generation {mirror.generation}",
                 next_step="correct `baseKafkaConfig` and `leaderGroupID`; if its topic is gone, add --from-mirror: "
-                "what was delivered after the mirror was written comes again",
+                "records that were delivered after the mirror was written come again",
             )
         if theirs.generation > mirror.generation:
             raise CheckpointError(
@@ -177,7 +177,7 @@ class Moving:
         shards: Sequence[SubscriptionShard],
         lasts: Sequence[Checkpoint | None],
     ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
-        """Stamp the rows that came along so that each subscription finds its undelivered ones; return the positions
+        """Stamp the rows that came along so that each subscription finds its undelivered rows; return the positions
         and the rows that wait. Rows that more subscriptions have delivered come first."""
         names = sorted({each.name for each in shards})
         conditions = [
@@ -199,9 +199,9 @@ class Moving:
                 raise CheckpointError(
                     "the subscriptions stand too far apart to be moved together",
                     evidence=f"{each.name!r} has not delivered {sum(counts[states] for states in skipped)} of the "
-                    f"records that others have, nor those all of its own; {MOST_DEFERRED} can be deferred",
-                    next_step="on the old server let them come to the end of the outbox, and copy again; or remove one "
-                    "and begin it again here",
+                    f"records that others have, and they lack some of its own; {MOST_DEFERRED} can be deferred",
+                    next_step="on the old server let them come to the end of the outbox, and copy again; or remove a "
+                    "subscription and begin it again here",
                 )
             at = FIRST_RANK + passed
             position: dict[str, Any] = {**position_at(each.source, Snapshot(at, at), _NOWHERE)}
@@ -257,9 +257,9 @@ def kafka_checkpoints(config: HarvestConfig) -> Fetch:
             return None
         if found and found[0].trouble:
             raise CheckpointError(
-                f"what stands in Kafka as the checkpoint of {shard.name!r}, shard {shard.shard}, is none",
+                f"the record in Kafka for {shard.name!r}, shard {shard.shard}, is no checkpoint",
                 evidence=f"topic {topic}, partition {shard.shard}, offset {found[0].offset}: {found[0].trouble}",
-                next_step="add --from-mirror: what was delivered after the mirror was written comes again",
+                next_step="add --from-mirror: records that were delivered after the mirror was written come again",
             )
         return found[0].record if found else None
 
@@ -280,7 +280,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
 
 
 def _delivered(shard: SubscriptionShard, last: Checkpoint | None) -> sql.Composable:
-    """Return the condition for delivered rows of a shard, among those that have the old server's transaction ids."""
+    """Return the condition for delivered rows of a shard, among rows with the old server's transaction ids."""
     if last is None or last.position is None:
         return sql.SQL("false")
     position = last.position

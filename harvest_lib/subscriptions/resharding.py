@@ -1,13 +1,13 @@
 """Changing the number of shards of a subscription while it is harvested, each key's order kept.
 
-    tell all shards to stop at a snapshot S ─► each delivers what S saw, and says so ─► in one transaction: the old rows
-                    ▲                                     │                              go, the new ones begin at S
-                    └──────── one had passed S already ───┘
+    have all shards stop at a snapshot S ─► each delivers what S saw, and reports it ─► in one transaction: the old rows
+                    ▲                                     │                              go, the new rows begin at S
+                    └────── a shard had passed S already ─┘
 
 Promises
-- The new shards begin where every old one ended: nothing is skipped, and nothing comes twice.
-- A leader of an old shard, dead or alive, can save nothing and deliver nothing of its own that the new ones have not
-  got behind them: it has stopped before its row goes, and a later save is refused.
+- The new shards begin where every old shard ended: nothing is skipped, and nothing comes twice.
+- A leader of an old shard, dead or alive, can neither save nor deliver anything that the new shards do not know:
+  it has stopped before its row goes, and a later save is refused.
 - If it cannot be done in time the shards go on as before.
 """
 
@@ -48,7 +48,7 @@ class Resharded:
 
 
 class Resharding:
-    """A change of the number of shards. `tell` gets a text with the shards that are waited for."""
+    """A change of the number of shards. `tell` gets a text that names the late shards."""
 
     def __init__(
         self, subscriptions: Subscriptions, name: str, shards: int, *, tell: Callable[[str], None] = lambda _text: None
@@ -59,7 +59,7 @@ class Resharding:
         self._tell = tell
 
     def run(self, timeout_seconds: float) -> Resharded:
-        """Change it. Raises CheckpointError if the old shards do not come to one place in time: then they go on."""
+        """Change it. Raises CheckpointError if the old shards do not stop at one place in time: then they go on."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
         self._subscriptions.readable(self._name)
@@ -82,8 +82,8 @@ class Resharding:
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
-        """Wait until every shard has stopped. Return the place where all of them stand: the one that they were given,
-        or that of their last leaders, if these ended without reading it. None if one had passed the place before."""
+        """Wait until every shard has stopped. Return the place at which all of them stand: the requested place, or
+        the place of their last leaders, if these ended without reading it. None if a shard was past it already."""
         reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
@@ -97,14 +97,14 @@ class Resharding:
                 self._tell(f"waiting for {waits}")
             if time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"the shards of {self._name!r} did not come to one place in time; they go on as before",
+                    f"the shards of {self._name!r} did not stop at one place in time; they go on as before",
                     evidence=waits,
                     next_step="let harvesters run that have the old number of shards, or allow more time: --timeout",
                 )
             time.sleep(_POLL_SECONDS)
 
     def _swap(self, at: Snapshot, place: Place | None) -> Resharded | None:
-        """Put the new rows in place of the old ones; None if those do not stand there any more."""
+        """Replace the old rows by the new rows; None if the old rows do not stand there any more."""
         subscriptions = self._subscriptions
         place = place or subscriptions.anchor("now")[1]
         with translated(), subscriptions.connection.transaction():
@@ -138,7 +138,7 @@ class Resharding:
         return Resharded(before=rows[0].shards, after=self._shards, at=str(at))
 
     def _move_parked(self, rows: Sequence[SubscriptionShard]) -> None:
-        """Move parked ids to the shards that their keys belong to now; forget those that were sent after all."""
+        """Move parked ids to the shards that their keys belong to now; forget ids that were sent after all."""
         outbox, connection = self._subscriptions.outbox, self._subscriptions.connection
         if not outbox.parked_ids.exists(connection):
             return
@@ -166,7 +166,7 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
 
 
 def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
-    """Return the snapshot at which all stand, if nobody leads them and their checkpoints in Postgres count."""
+    """Return the snapshot at which all stand, if no leader lives and their checkpoints in Postgres are valid."""
     places = set()
     for each in shards:
         position = each.checkpoint.position if each.checkpoint is not None else None
@@ -183,4 +183,4 @@ def _waits_for(rows: Sequence[SubscriptionShard], at: Snapshot) -> str:
     if (missing := rows[0].shards - len(rows)) > 0:
         return f"{missing} of {rows[0].shards} shards, which were never led"
     late = next(each for each in rows if not _has_stopped(each, at))
-    return f"shard {late.shard}" if late.is_led else f"shard {late.shard}, which nobody leads"
+    return f"shard {late.shard}" if late.is_led else f"shard {late.shard}, which has no leader"

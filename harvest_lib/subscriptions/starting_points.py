@@ -52,7 +52,7 @@ def anchor(
         raise CheckpointError(
             "the snapshot is ahead of the database",
             evidence=f"it has seen transactions up to {given.xmax}, the server has only come to {now.xmax}",
-            next_step="give one that was taken on this server, `beginning` or `now`",
+            next_step="give a snapshot of this server, `beginning` or `now`",
         )
     return given, replace(place, lsn=server_identity.barrier(connection))
 
@@ -60,7 +60,7 @@ def anchor(
 def _require_own(
     connection: psycopg.Connection[Any], outbox: OutboxTable, system: str, ours: str, checkpoints: Checkpoints
 ) -> None:
-    """Raise CheckpointError unless a snapshot is of this server, or of one whose transactions go on here."""
+    """Raise CheckpointError unless a snapshot is of this server, or of a server whose transactions go on here."""
     moves = Moves(outbox).read(connection)
     known = {ours, *(each.from_system for each in moves if each.keeps_transactions)}
     if system in known:
@@ -70,7 +70,7 @@ def _require_own(
     )
     is_native = outbox.kind(connection) == "native"
     if system or others or (is_native and Moves(outbox).has_foreign_rows(connection)):
-        named = ", ".join(sorted(others)) or "by what its rows say"
+        named = ", ".join(sorted(others)) or "according to its rows"
         raise CheckpointError(
             "the snapshot is of another server" if system else "the snapshot cannot be shown to be of this server",
             evidence=f"this server is {ours}"
@@ -90,7 +90,7 @@ def refuse_other_servers(
         if (system := system_of(each)) not in {None, ours}:
             raise CheckpointError(
                 f"the checkpoint of the subscription {name!r} in Postgres came from another server",
-                evidence=f"its system identifier is {system}, this one's is {ours}",
+                evidence=f"its system identifier is {system}, this server's is {ours}",
                 next_step="correct `dataSource`; if the outbox was moved, by dump and restore, pg_upgrade or "
                 "replication: `harvest subscriptions move`",
             )
@@ -103,7 +103,7 @@ def position_at(source: str, at: Snapshot, server: Mapping[str, str]) -> Mapping
 
 
 def system_of(checkpoint: Checkpoint | None) -> str | None:
-    """Return the system identifier of the server that a checkpoint's transaction ids are of, if it says so."""
+    """Return the system identifier of the server of a checkpoint's transaction ids, if the checkpoint has it."""
     if checkpoint is None:
         return None
     if (place := (checkpoint.position or {}).get("server")) and place.get("system"):
@@ -112,7 +112,7 @@ def system_of(checkpoint: Checkpoint | None) -> str | None:
 
 
 def place_of(position: Mapping[str, Any]) -> Snapshot | None:
-    """Return the snapshot that saw exactly the records that a position has delivered, if there is one."""
+    """Return the snapshot of exactly the records that a position has delivered, if such a snapshot exists."""
     if "cur" in position or position.get("deferred"):
         return None
     if "prev" in position:

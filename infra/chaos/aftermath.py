@@ -60,7 +60,7 @@ def led_within(seconds: float) -> Check:
         others = (term for term in after.terms if term.time > after.at and term.process != after.leader)
         following = next(others, None)
         if following is None:
-            return f"nobody led after {after.leader}"
+            return f"no harvester led after {after.leader}"
         took = following.time - after.at
         if took > seconds:
             return f"{following.process} led {took:.1f} s after the fault of {after.leader}, not within {seconds:.0f} s"

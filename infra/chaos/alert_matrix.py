@@ -1,7 +1,7 @@
 """Alerts that each fault fires, found out by a run: a Prometheus scrapes a pool that is used, and a fault is injected.
 
-Rules say minutes, so the run has a copy of them in which all times are divided by one factor, and so are the intervals
-of Prometheus and the session timeout of the pool. Each fault has a Prometheus of its own, which has seen nothing
+Rules use minutes, so the run has a copy of them with all times divided by the same factor, and so are the intervals
+of Prometheus and the session timeout of the pool. Each fault has a Prometheus of its own, without data from
 before.
 """
 
@@ -29,22 +29,22 @@ SESSION_SECONDS = 3.0
 OTHER_FACTORS = dict.fromkeys(("HarvestNoLeader", "HarvestDown"), 10 / SESSION_SECONDS)
 """Alerts that wait for a failover, or for processes to start, are divided by as much as the session timeout (10 s)."""
 _INTERVAL_SECONDS = 15.0 / FACTOR
-"""Prometheus' own default is a minute; the probes and examples here say 15 s."""
+"""Prometheus' own default is a minute; the probes and examples here use 15 s."""
 ALLOWED_SECONDS = 10.0
 """An alert is this late at most, and lasts this much longer at most: two intervals, the session timeout, a second until
-the database is asked again, and the delays of a loaded machine. None of these but the intervals is divided."""
+the database is queried again, and the delays of a loaded machine. Only the intervals are divided."""
 _EARLY_SECONDS = 2 * _INTERVAL_SECONDS
 """A backlog may have an age before the fault."""
 _READY_SECONDS = 60.0
 _RATE = 60.0
-"""Less than a leader delivers whose network is narrow: slower is nothing that anybody has to be called for."""
+"""Less than a leader delivers over a narrow network: a slow network is no reason for an alert."""
 _THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiredAlert:
-    """An alert that a fault has fired: with its labels and the value that it had then, so long after the fault was
-    injected, until so long after it was undone and the pool had caught up."""
+    """An alert that a fault has fired: its labels, its value then, the time from the fault's injection to the alert,
+    and the time from the fault's end and the pool's recovery to the alert's end."""
 
     alert: str
     labels: Mapping[str, str]
@@ -93,7 +93,7 @@ def scaled_rules_of_run(factor: float = FACTOR) -> tuple[Mapping[str, object], M
 def run(
     cases: Sequence[Case], *, brokers: int, folder: Path, parts: Path, say: Callable[[str], None]
 ) -> Iterator[Episode]:
-    """Inject the faults of the cases, one after the other, and yield the episode of each. The folder is empty.
+    """Inject the faults of the cases in order, and yield the episode of each. The folder is empty.
 
     Raises StackError when the system does not come up, or does not come back after a fault.
     """
@@ -123,7 +123,7 @@ def targets_of(load: UnderLoad) -> list[str]:
 
 
 def await_scraped(prometheus: Prometheus, count: int) -> None:
-    """Wait until so many harvesters answer, and nothing fires. Raises StackError."""
+    """Wait until `count` harvesters answer, and nothing fires. Raises StackError."""
     until(
         lambda: (
             prometheus.query("count(harvest_postgres_up == 1) and max(harvest_leader) == 1") == [({}, count)]
@@ -167,7 +167,7 @@ def _episode(case: Case, load: UnderLoad, folder: Path) -> Episode:
 
 
 def _left(prometheus: Prometheus, window_seconds: float) -> list[str]:
-    """Wait until no alert fires or is about to; return those that still do when they should have ended."""
+    """Wait until no alert fires or is about to; return the alerts that still do when they should have ended."""
     quiet: list[float] = []
 
     def is_over() -> bool:

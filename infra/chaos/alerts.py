@@ -1,7 +1,7 @@
 """`python -m infra.chaos.alerts`: inject each fault, and see which alerts it fires; write the table of docs/alerts.md.
 
-Exit codes: 0 each fault fired exactly what it should; 1 one did not; 2 one was named that there is not, or Prometheus
-is missing.
+Exit codes: 0 each fault fired exactly the expected alerts; 1 a fault did not; 2 an unknown fault was named, or
+Prometheus is missing.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BROKERS = 3
 
 
 def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, command: str, minutes: float) -> str:
-    """Return the table of alerts by fault, with its origin. Times are those of the run."""
+    """Return the table of alerts by fault, with its origin. Times are the run's."""
     _, rules = scaled_rules_of_run()
     wrong = [sentence for each in episodes for sentence in each.wrong(rules)]
     lines = [
@@ -31,7 +31,7 @@ def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, comman
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}. Times are divided by {FACTOR:g}, and {ALLOWED_SECONDS:g} s "
         "are allowed.",
         "",
-        "| fault | lasted | should fire | fired after (the rule says) | ended after |",
+        "| fault | lasted | should fire | fired after (the rule's time) | ended after |",
         "| --- | --- | --- | --- | --- |",
     ]
     for each in episodes:

@@ -1,8 +1,8 @@
-"""A wall clock that is off, in one process: the one Python tells, and the one its records are stamped by.
+"""A wall clock that is off, in a single process: Python's clock, and the clock of its records' timestamps.
 
 libfaketime cannot do it: it fakes the clock that librdkafka reads, and not C11's `cnd_timedwait`, by which librdkafka
 waits until a time of that clock. An hour ahead, the client is blocked for an hour; an hour behind, it does not wait at
-all (seen with libfaketime 0.9.10 and librdkafka 2.16). The boot clock and the monotonic one stay true.
+all (seen with libfaketime 0.9.10 and librdkafka 2.16). The boot clock and the monotonic clock stay true.
 """
 
 import time
@@ -14,7 +14,7 @@ _true_time = time.time
 
 
 class OffClock:
-    """The wall clock, off by as many seconds as a file says; true as long as there is none."""
+    """The wall clock, off by the seconds in a file; true without the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -36,13 +36,13 @@ class OffClock:
         return _true_time() + self.off_seconds()
 
     def set_off(self, seconds: float) -> None:
-        """Have it off by so much, in whichever process reads the file."""
+        """Set its offset, in whichever process reads the file."""
         new = self._file.with_suffix(".new")
         new.write_text(str(seconds))
         new.replace(self._file)
 
     def set_right(self) -> None:
-        """Have it true."""
+        """Set it true."""
         self._file.unlink(missing_ok=True)
 
 

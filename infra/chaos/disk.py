@@ -1,6 +1,6 @@
 """A small file system that becomes full: a tmpfs whose limit is drawn in until nothing more goes in.
 
-Needs mounts of our own, see `namespaces`.
+Needs its own mounts, see `namespaces`.
 """
 
 import errno
@@ -50,7 +50,7 @@ class Disk:
         return False
 
     def empty(self) -> None:
-        """Have room again."""
+        """Free its space again."""
         self._limit(_ROOM_BYTES)
 
     def _limit(self, size_bytes: int) -> bool:

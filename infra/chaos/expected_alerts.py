@@ -1,9 +1,9 @@
-"""Alerts that each fault should fire, and no other. Times here are those of the rules, before they are divided.
+"""Alerts that each fault should fire, and no other. Times here are the times of the rules, before they are divided.
 
-A fault of one process, link or broker of several fires nothing, however long it lasts: the others go on. A fault of a
-shared part fires the alerts of the rules, once it has lasted as long as they say. What depends on the election is
-injected for both: a leader that Kafka has elected goes on leading while it alone is cut off from Postgres, as Kafka
-hears it, so somebody is called who ends it; one that has a lock in Postgres loses it.
+A fault of one process, link or broker of several fires nothing, however long it lasts: the rest goes on. A fault of a
+shared part fires the alerts of the rules, once it has lasted as long as their times. A fault whose effect depends on
+the election is injected for both. A leader that Kafka has elected goes on leading while it alone is cut off from
+Postgres, since Kafka receives its heartbeats, so an alert fires; a leader that has a lock in Postgres loses it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from infra.chaos.system import Election, Mode
 SOON_MINUTES = 0.5
 """A fault that is over before any rule's time has come."""
 CALLED_MINUTES = 2.5
-"""Longer than it takes until somebody is called because nothing is delivered, nobody leads or a server is away."""
+"""Longer than an alert takes for missing progress, a missing leader or an unavailable server."""
 FAILED_OVER_MINUTES = 4.0
-"""Longer than it takes until somebody is called because nobody leads or answers, in a run that divides that by less."""
+"""Longer than an alert takes for a missing leader or server, in a run that divides such times by less."""
 OLD_MINUTES = 7.0
 """Longer than it takes until a backlog is old and a checkpoint stale."""
 
@@ -30,7 +30,7 @@ MODES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A fault that lasts for so long, and the alerts that it should fire. Where a fault draws its action, the seed
+    """A fault with its duration, and the alerts that it should fire. Where a fault draws its action, the seed
     decides that, and `variant` names it."""
 
     fault: str

@@ -26,12 +26,12 @@ class Following:
         until(
             lambda: not due - self.reader.seen,
             _CAUGHT_UP_SECONDS,
-            "what was answered was not read",
+            "acknowledged records were not read",
             evidence=lambda: f"{len(due - self.reader.seen)} of {len(due)} records",
             next_step=next_step,
         )
         return now
 
     def unread(self, events: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the events that were not read."""
+        """Return the events that were not read."""
         return tuple(sorted(set(events) - self.reader.seen))

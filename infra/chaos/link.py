@@ -1,9 +1,9 @@
-"""A stretch of network that breaks on demand: TCP, forwarded to one address.
+"""A stretch of network that breaks on demand: TCP, forwarded to a single address.
 
 with Links() as links:
     link = links.add()              # connect to link.port
     link.forward_to("127.0.0.1", 5432)
-    link.cut()                      # connections end, new ones at once
+    link.cut()                      # connections end, new connections at once
     link.hold(Direction.TO_SERVER)  # half open: connections stay, nothing passes in that direction
     link.delay(0.1)                 # seconds, in each direction
     link.heal()                     # all of it undone; held bytes come, in order
@@ -60,15 +60,15 @@ class Link:
         return len(self._writers) // 2
 
     def cut(self) -> None:
-        """End all connections; new ones end before they carry anything."""
+        """End all connections; new connections end before they carry anything."""
         self._tell(is_cut=True)
 
     def hold(self, direction: Direction = Direction.BOTH) -> None:
-        """Let nothing through in these directions, and leave connections as they are."""
+        """Block these directions, and leave connections as they are."""
         self._tell(held=direction)
 
     def delay(self, seconds: float) -> None:
-        """Let everything come so much later, in each direction."""
+        """Delay everything by `seconds`, in each direction."""
         self._tell(delay_seconds=seconds)
 
     def heal(self) -> None:
@@ -120,7 +120,7 @@ class Link:
         return await asyncio.open_connection(sock=near)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, direction: Direction) -> None:
-        """Carry bytes in one direction until either side ends; then end the other direction as well."""
+        """Carry bytes in this direction until either side ends; then end the other direction as well."""
         with suppress(OSError):
             while data := await source.read(_CHUNK_BYTES):
                 if self._delay_seconds:
@@ -134,7 +134,7 @@ class Link:
 
 
 class Links:
-    """All links, on one event loop in a thread of its own; a context manager."""
+    """All links, on a single event loop in a thread of its own; a context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -35,13 +35,13 @@ class Member:
         """The port of the metrics of its harvesters, 0 where they have none."""
 
     def move(self, path: NetworkPath) -> None:
-        """Have its harvesters at the end of a network path, and its links where they are reached from there."""
+        """Move its harvesters to the end of a network path, and its links to where they are reached from there."""
         self.network = path
         with path.at_servers():
             self._link(NEAR)
 
     def listen(self, port: int) -> None:
-        """Have its harvesters serve their metrics on this port; before anything is started."""
+        """Make its harvesters serve their metrics on this port; before anything is started."""
         self.scraped, self.port = self._all_links.add(), port
 
     def _link(self, host: str = "127.0.0.1") -> None:
@@ -66,7 +66,7 @@ class Member:
 
     @property
     def lead(self) -> Lead | None:
-        """The term in which it leads, if its process lives and last said that it does."""
+        """The term in which it leads, if its process lives and last reported so."""
         harvester = self.harvester
         if harvester is None:
             return None

@@ -1,7 +1,7 @@
-"""Namespaces of the kernel, made by the calling thread: events in them concern nobody else on the machine.
+"""Namespaces of the kernel, made by the calling thread: events in them do not affect the rest of the machine.
 
-A namespace lasts as long as somebody is in it or holds it open, so nothing is left of any, however we end. Processes
-are in those of the thread that starts them. Takes root, on Linux.
+A namespace lasts as long as a process is in it or holds it open, so nothing is left of it, however the run ends.
+Processes are in the namespaces of the thread that starts them. Takes root, on Linux.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ _HOW = "run it as root on Linux, in a container with the capability SYS_ADMIN"
 
 
 def mounts_lacking() -> str | None:
-    """Return the reason why there can be no file systems of our own, None if there can."""
+    """Return the reason why the run cannot have its own file systems, None if it can."""
     return _lacking_of(_NEW_MOUNTS, "mount", "mount")
 
 
 def networks_lacking() -> str | None:
-    """Return the reason why there can be no networks of our own, None if there can."""
+    """Return the reason why the run cannot have its own networks, None if it can."""
     return _lacking_of(_NEW_NETWORK, "ip", "iproute2")
 
 
@@ -43,7 +43,7 @@ def _lacking_of(kind: int, program: str, package: str) -> str | None:
                 run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
                 run("umount", folder)
     except (OSError, AttributeError) as error:
-        return f"no namespace of our own is to be had ({error}): {_HOW}"
+        return f"a namespace of the run's own is unavailable ({error}): {_HOW}"
     except subprocess.CalledProcessError as error:
         return f"`{' '.join(error.cmd)}` fails here ({error.stderr.strip()}): {_HOW}"
     return None
@@ -51,7 +51,7 @@ def _lacking_of(kind: int, program: str, package: str) -> str | None:
 
 @contextmanager
 def own_mounts() -> Iterator[None]:
-    """Have the calling thread, and processes it starts meanwhile, see mounts of its own."""
+    """Give the calling thread, and processes it starts meanwhile, their own mounts."""
     with _apart(_NEW_MOUNTS, "mnt"):
         run("mount", "--make-rprivate", "/")
         yield
@@ -66,7 +66,7 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Have the calling thread in there, and processes it starts; sockets stay where they were made."""
+        """Move the calling thread in there, with processes it starts; sockets stay where they were made."""
         before = os.open(_current("net"), os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(self._held, _NEW_NETWORK)
@@ -88,7 +88,7 @@ class Network:
             run("tc", *arguments)
 
     def adopt(self, device: str, *, of: "Network") -> None:
-        """Move a device of another one here."""
+        """Move a device of another network here."""
         with of.inside():
             run("ip", "link", "set", device, "netns", f"/proc/{os.getpid()}/fd/{self._held}")
 
@@ -105,7 +105,7 @@ def _apart(kind: int, name: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with suppress(OSError):  # threads that outlive it may keep us in there, which is not the error
+            with suppress(OSError):  # threads that outlive it may keep this thread in there, which is not the error
                 _back(before, kind, folder)
             raise
         _back(before, kind, folder)
@@ -115,7 +115,7 @@ def _apart(kind: int, name: str) -> Iterator[None]:
 
 def _back(handle: int, kind: int, folder: Path) -> None:
     _enter(handle, kind)
-    os.chdir(folder)  # who enters mounts finds itself at their root
+    os.chdir(folder)  # entering mounts moves the process to their root
 
 
 def _current(name: str) -> Path:
@@ -127,7 +127,7 @@ def _enter(handle: int, kind: int) -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # `os` has these two from Python 3.12 on
+    libc = ctypes.CDLL(None, use_errno=True)  # `os` has both from Python 3.12 on
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

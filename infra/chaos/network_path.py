@@ -1,8 +1,8 @@
 """A network path between a harvester and its servers: two network namespaces, and a pair of devices between them.
 
 The harvester is at the far end and has no other network. Listeners for it are made at the near end, as sockets belong
-to the network they were made in. Packets are lost by addressing them to nobody: the kernel sends them, and who gets
-them drops them; each direction can be cut alone. Neither end is connected to the machine's own network. The kernel
+to the network they were made in. Packets are lost by a wrong hardware address: the kernel sends them, and their
+receiver drops them; each direction can be cut alone. Neither end is connected to the machine's own network. The kernel
 removes both when no process holds them, however the run ends.
 """
 
@@ -38,26 +38,26 @@ class NetworkPath:
             _send(network, other, _HARDWARE[other])
 
     def at_servers(self) -> AbstractContextManager[None]:
-        """Have the calling thread at the near end, for listeners."""
+        """Put the calling thread at the near end, for listeners."""
         return self._near.inside()
 
     def at_harvester(self) -> AbstractContextManager[None]:
-        """Have the calling thread at the far end, for processes it starts."""
+        """Put the calling thread at the far end, for processes it starts."""
         return self._far.inside()
 
     def lose(self, direction: Direction = Direction.BOTH) -> None:
-        """Lose all packets in these directions."""
+        """Drop all packets in these directions."""
         if Direction.TO_SERVER in direction:
             _send(self._far, NEAR, _NOBODY)
         if Direction.TO_CLIENT in direction:
             _send(self._near, FAR, _NOBODY)
 
     def narrow(self) -> None:
-        """Have packets queue at 32 KB/s in each direction, and those lost that would wait longer than 200 ms."""
+        """Queue packets at 32 KB/s in each direction, and drop packets that would wait longer than 200 ms."""
         self._shape(_NARROW)
 
     def slow(self) -> None:
-        """Have packets take 80 ms, give or take 40, in each direction, and every fiftieth lost."""
+        """Delay packets by 80 ms, give or take 40, in each direction, and drop every fiftieth."""
         self._shape(_SLOW)
 
     def heal(self) -> None:
@@ -81,7 +81,7 @@ class NetworkPath:
 
 @contextmanager
 def network_paths(count: int) -> Iterator[list[NetworkPath]]:
-    """Have so many."""
+    """Make `count` network paths."""
     made: list[NetworkPath] = []
     try:
         for _ in range(count):
@@ -93,5 +93,5 @@ def network_paths(count: int) -> Iterator[list[NetworkPath]]:
 
 
 def _send(network: Network, address: str, hardware: str) -> None:
-    """Have packets for the address go to this hardware."""
+    """Send packets for the address to this hardware."""
     network.ip("neighbour", "replace", address, "lladdr", hardware, "dev", _DEVICE, "nud", "permanent")

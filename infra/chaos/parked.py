@@ -13,11 +13,11 @@ _PARKED_IDS = SQL("SELECT count(*) FROM outbox_parked_ids WHERE NOT held AND NOT
 
 
 def count(mode: Mode, connection: psycopg.Connection[Any]) -> int:
-    """Count the records that are parked, and of which nobody has asked yet that they be sent again."""
+    """Count the records that are parked, without records whose retry was requested."""
     row = connection.execute(_PARKED if mode.source == "mark" else _PARKED_IDS).fetchone()
     return int(row[0]) if row is not None else 0
 
 
 def retry_all(system: System) -> None:
-    """Have all sent again that is parked."""
+    """Retry all parked records."""
     harvest("park", "retry", "--all", "-f", system.operator_config())

@@ -1,6 +1,6 @@
-"""A Prometheus of a run's own: it scrapes the harvesters, evaluates rules, and tells which alerts there were and when.
+"""A Prometheus of the run: it scrapes the harvesters, evaluates rules, and reports the alerts with their times.
 
-It begins with no data, so events before its start are not in any range that a rule looks at.
+It begins with no data, so events before its start are not in any range that a rule reads.
 """
 
 import os
@@ -28,7 +28,7 @@ _KEPT = "1d"
 
 
 def prometheus_lacking() -> str | None:
-    """Return the reason why there is no Prometheus, None if there is one."""
+    """Return the reason why Prometheus is unavailable, None if it is there."""
     try:
         find_prometheus()
     except StackError as error:
@@ -38,7 +38,7 @@ def prometheus_lacking() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """An alert that fired, with its labels, from the first to the last evaluation that said so (Unix time)."""
+    """An alert that fired, with its labels, from the first to the last evaluation in which it fired (Unix time)."""
 
     alert: str
     labels: Mapping[str, str]
@@ -78,13 +78,13 @@ class Prometheus:
         self._process.stop()
 
     def scrape(self, jobs: Mapping[str, Sequence[str]]) -> None:
-        """Scrape the targets of these jobs from now on, and no others."""
+        """Scrape only the targets of these jobs from now on."""
         configure(self._folder, jobs, self._interval_seconds)
         if (pid := self._process.pid) is not None:
             os.kill(pid, signal.SIGHUP)
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that fire or are about to, as `/api/v1/alerts` tells them."""
+        """Return the alerts that fire or are about to, in the form of `/api/v1/alerts`."""
         found: list[dict[str, Any]] = self._ask("alerts")["alerts"]
         return found
 

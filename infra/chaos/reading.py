@@ -1,4 +1,4 @@
-"""Readers that note their records: one that follows the topic all along, and one that reads all of it at the end."""
+"""Readers that note their records: a reader that follows the topic all along, and a reader of all of it at the end."""
 
 import json
 import threading

@@ -58,7 +58,7 @@ class Recorder:
         self.clock = clock
         self._terms: dict[int, str] = {}
         self.sending = ""
-        """The leader id under which batches are sent; there is one shard."""
+        """The leader id under which batches are sent; there is a single shard."""
         self._telling = threading.Lock()
 
     def tell(self, kind: type[HistoryEvent], how: str, **fields: Any) -> None:
@@ -66,7 +66,7 @@ class Recorder:
         self._history.append(kind(type=how, process=self._process, **fields))  # type: ignore[arg-type]
 
     def heard(self, event: Event) -> None:
-        """Handle an event of leadership: a term begins, which ends the one before."""
+        """Handle an event of leadership: a term begins, which ends the previous term."""
         with self._telling:
             if isinstance(event, LeaderAcquired | LeaderRefreshed):
                 self._end(event.shard)
@@ -97,7 +97,7 @@ Report = Callable[[KafkaError | None, Message], None]
 
 
 class RecordedProducer:
-    """A producer that records messages and reports, except those of the harvesters' own topics."""
+    """A producer that records messages and reports, except messages of the harvesters' own topics."""
 
     def __init__(self, recorder: Recorder, settings: Mapping[str, Any]) -> None:
         self._recorder = recorder
@@ -173,7 +173,7 @@ class RecordedProducer:
 
 
 class RecordedSource:
-    """A source that marks and purges. `of` says for which term it marks under an id."""
+    """A source that marks and purges. `of` returns the term of an id under which it marks."""
 
     def __init__(self, recorder: Recorder, source: ClaimSource, of: Callable[[UUID], str] = str) -> None:
         self._recorder, self._source, self._of = recorder, source, of

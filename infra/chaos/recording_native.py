@@ -1,8 +1,8 @@
 """Recorder of native hand-over: the records that no producer in Python sees, and the outcome of each.
 
 The producer is the client's own and the library in C hands over: neither is replaced. Rows are read beside it, before
-they go. Acknowledgements are heard by a second interceptor, in Python, which is added where the library adds its own.
-Beside the history stands a file with the number of records that each call of the library took.
+they go. Acknowledgements are recorded by a second interceptor, in Python, which is added where the library adds its
+own. Beside the history stands a file with the number of records that each call of the library took.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ Landed = Callable[[tuple[str, int], Place, str | None], None]
 _ADDS_INTERCEPTOR = "rd_kafka_interceptor_add_on_acknowledgement"
 _NAME = b"chaos"
 _SWITCH_SECONDS = 0.0005
-"""librdkafka's thread tells of one record after the other, and for each waits so long for whatever else Python does."""
+"""librdkafka's thread reports records one by one. Each report waits this long for the interpreter's lock."""
 _STAMP_VERSION_BYTES = 1
 _PURGE_QUEUE, _PURGE_IN_FLIGHT, _PURGE_NON_BLOCKING = 1, 2, 4
 """Flags of `rd_kafka_purge`."""
@@ -72,7 +72,7 @@ class NativeRecorder:
         self._sent: dict[int, dict[str, deque[tuple[str, int]]]] = defaultdict(lambda: defaultdict(deque))
         self._made = threading.local()  # the producer that this thread has made last
         self._kafka: CDLL
-        # librdkafka keeps these for as long as the process lives.
+        # librdkafka keeps both for as long as the process lives.
         self._add, self._on_acknowledgement = _AddInterceptor(self._added), _OnAcknowledgement(self._heard)
         sys.setswitchinterval(_SWITCH_SECONDS)
         recorder = self
@@ -90,8 +90,8 @@ class NativeRecorder:
         vars(sender).update(NativeSender=Recorded, Producer=provider)
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """Return the producer that `make` makes. One that we listen to purges without the interpreter's lock, which the
-        client keeps meanwhile: librdkafka waits until its threads have notified us."""
+        """Return the producer that `make` makes. A recorded producer purges without the interpreter's lock, which the
+        client keeps meanwhile: librdkafka waits until its threads have made their reports."""
         self._made.producer = None
         producer = make()
         if (handle := self._made.producer) is not None:
@@ -104,7 +104,7 @@ class NativeRecorder:
             raise KafkaException(error_of(code))
 
     def _resolved(self, named: Sequence[tuple[CDLL, Sequence[str]]]) -> Any:
-        """Resolve the functions that the library calls, of which one adds our interceptor too."""
+        """Resolve the functions that the library calls; one of them also adds the recording interceptor."""
         found, count = self._resolve(named)
         names = [name for _, some in named for name in some]
         self._kafka = next(each for each, some in named if _ADDS_INTERCEPTOR in some)
@@ -138,7 +138,7 @@ class NativeRecorder:
     def _heard(self, producer: int, pointer: Any, _opaque: object) -> int:
         message = pointer.contents
         if message.opaque or not message.payload:
-            return 0  # Python has handed it over, and hears of it
+            return 0  # Python has handed it over, and gets its report
         event = json.loads(ctypes.string_at(message.payload, message.length)).get("event")
         if sent := self._sent[producer].get(event):
             topic = self._kafka.rd_kafka_topic_name(message.topic).decode()

@@ -18,7 +18,7 @@ _BEGINS, _ENDS = "<!-- table -->", "<!-- end of table -->"
 
 
 def lost(outcome: Outcome) -> int:
-    """Count records whose commit was answered and that nobody has seen."""
+    """Count records whose commit was answered and that were never seen."""
     return _count(outcome, "lost-write", "unseen")
 
 
@@ -107,7 +107,7 @@ def put(outcomes: Sequence[Outcome], left_out: Mapping[str, str], file: Path) ->
 
 
 def put_table(written: str, file: Path) -> None:
-    """Write a table into a file, in place of the one between its marks, or as the whole file."""
+    """Write a table into a file, in place of the table between its marks, or as the whole file."""
     text = file.read_text() if file.exists() else ""
     before, begins, rest = text.partition(_BEGINS)
     _, ends, after = rest.partition(_ENDS)

@@ -1,6 +1,6 @@
 """Role of the harvesters in Postgres, with the grants that `harvest grants` prints, and nothing more.
 
-It may also read where a timeline forked, as an operator allows who wants no work after a failover.
+It may also read where a timeline forked, as an operator may allow to avoid work after a failover.
 """
 
 import secrets
@@ -26,7 +26,7 @@ _END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE us
 
 
 class Role:
-    """The role on one cluster of Postgres, copies of it included. `dsn` returns how its owner connects now."""
+    """The role on a cluster of Postgres, copies of it included. `dsn` returns the connection string of its owner."""
 
     def __init__(self, outbox: OutboxTable, mode: ReadingMode, dsn: Callable[[], str]) -> None:
         self._grants = Grants(outbox=outbox, mode=mode, harvester=NAME, reader="", writers={})
@@ -51,7 +51,7 @@ class Role:
         self._run(_REVOKE.format(_ROLE))
 
     def change_password(self) -> None:
-        """Let nobody in by the password that harvesters know, and end their sessions."""
+        """Invalidate the password that harvesters know, and end their sessions."""
         self._run(_PASSWORD.format(_ROLE, sql.Literal(secrets.token_urlsafe())))
         self._end_sessions()
 

@@ -72,7 +72,7 @@ class Outcome:
 
 
 def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Callable[[str], None]) -> Outcome:
-    """Do it, in a folder that is empty; the history stays there. `schedule` has the faults; `say` gets a line for
+    """Run the plan in an empty folder; the history stays there. `schedule` has the faults; `say` gets a line for
     each step.
 
     Raises StackError when the system does not come up, or its servers do not come back after a fault.
@@ -161,7 +161,7 @@ def _broken(what: str, wait: Callable[[], None]) -> list[Broken]:
 
 def _unreadable(line: BadLine) -> None:
     if line.file.name.startswith("harvester-"):
-        return  # one that is killed may leave half a line
+        return  # a killed harvester may leave half a line
     raise StackError("the history cannot be read", evidence=str(line), next_step="is the disk full?")
 
 
@@ -176,7 +176,7 @@ class UnderFire:
     broken: list[Broken] = field(default_factory=list)
 
     def inject(self) -> list[InjectedFault]:
-        """Inject one fault after the other for as long as the plan says and the harvesters keep up."""
+        """Inject faults, one at a time, for as long as the plan lasts and the harvesters keep up."""
         draw = random.Random(self.plan.seed)  # noqa: S311 - no secret
         deadline = time.monotonic() + self.plan.seconds
         injected: list[InjectedFault] = []

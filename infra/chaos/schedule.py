@@ -9,10 +9,10 @@ from infra.chaos.system import Mode
 
 
 class Schedule:
-    """The faults of several runs, one after the other, in an order that the seed draws."""
+    """The faults of consecutive runs, in an order that the seed draws."""
 
     def __init__(self, faults: Mapping[str, Fault], modes: Sequence[Mode], brokers: int, seed: int) -> None:
-        """Prepare. `modes` are those of the runs, in their order."""
+        """Prepare. `modes` are the modes of the runs, in their order."""
         self._faults, self._modes, self._brokers = faults, list(modes), brokers
         self._draw = random.Random(seed)  # noqa: S311 - no secret
         self._rank = {name: self._draw.random() for name in faults}
@@ -28,8 +28,8 @@ class Schedule:
         ]
 
     def next(self, mode: Mode) -> str | None:
-        """Return the next fault for a run of this mode, None if there is none: of the faults that were
-        injected least often, one that has the fewest modes left."""
+        """Return the next fault for a run of this mode, None if there is no fault: of the faults that were
+        injected least often, a fault with the fewest modes left."""
         left = self._modes[self._modes.index(mode) :]
         candidates = [
             (self.injected[name], sum(map(self._faults[name].fits, left)), self._rank[name], name)

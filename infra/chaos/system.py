@@ -33,7 +33,7 @@ from infra.waiting import until
 TOPIC = "chaos"
 PARTITIONS = 8
 SESSION_SECONDS = 6.0
-"""A leader is replaced after so long; it stops by itself after half of it."""
+"""A leader is replaced after this time; it stops by itself after half of it."""
 _MEMBERS = 3
 GROUP = "chaos"
 _OUTBOX = OutboxTable(("outbox",))
@@ -101,15 +101,15 @@ class System:
         self.happened: list[FailoverLoss | RecreatedTopic | Park] = []
         """Effects of faults on records, until they are written down."""
         self.following: Following
-        """The reader that follows all along, once there is one."""
+        """The reader that follows all along, once it has begun."""
         self.topic_made_at = 0.0
-        """Creation time of the current topic, by the boot clock: nobody can have written to it before."""
+        """Creation time of the current topic, by the boot clock: no record can have been written to it before."""
         self.make_room: Callable[[Path], object] = lambda _folder: None
         """Called with the folder of a server that is added, before anything is in it."""
         self.kafka = KafkaCluster(folder, brokers=brokers, parts=parts, detours=self._detours())
 
     def move_members(self, paths: Sequence[NetworkPath]) -> None:
-        """Have each harvester at the end of a network path of its own; before anything is started."""
+        """Put each harvester at the end of a network path of its own; before anything is started."""
         for member, path in zip(self.members, paths, strict=True):
             member.move(path)
         self.kafka.detours = self._detours()
@@ -151,21 +151,21 @@ class System:
         )
 
     def move_to(self, postgres: PostgresServer) -> None:
-        """Have writers write there from now on, and harvesters' links lead there."""
+        """Make writers write there from now on, and harvesters' links lead there."""
         self.postgres = postgres
         for member in self.members:
             member.postgres.forward_to("127.0.0.1", postgres.port)
 
     def start_member(self, member: Member) -> None:
-        """Start a harvester in a place whose last one has ended."""
+        """Start a harvester in a place whose last harvester has ended."""
         member.start(self._config(member), self.mode.hand_over)
 
     def await_leader(self, seconds: float = _READY_SECONDS) -> Member:
-        """Wait until somebody leads. Raises StackError."""
+        """Wait until a harvester leads. Raises StackError."""
         return until(
             lambda: self.leader,
             seconds,
-            f"nobody led within {seconds:.0f} s",
+            f"no harvester led within {seconds:.0f} s",
             evidence=lambda: ", ".join(f"{each.name} {'is up' if each.is_up else 'is down'}" for each in self.members),
             next_step="read the logs of the harvesters, beside the history",
         )
@@ -180,7 +180,7 @@ class System:
         )
 
     def await_members(self, seconds: float = _READY_SECONDS) -> None:
-        """Wait until all harvesters have started: one that finds no server then has a right to give up. Raises
+        """Wait until all harvesters have started: without a server a harvester may give up by then. Raises
         StackError, also if one has ended by itself."""
 
         def starting() -> list[Member]:
@@ -206,7 +206,7 @@ class System:
             require_up(harvester.process, lines=2)
 
     def end(self) -> None:
-        """Ask all harvesters to stop, and raise StackError if one does not do so in order."""
+        """Request all harvesters to stop, and raise StackError if a harvester does not do so in order."""
         self.require_all_up()
         end_in_order(self._harvesters)
 
@@ -251,7 +251,7 @@ class System:
         return {"message.timestamp.before.max.ms": str(int((self._session_seconds - 1) * 1000))}
 
     def operator_config(self) -> Path:
-        """Write the configuration of an operator, who goes past all links, and return its file."""
+        """Write the configuration of an operator, which bypasses all links, and return its file."""
         file = self.folder / "operator.yaml"
         file.write_text(self._yaml(self.kafka.bootstrap_servers, self.dsn))
         file.chmod(0o600)

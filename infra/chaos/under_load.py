@@ -35,7 +35,7 @@ class UnderLoad:
     faults: HistoryWriter
 
     def note_what_happened(self) -> None:
-        """Write down the effects of a fault on records; those that it lost are not waited for any more."""
+        """Write down the effects of a fault on records; lost records are not waited for any more."""
         for event in self.system.happened:
             self.faults.append(event)
             if isinstance(event, FailoverLoss | RecreatedTopic) or event.step == "drop":
@@ -73,7 +73,7 @@ def under_load(
     session_seconds: float = SESSION_SECONDS,
     listens: bool = False,
 ) -> Iterator[UnderLoad]:
-    """Have a system up and used; `rate` is in records per second, of all `threads`. Its history is in the folder."""
+    """Keep a system up and used; `rate` is in records per second, of all `threads`. Its history is in the folder."""
     isolation: Isolation = "committed" if mode.exactly_once else "uncommitted"
     history, locks_first = folder / "history", mode.source == "transaction_id"
     with ExitStack() as ending:

@@ -1,7 +1,7 @@
 """Writers whose every record can be traced: transactions of some records, each after its key's row was locked.
 
-A record's value says which event it is and how many records its key had before. The history has each transaction before
-it is committed, and how that ended as far as its writer knows.
+A record's value has its event and the number of earlier records of its key. The history has each transaction before
+it is committed, and its end as far as its writer knows.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _LOCK_FIRST = "SELECT pg_advisory_xact_lock(hashtext(key)) FROM unnest(%s::text[
 """Takes no transaction id, as the lock of a row does."""
 _LOCK = "SELECT FROM chaos_keys WHERE key = ANY(%s) ORDER BY key FOR UPDATE"
 _COUNT = "UPDATE chaos_keys SET seq = seq + 1 WHERE key = ANY(%s) RETURNING key, seq"
-"""Once they are locked: this one takes them in no order."""
+"""Run once they are locked: this statement takes them in no order."""
 _NOTE = "INSERT INTO chaos_written SELECT unnest(%s::uuid[])"
 _TABLE = """
 CREATE TABLE chaos_written (event uuid PRIMARY KEY);  -- outlasts what is purged
@@ -38,7 +38,7 @@ _LIMITS = RecordLimits(value_chars=None)
 _MOST_RECORDS = 20
 _MOST_PIECES = 3
 _LATE_SECONDS = 20.0
-"""Writers that were held up make up for so much."""
+"""Delayed writers catch up at most this much."""
 _ROLLED_BACK = 0.08
 _VALUE_BYTES = 200
 _RETRY_SECONDS = 0.2
@@ -95,12 +95,12 @@ class Writing:
         return tuple(record.event for record in self._records)
 
     def begin_end(self) -> None:
-        """Say that it is about to be committed or rolled back."""
+        """Record that it is about to be committed or rolled back."""
         self._tell("invoke")
         self._is_told = True
 
     def end(self, how: EventType) -> None:
-        """Say how it ended."""
+        """Record its end."""
         if not self._is_told:
             self.begin_end()
         if how == "ok":  # first: a write noted as answered at a time is in the set by then
@@ -130,7 +130,7 @@ class Writers:
         is_behind: Callable[[], bool],
         locks_first: bool = False,
     ) -> None:
-        """Prepare. `rate` is in records per second, of all threads; while `is_behind` says so they wait for readers.
+        """Prepare. `rate` is in records per second, of all threads; while `is_behind` is true they wait for readers.
         See `Writing` for the rest."""
         self._dsn, self._history, self._topic, self._keys = dsn, history, topic, keys
         self._pause_seconds = threads * (1 + _MOST_RECORDS) / 2 / (1 - _ROLLED_BACK) / rate
@@ -179,7 +179,7 @@ class Writers:
             for start in range(0, len(keys), size):
                 writing.write(connection, keys[start : start + size])
         except (psycopg.Error, HarvestError):
-            writing.end("fail")  # nobody has asked for a commit
+            writing.end("fail")  # no commit was requested
             raise
         writing.begin_end()
         if draw.random() < _ROLLED_BACK:

@@ -18,7 +18,7 @@ _LONGEST_FINDINGS = 10
 
 
 class Modes(StrEnum):
-    """A source and a delivery, or all of them, one after the other."""
+    """A source and a delivery, or all of them in turn."""
 
     ALL = "all"
     MARK_BARRIER = "mark/barrier"
@@ -44,7 +44,7 @@ class Election(StrEnum):
 
 
 class Impl(StrEnum):
-    """The implementation that hands records over, or both, one after the other."""
+    """The implementation that hands records over, or both in turn."""
 
     BOTH = "both"
     NATIVE = "native"

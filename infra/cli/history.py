@@ -83,7 +83,7 @@ def history(
 
 
 def show_verdict(verdict: "Verdict", bad: "list[BadLine]") -> None:
-    """Print what was found: counts of each anomaly, then those that the guarantee does not explain."""
+    """Print what was found: counts of each anomaly, then the unexplained anomalies."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

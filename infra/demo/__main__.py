@@ -42,7 +42,7 @@ def _tables(report: Report) -> list[Table]:
 
 
 def _stay_open(url: str, progress: Progress) -> None:
-    """Show Dagster's page until somebody has seen enough and presses Ctrl-C; from then on it ends undisturbed."""
+    """Show Dagster's page until the user presses Ctrl-C; from then on it ends undisturbed."""
     try:
         if any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):  # else a browser would take the terminal
             webbrowser.open(f"{url}/asset-groups")

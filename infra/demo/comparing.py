@@ -1,4 +1,4 @@
-"""Comparison of what arrived with what was written: the records of a topic, and counts of what is lost or too much."""
+"""Comparison of arrived with written records: the records of a topic, and counts of lost and surplus records."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ _READ_SECONDS = 30.0
 def differences(
     written: Iterable[Value] | Mapping[Value, int], found: Iterable[Value] | Mapping[Value, int]
 ) -> dict[str, int]:
-    """Count the values found, those that are lost, and those too many. A value that differs is both."""
+    """Count the found, the lost and the surplus values. A value that differs is both lost and surplus."""
     expected, there = Counter[Value](written), Counter[Value](found)
     return {
         "rows": there.total(),
@@ -28,7 +28,7 @@ def differences(
 
 
 def committed_values(place: Place) -> Iterator[bytes]:
-    """Yield the values of the committed records of the topic, those of each partition in order."""
+    """Yield the values of the committed records of the topic, in order within each partition."""
     consumer = Consumer(
         {
             **place.kafka,

@@ -33,11 +33,11 @@ class Copying(Feed):
 
     @property
     def rows(self) -> int:
-        """Rows committed, as of the last look."""
+        """Rows committed, as of the last `look`."""
         return sum(month.rows for month in self.months)
 
     def look(self) -> list[Month]:
-        """Return the months committed since the last look. Raises HarvestError when Postgres has refused one."""
+        """Return the months committed since the last call. Raises HarvestError when Postgres has refused a month."""
         super().look()
         new = self._copied[len(self.months) :]
         self.months += new

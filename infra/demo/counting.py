@@ -1,4 +1,4 @@
-"""Number of records in a topic, asked several times a second: one request to the brokers each time."""
+"""Number of records in a topic, counted several times a second: each count is one request to the brokers."""
 
 import time
 
@@ -23,7 +23,7 @@ class Counting:
         self._answered = time.monotonic()
 
     def count(self) -> int:
-        """Return the number of records, or the last one known while the brokers cannot say.
+        """Return the number of records, or the last known number while the brokers cannot answer.
 
         A topic just made has partitions whose leaders do not know it yet. Raises KafkaError when that lasts.
         """

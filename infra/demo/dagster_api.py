@@ -48,7 +48,7 @@ class Verdict:
 
 
 class DagsterApi:
-    """Talks to one webserver, which has one code location. Raises StackError for a refused request."""
+    """Client of a webserver, which has a single code location. Raises StackError for a refused request."""
 
     def __init__(self, url: str) -> None:
         """Prepare; nothing is sent yet."""

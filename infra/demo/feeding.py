@@ -10,7 +10,7 @@ from harvest_lib.spark.flights.source import published_source
 
 
 class Feed:
-    """A thread that takes one step after the other, with a pause after each, until it is done or stopped."""
+    """A thread that takes step after step, with a pause after each, until it is done or stopped."""
 
     def __init__(self, name: str, steps: Callable[[], Iterator[float | None]]) -> None:
         """`steps` writes, and yields the seconds to pause: None to pause until it is woken."""
@@ -31,7 +31,7 @@ class Feed:
         self._thread.start()
 
     def look(self) -> Sequence[object]:
-        """Return what is to be said since the last look, here nothing. Raises the error that ended it, if one did."""
+        """Return the news since the last call, here none. Raises the error that ended it, if any."""
         self._raise_error()
         return ()
 
@@ -40,7 +40,7 @@ class Feed:
             raise self._error
 
     def wake(self) -> None:
-        """End the pause that it makes, or the next one."""
+        """End the present pause, or the next pause."""
         self._woken.set()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The Spark job of a demo: a process that loads the flights month by month and says so as it goes."""
+"""The Spark job of a demo: a process that loads the flights month by month and reports each month."""
 
 import signal
 import sys
@@ -14,7 +14,8 @@ from infra.demo.place import Place
 from infra.processes import failed
 
 FLIGHTS = 336_776
-"""Rows of the real data set: for progress and for choosing the moments; the number committed is asked of Postgres."""
+"""Rows of the real data set: for progress and for choosing the moments; the number committed is queried from
+Postgres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,8 @@ class Loading:
         self._process.spawn(command, environment=environment)
 
     def look(self) -> list[Month]:
-        """Return the months committed since the last look. Raises StackError when the job has failed."""
-        ended = self._process.pid is None  # asked first: its last lines are then in the log
+        """Return the months committed since the last call. Raises StackError when the job has failed."""
+        ended = self._process.pid is None  # read first: its last lines are then in the log
         new = []
         for line in self._lines.new():
             if "summary" in line:

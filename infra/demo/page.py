@@ -1,6 +1,6 @@
-"""The report of a demo as files: `report.json`, `report.png`, and `report.html` for a reader who was not there.
+"""The report of a demo as files: `report.json`, `report.png`, and `report.html` for later readers.
 
-The page is one file that loads nothing else, and follows the reader's choice of light or dark.
+The page is a single file that loads nothing else, and follows the reader's choice of light or dark.
 """
 
 import json
@@ -97,7 +97,7 @@ def _duplicates(act: Mapping[str, Any]) -> str:
     return (
         f"In this run {act['duplicates']:,} records were in flight when a leader was killed: in Kafka already, not "
         "yet purged from the outbox. Its successor could not know and sent them again. Each carries a header that "
-        "names the term that sent it, which is how the audit tells these from duplicates that nothing explains."
+        "names the term that sent it, which is how the audit distinguishes them from unexplained duplicates."
     )
 
 

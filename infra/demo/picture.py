@@ -14,7 +14,7 @@ from typing import Any
 from harvest_lib.local_stack.state import default_state
 from infra.demo.report import ACTS
 
-# Its font cache belongs to us, not into the user's home.
+# Its font cache belongs to the state folder, not into the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(default_state() / "cache" / "matplotlib"))
 
 from matplotlib import rc_context
@@ -42,7 +42,7 @@ _STYLE: Any = {
 _MARGIN_SECONDS = 1.0
 _LABEL_POINTS, _SMALL_LABEL_POINTS = 10, 7
 _WIDE, _NARROW = 0.16, 0.09
-"""Shares of the time shown that a term has to last for a label of full size, and for one with the word in it."""
+"""Shares of the time shown that a term has to last for a label of full size, and for a label with the word in it."""
 _TITLES = ("goharvest's way: NELI, mark and purge", "exactly once: a lock in Postgres, transactions")
 
 
@@ -134,7 +134,7 @@ def _draw_lanes(axes: Axes, terms: Sequence[Mapping[str, Any]], failovers: Seque
 
 
 def _runs(terms: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, tuple[float, float]]]:
-    """Return who led from when to when, terms of one harvester that follow each other as one."""
+    """Return the leaders with begin and end; consecutive terms of the same harvester are combined."""
     runs: list[tuple[int | None, tuple[float, float]]] = []
     for term in terms:
         if runs and runs[-1][0] == term["harvester"]:

@@ -1,7 +1,7 @@
 """Place of a demo: a database, a topic and a leader group, on the local stack or on the user's servers.
 
-On our own stack everything is new with each run. On servers that the user named, the demo has a database and topics
-of its own, under names nobody else has, and takes them away again.
+On the demo's own stack everything is new with each run. On servers that the user named, the demo has a database and
+topics of its own, under unique names, and removes them again.
 """
 
 import secrets
@@ -37,7 +37,7 @@ _NATIVE = "exactly_once"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Names and addresses of one run. `dsn` holds the password."""
+    """Names and addresses of a run. `dsn` holds the password."""
 
     dsn: str
     bootstrap_servers: str
@@ -53,13 +53,13 @@ class Place:
         return {"bootstrap.servers": self.bootstrap_servers}
 
     def dsn_without_password(self) -> str:
-        """Return the DSN for a command line, which others can read."""
+        """Return the DSN for a command line, which other users can read."""
         parameters = parameters_of(self.dsn)
         parameters.pop("password", None)
         return make_conninfo("", **parameters)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a program with that command line: no settings of others, and the password."""
+        """Return the environment of a program with that command line: no other settings, and the password."""
         password = parameters_of(self.dsn).get("password", "")
         return {**environment("PG"), "PGPASSWORD": password}
 
@@ -98,7 +98,7 @@ def made(stack: Stack, *, topic: str = "flights") -> Iterator[Place]:
 
 @contextmanager
 def native(place: Place) -> Iterator[Place]:
-    """Make a native outbox beside the other one, with a topic of its own."""
+    """Make a native outbox beside the other outbox, with a topic of its own."""
     beside = replace(place, topic=f"{place.topic}-exactly-once", group=f"{place.group}-exactly-once", outbox=_NATIVE)
     with connect(beside.dsn) as connection:
         NativeTable(outbox=OutboxTable.parse(beside.outbox)).create(connection)
@@ -108,7 +108,7 @@ def native(place: Place) -> Iterator[Place]:
 
 @contextmanager
 def _topic(place: Place) -> Iterator[None]:
-    """Make the topic; remove it at the end from the user's brokers, with those that harvesters made."""
+    """Make the topic; remove it at the end from the user's brokers, with the topics that harvesters made."""
     try:
         create_topic(place.kafka, place.topic, partitions=PARTITIONS, config=_TOPIC_CONFIG)
         yield

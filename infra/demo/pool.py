@@ -1,4 +1,4 @@
-"""A pool of harvesters: who leads among them, and the killing of the leader."""
+"""A pool of harvesters: its leaders, and the killing of the leader."""
 
 import time
 from pathlib import Path
@@ -10,12 +10,12 @@ SIZE = 3
 
 
 class Pool:
-    """Some harvesters on one outbox, of which one leads."""
+    """Some harvesters on an outbox; one of them leads."""
 
     def __init__(self, config: Path, folder: Path, size: int = SIZE) -> None:
         """Prepare; nothing is started yet."""
         self.leads: list[Lead] = []
-        """All terms that began, in the order in which they were heard of."""
+        """All terms that began, in the order in which they were reported."""
         self._leaving: list[Harvester] = []
         self._living = [Harvester(number, config, folder) for number in range(1, size + 1)]
 
@@ -31,7 +31,7 @@ class Pool:
             harvester.start()
 
     def look(self) -> list[Lead]:
-        """Return the terms that began since the last look. Raises StackError when one has ended by itself."""
+        """Return the terms that began since the last call. Raises StackError when a harvester has ended by itself."""
         began: list[Lead] = []
         for harvester in self._living:
             ended = harvester.process.pid is None
@@ -48,7 +48,7 @@ class Pool:
         return at
 
     def release(self, lead: Lead) -> float:
-        """Ask the harvester of a term to stop, and return when, in Unix time."""
+        """Request the harvester of a term to stop, and return the time of the request, in Unix time."""
         leaving, at = self._remove(lead), time.time()
         leaving.process.begin_stop()
         self._leaving.append(leaving)
@@ -65,7 +65,7 @@ class Pool:
         return all(harvester.started for harvester in self._living)
 
     def end(self) -> float:
-        """Ask those that live to stop, and return how long they took. Raises StackError when one had to be forced."""
+        """Stop the living harvesters; return the time that took. Raises StackError if a harvester had to be forced."""
         began = time.monotonic()
         self.leads += end_in_order(self._living)
         return time.monotonic() - began

@@ -27,7 +27,7 @@ _PLAIN_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One moment of a run. `writer` fills the outbox; `leader` is None while nobody leads."""
+    """A moment of a run. `writer` fills the outbox; `leader` is None without a leader."""
 
     writer: str
     committed: int
@@ -40,7 +40,7 @@ class View:
 
 
 class Progress:
-    """Tell how it goes, on a console."""
+    """Report the progress on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -49,9 +49,9 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        """Take the terminal, if it is one."""
+        """Take over the terminal, if there is a terminal."""
         if self._console.is_terminal:
-            # Refreshed by us, not by a thread: children that end with their parent thread are started while it runs.
+            # Refreshed here, not by a thread: children that end with their parent thread are started while it runs.
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         return self
@@ -69,7 +69,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def say(self, text: str, style: str = "") -> None:
-        """Tell of an event."""
+        """Report an event."""
         line = Text(f"{self.seconds:6.1f} s  ", style="dim")
         self._console.print(line.append(Text(text, style=style or "not dim")), soft_wrap=True)
 
@@ -125,7 +125,7 @@ def summary(report: Mapping[str, Any]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the table; its number is in the report of an act under `key`, or that of a failover."""
+    """A line of the table; its number is in the report of an act under `key`, or in the report of a failover."""
 
     label: str
     key: str
@@ -180,7 +180,7 @@ def _cell(line: Line, act: Mapping[str, Any]) -> Text:
 
 
 def explained(act: Mapping[str, Any]) -> list[str]:
-    """Say of the duplicates of an act, term by term, where they come from."""
+    """Explain the origin of the duplicates of an act, term by term."""
     order = {term["leader"]: number for number, term in enumerate(act["terms"], start=1)}
     killed = {failover["leader"] for failover in act["failovers"]}
     return [

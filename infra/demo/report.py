@@ -26,7 +26,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look: rows committed, and records in Kafka, repeats included."""
+    """A sample: rows committed, and records in Kafka, repeats included."""
 
     at: float
     committed: int
@@ -152,7 +152,7 @@ def _series(seen: Seen, audit: AuditReport) -> list[dict[str, float | int]]:
     series: list[dict[str, float | int]] = []
     window: deque[Sample] = deque()
     for sample in seen.samples:
-        ends = [kill.at for kill in seen.kills if kill.at <= sample.at]  # no mean reaches from one leader to the next
+        ends = [kill.at for kill in seen.kills if kill.at <= sample.at]  # no mean reaches from a leader to the next
         while window and window[0].at < max([sample.at - _RATE_SECONDS, *ends]):
             window.popleft()
         before = window[0] if window else sample

@@ -1,4 +1,4 @@
-"""One demo from end to end: two acts with the same flights and the same kills, on one Postgres and one Kafka.
+"""A demo from end to end: two acts with the same flights and the same kills, on the same Postgres and Kafka.
 
     Spark ─► goharvest's outbox ─► pool: Kafka elects (NELI), mark and purge ─► topic ─► audit
     SQL   ─► native outbox ──────► pool: Postgres elects, exactly once ───────► topic ─► audit
@@ -42,7 +42,7 @@ COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM fli
 _KILL_AT = (0.25, 0.6)
 """Delivered parts of the whole at which the leader is killed."""
 _LATE = 0.15
-"""So much later than planned any backlog is enough."""
+"""This much later than planned any backlog is enough."""
 
 _RATE_SECONDS = 1.0
 _STALL_SECONDS = 120
@@ -54,12 +54,12 @@ class Act:
 
     place: Place
     settings: Mapping[str, Any]
-    """Settings of its harvesters, beside those that goharvest has too."""
+    """Settings of its harvesters, beside the settings of goharvest."""
     writing: Loading | Copying
     folder: Path
     exactly_once: bool
     enough_backlog: int
-    """A leader is killed while so many records wait."""
+    """A leader is killed while this number of records waits."""
     tick_seconds: float
 
 
@@ -68,7 +68,7 @@ def run(folder: Path, progress: Progress) -> dict[str, Any]:
     with servers(folder, progress) as stack, made(stack) as place:
         first = make_folder(folder / "at-least-once")
         progress.say(
-            f"first act, goharvest's way: {SIZE} harvesters, of which Kafka elects one, mark, send and purge", "bold"
+            f"first act, goharvest's way: {SIZE} harvesters; Kafka elects a leader; mark, send and purge", "bold"
         )
         marked = _acted(
             Act(
@@ -139,12 +139,12 @@ class Delivery:
         """Records in Kafka when the term that leads was first seen: it works once there are more."""
 
     def watch(self) -> None:
-        """Look on until all is delivered. Raises HarvestError when a process ends by itself, or nothing moves."""
+        """Watch until all is delivered. Raises HarvestError when a process ends by itself, or nothing moves."""
         moved, place = time.monotonic(), self._act.place
         while True:
             tick = time.monotonic()
             before = self.samples[-1] if self.samples else None
-            all_is_written = self._act.writing.done  # asked first: all of it is seen then
+            all_is_written = self._act.writing.done  # read first: all of it is seen then
             sample = self._look()
             if before is None or (sample.committed, sample.in_kafka) != (before.committed, before.in_kafka):
                 moved = tick

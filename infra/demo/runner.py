@@ -1,6 +1,6 @@
-"""The one way in which demos run: servers, a place, parts that are started and watched, waits, and a report.
+"""The way in which all demos run: servers, a place, parts that are started and watched, waits, and a report.
 
-A demo is a program of `run_demo`. A scenario is a function of it that opens a `Run`, says what it feeds, kills and
+A demo is a program of `run_demo`. A scenario is a function of it that opens a `Run`, feeds, kills and
 compares, and returns the report.
 """
 
@@ -28,7 +28,7 @@ from infra.waiting import until
 Found = TypeVar("Found")
 Report = Mapping[str, Any]
 Keep = Callable[[Report], None]
-"""Writes a report, which is shown at the end; of several the last one."""
+"""Writes a report, which is shown at the end; of several the last report."""
 Conduct = Callable[[Path, Progress, Keep], None]
 """Does all of a demo in its folder. Raises HarvestError when a part of it fails."""
 
@@ -116,19 +116,19 @@ class Run(ExitStack):
 
 @contextmanager
 def servers(folder: Path, progress: Progress) -> Iterator[Stack]:
-    """Have Postgres and Kafka, those of the environment or new ones, and nothing of an earlier run in the folder."""
+    """Provide Postgres and Kafka, from the environment or new, and nothing of an earlier run in the folder."""
     stack = Stack(folder / "stack", fresh=True, parts=default_state())
     own = [name for name, server in (("Postgres", stack.postgres), ("Kafka", stack.kafka)) if server]
     progress.say(f"starting {' and '.join(own)}" if own else "using the servers named in the environment")
     with stack:
-        for left in folder.iterdir():  # not before the stack is ours: another demo may be running
+        for left in folder.iterdir():  # not before the stack is held: another demo may be running
             if left.name not in _SERVERS:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield stack
 
 
 def in_a_place(scenario: Callable[[Path, Place, Progress], Report], *, topic: str = "flights") -> Conduct:
-    """Return a demo that is one scenario, in a place of its own."""
+    """Return a demo of a single scenario, in a place of its own."""
 
     def conduct(folder: Path, progress: Progress, keep: Keep) -> None:
         with servers(folder, progress) as stack, made(stack, topic=topic) as place:

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Content of a destination: its rows by id, and how often each offset of the commit log came, if it can tell."""
+    """Content of a destination: its rows by id, and how often each offset of the commit log came, if it has offsets."""
 
     rows: Mapping[int, Row]
     times: Mapping[int, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def in_parquet(folder: Path) -> Arrived:
 
 
 def differences(source: Mapping[int, Row], arrived: Arrived, changed: Callable[[Row], Row] = dict) -> list[str]:
-    """Say each row that is missing, too many, or other than the transformed one of the source."""
+    """Name each row that is missing, surplus, or differs from the transformed row of the source."""
     found = [f"{key} is missing" for key in source.keys() - arrived.rows.keys()]
     found += [f"{key} is not in the source" for key in arrived.rows.keys() - source.keys()]
     for key in source.keys() & arrived.rows.keys():

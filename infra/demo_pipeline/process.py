@@ -1,4 +1,4 @@
-"""The pipeline as a process that is killed, started again, and asked to stop."""
+"""The pipeline as a process that is killed, started again, and told to stop."""
 
 import random
 import signal
@@ -74,5 +74,5 @@ class PipelineProcess:
         require_up(self._process)
 
     def stop(self) -> None:
-        """Have it shut down in order."""
+        """Make it shut down in order."""
         self._process.stop()

@@ -3,7 +3,7 @@
     flights ─► commit log ─┬─► /^public\\.flights$/ ─► cloud_events ─► Kafka
      ▲ changes             ├─► /^public\\.flights$/ ─► omit, rename ─► a second table
                            └─► /^public\\.flights$/ ─► Parquet
-    and a table that nobody asked for, which the filters keep out
+    and a table outside the declaration, which the filters keep out
 
 The process is killed in the middle of the copy, twice, and then while changes come. In the end every destination is
 compared with the source, row by row.
@@ -137,7 +137,7 @@ def _kill(pipeline: PipelineProcess, progress: Progress, times: int, when: str, 
 
 
 def _is_copied(folder: Path) -> bool:
-    """Return True if the newest message of the flights says that their copy is complete."""
+    """Return True if the newest message of the flights marks their copy as complete."""
     newest = _newest(folder)
     return newest is not None and newest.mode is not Mode.COPY
 

@@ -39,7 +39,7 @@ _AIRPORTS = ("ATL", "BOS", "LAX", "MIA", "ORD", "SFO")
 
 
 def load(dsn: str, rows: int) -> int:
-    """Make the tables, fill that of the flights with so many, and return how many there are."""
+    """Make the tables, fill the flights with `rows` rows, and return their number."""
     with connect(dsn) as connection, translated():
         connection.execute(TABLES)
         with connection.cursor() as cursor, cursor.copy(_LOAD) as copy:
@@ -52,7 +52,7 @@ def load(dsn: str, rows: int) -> int:
 class Changes(Feed):
     """Makes changes, updates, inserts and deletes in transactions of one to twenty.
 
-    So many as `allow` has allowed so far, `per_second`.
+    As many as `allow` has allowed so far, `per_second`.
     """
 
     def __init__(self, dsn: str, *, rows: int, total: int, per_second: float, seed: int) -> None:

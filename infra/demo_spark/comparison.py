@@ -1,4 +1,4 @@
-"""Results of a run: the orders in each place beside those that were written to files, each with its content."""
+"""Results of a run: the orders in each place beside the orders in the files, each with its content."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The orders: files of JSON that come one after the other, and the result that the transform must give."""
+"""The orders: files of JSON that come in sequence, and the result that the transform must give."""
 
 import json
 import random

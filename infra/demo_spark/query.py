@@ -95,8 +95,8 @@ class StreamQuery:
     def kill_driver(self, *, is_promoted: bool) -> None:
         """SIGKILL the driver with all it started in the middle of a micro-batch, and start it again.
 
-        With `is_promoted`, it is one that is in the ledger of the outbox, and not committed in the checkpoint: Spark
-        repeats it. Raises StackError if none of some kills finds one.
+        With `is_promoted`, the micro-batch is in the ledger of the outbox, and not committed in the checkpoint: Spark
+        repeats it. Raises StackError if several kills find no such micro-batch.
         """
         with connect(self._place.dsn) as connection:
 
@@ -121,7 +121,7 @@ class StreamQuery:
         """SIGKILL the Python workers while some stage rows. Raises StackError if Spark does not notice it."""
         self.excuse()
         for _ in range(_ATTEMPTS):
-            workers = self._workers()  # asked for first: it takes longer than staging
+            workers = self._workers()  # listed first: it takes longer than staging
             seen = self._process.log.stat().st_size
             await_staging()
             for worker in workers:
@@ -154,7 +154,7 @@ class StreamQuery:
         )
 
     def _workers(self) -> list[psutil.Process]:
-        """Return those that a daemon of Spark has forked."""
+        """Return the workers that a daemon of Spark has forked."""
         found: list[psutil.Process] = []
         if (pid := self._process.pid) is None:
             return found
@@ -166,7 +166,7 @@ class StreamQuery:
         return found
 
     def _lost_a_worker(self, seen: int) -> bool:
-        """Return True if Spark has logged a lost worker since its log had so many bytes."""
+        """Return True if Spark has logged a lost worker behind the first `seen` bytes of its log."""
         with self._process.log.open("rb") as log:
             log.seek(seen)
             return _LOST_WORKER in log.read()

@@ -44,11 +44,11 @@ WHERE EXISTS (SELECT FROM sessions WHERE query LIKE 'COPY %')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """Length of a run: each joint is killed once in a round. The programs may be others, to see the demo fail."""
+    """Length of a run: each joint is killed once in a round. The programs can be replaced, to see the demo fail."""
 
     rounds: int = 2
     most_seconds: float = math.inf
-    """A further round begins only if it would end by then, should it take as long as the last one."""
+    """A further round begins only if it would end by then, should it take as long as the last round."""
     per_second: int = 1_000
     seed: int = 2013
     program: Path = PROGRAM
@@ -90,7 +90,7 @@ class _Demo:
         run.progress.say(f"orders come through: {self._effects():,} of {self.orders.count():,} have taken effect")
 
     def kill_each_joint(self, number: int) -> None:
-        """Kill one joint after the other. Every other driver is killed where Spark must repeat a write."""
+        """Kill every joint in turn. Every other driver is killed where Spark must repeat a write."""
         is_odd = bool(number % 2)
         where = "after it promoted a micro-batch" if is_odd else "anywhere in a micro-batch"
         self._kill("driver", f"the driver, {where}", lambda: self.query.kill_driver(is_promoted=is_odd))
@@ -146,7 +146,7 @@ class _Demo:
         self._await_sessions(_CUT)
 
     def _await_sessions(self, query: LiteralString) -> None:
-        """Ask again and again until Spark stages rows, which takes some hundredths of a second."""
+        """Query again and again until Spark stages rows, which takes some hundredths of a second."""
         with connect(self._place.dsn) as connection:
 
             def found() -> bool:

@@ -1,8 +1,8 @@
 """The panels of the dashboard for Grafana, by row.
 
-A panel is a question that somebody on duty has, in the order in which they are asked: is all well, what waits, how fast
-is it delivered, who leads, what is in trouble, what is kept; then the same of consumers and pipelines. Each query is
-about the jobs that are chosen on top.
+Each panel answers a question of an on-call engineer, in the usual order: is all well, what waits, how fast is it
+delivered, which process leads, what is in trouble, what is kept; then the same of consumers and pipelines. Each query
+is about the jobs that are chosen on top.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Shown:
     queries: dict[str, str]
     unit: str = "short"
     red_at: float | None = None
-    """Threshold above which it is red, for one number: shown instead of a course over time."""
+    """Threshold above which it is red, for a single number: shown instead of a course over time."""
     width: int = 8
 
 
@@ -44,7 +44,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         ),
         Shown(
             title="Time without progress",
-            about="Something waits, and nobody has delivered anything. Alert HarvestNoProgress at two minutes.",
+            about="Records wait, and no harvester has delivered any. Alert HarvestNoProgress at two minutes.",
             queries={"stalled": f"max(harvest_stalled_seconds{_JOB})"},
             unit="s",
             red_at=120,
@@ -91,7 +91,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         ),
         Shown(
             title="Batches by outcome",
-            about="`failed` ones are sent again, `fenced` ones end a term.",
+            about="`failed` batches are sent again, `fenced` batches end a term.",
             queries={"{{outcome}}": f"sum by (outcome) (rate(harvest_batches_total{_JOB}{_EACH}))"},
             unit="cps",
         ),
@@ -122,7 +122,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
     "What is in trouble": (
         Shown(
             title="Warnings and errors in the log",
-            about="By the name of the event: docs/log-events.md says what each means.",
+            about="By the name of the event: docs/log-events.md explains each.",
             queries={"{{event}}": f"sum by (event) (increase(harvest_log_events_total{_JOB}{_EACH}))"},
         ),
         Shown(
@@ -132,12 +132,12 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         ),
         Shown(
             title="Parked and held records",
-            about="`held` ones wait behind a parked one of their key.",
+            about="`held` records wait behind a parked record of their key.",
             queries={"{{topic}}, {{state}}": f"max by (topic, state) (harvest_parked_records{_JOB})"},
         ),
         Shown(
             title="Connections to Postgres",
-            about="`failed` ones are attempts.",
+            about="`failed` connections are attempts.",
             queries={"{{outcome}}": f"sum by (outcome) (increase(harvest_postgres_connections_total{_JOB}{_EACH}))"},
         ),
         Shown(
@@ -160,7 +160,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         ),
         Shown(
             title="Time since the last complete audit",
-            about="Alert HarvestAuditFailed where the last one ended without a result.",
+            about="Alert HarvestAuditFailed if the last audit ended without a result.",
             queries={"{{topics}}": f"time() - max by (topics) (harvest_audit_last_complete_timestamp_seconds{_JOB})"},
             unit="s",
             width=12,
@@ -220,7 +220,7 @@ ROWS: dict[str, tuple[Shown, ...]] = {
         ),
         Shown(
             title="Parked messages, and fenced transactions",
-            about="Parked ones are in the table of parked messages. Another owner had begun where one was fenced.",
+            about="Parked messages are in their table. A fenced transaction has lost its shard to another owner.",
             queries={
                 "parked, {{topic}}": f"sum by (topic) (increase(harvest_consumer_parked_messages_total{_JOB}{_EACH}))",
                 "fenced": f"sum(increase(harvest_consumer_fenced_total{_JOB}{_EACH}))",

@@ -1,4 +1,4 @@
-"""The alert rules for a run that has less time: a copy in which all times are divided by one factor.
+"""The alert rules for a run that has less time: a copy with all times divided by the same factor.
 
 Times are `for`, `keep_firing_for`, a group's `interval`, each duration in an expression, and each number that a gauge
 of seconds is compared with. Any other number has to be compared with counts. If it is not clear which of both a number
@@ -98,7 +98,7 @@ def scaled_expression(expression: str, factor: float) -> tuple[str, list[float],
 
     `x[1h] unless x` does not last for as long as it looks back, and no gauge has to reach what `unless` compares with.
     A condition until a time has passed (`time() - gauge < 60`) looks back. One on the time left until a time that comes
-    (`gauge - time() < 60`) is true as soon as the gauge says so, and no longer.
+    (`gauge - time() < 60`) is true as soon as the gauge has such a value, and no longer.
     """
     tokens = list(tokens_of(expression))
     written: list[str] = []
@@ -145,7 +145,7 @@ def _is_time(tokens: Sequence[Token], place: int, expression: str) -> bool:
     if of_seconds == metrics != set() and _is_quotient(operand):
         return False
     if words & _COUNTED or not metrics or (of_seconds and (of_seconds != metrics or words & _PER_SECOND)):
-        raise UnscalableRule(f"{number} in `{expression}` is compared with more than one unit, or none")
+        raise UnscalableRule(f"{number} in `{expression}` is compared with several units, or no unit")
     return bool(of_seconds)
 
 
@@ -168,12 +168,12 @@ def _is_remembered(tokens: Sequence[Token], place: int) -> bool:
 
 
 def _is_excluded(tokens: Sequence[Token], place: int) -> bool:
-    """Return True if a place is in what `unless` excludes."""
+    """Return True if a place is in an operand that `unless` excludes."""
     return _from_nearest_set(tokens[place::-1], "(")[:1] == ["unless"]
 
 
 def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
-    """Return texts from the first set operator on, of the level of the first token or of one around it, to which the
+    """Return texts from the first set operator on, at the level of the first token or a level around it, to which the
     parenthesis `leaves` leads; nothing if there is none."""
     depth = lowest = 0
     for place, token in enumerate(tokens):
@@ -185,7 +185,7 @@ def _from_nearest_set(tokens: Sequence[Token], leaves: str) -> list[str]:
 
 
 def _is_quotient(backwards: Sequence[Token]) -> bool:
-    """Return True if an operand is one part divided by another, each with a metric of its own."""
+    """Return True if an operand is a part divided by another, each with a metric of its own."""
     depth, divided = 0, []
     for place, token in enumerate(backwards):
         depth += {")": 1, "(": -1}.get(token.text, 0)
@@ -213,5 +213,5 @@ def _seconds_of(duration: str) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as Prometheus writes it; it has no shorter one than a millisecond."""
+    """Return a duration as Prometheus writes it; a millisecond is the shortest."""
     return f"{max(1, round(seconds * 1000))}ms"

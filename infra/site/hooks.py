@@ -98,7 +98,7 @@ def _reference(module: str, root: Path = ROOT) -> str:
 
 
 def _is_ours(member: Any) -> bool:
-    """Return True if a name is defined by this project, and is a class, a function or an exported alias of one."""
+    """Return True if a name is defined by this project, and is a class, a function or an exported alias of either."""
     try:
         target = member.final_target if member.is_alias else member
     except griffe.AliasResolutionError:
@@ -121,7 +121,7 @@ def _of_protocols(module: Any) -> set[str]:
 
 def _undocumented(member: Any) -> Iterator[str]:
     """Yield the public methods of a class that have no docstring, of their own or inherited; an empty name for a class
-    or function without one."""
+    or function without a docstring."""
     target = member.final_target if member.is_alias else member
     if not target.has_docstring:
         yield ""

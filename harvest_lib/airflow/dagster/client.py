@@ -1,7 +1,7 @@
 """A client of Dagster's GraphQL API that starts and follows runs. It does not block.
 
 Answers are values. An error is a DagsterError with cause, evidence and next step. Only `DagsterUnreachable` may be
-temporary: the caller may ask again.
+temporary: the caller may try again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class DagsterUnreachable(DagsterError):
 
 
 class JobMissing(DagsterError):
-    """No code location has the job, or more than one has: name job and location as Dagster's UI shows them."""
+    """No code location has the job, or several have it: name job and location as Dagster's UI shows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as it was when asked for."""
+    """A run at the time of the query."""
 
     run_id: str
     status: str
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a run: steps that succeeded, checks as `asset:check`, and the failures of steps in one line."""
+    """Work of a run: steps that succeeded, checks as `asset:check`, and the failures of steps in a single line."""
 
     steps: int
     planned: frozenset[str]
@@ -71,12 +71,12 @@ class Work:
 
     @property
     def not_evaluated(self) -> Sequence[str]:
-        """The checks that were planned and said nothing."""
+        """The checks that were planned and not evaluated."""
         return sorted(self.planned - self.passed - self.failed)
 
 
 class DagsterClient:
-    """Talks to one Dagster webserver."""
+    """Client of a Dagster webserver."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Prepare; nothing is read or sent yet."""
@@ -95,8 +95,8 @@ class DagsterClient:
     async def find_job(self, name: str, location: str = "") -> Job:
         """Return where the job is.
 
-        Raises JobMissing when no location has it, or several have it and none was named; DagsterUnreachable when it may
-        be in one that does not load.
+        Raises JobMissing when no location has it, or several have it and no location was named; DagsterUnreachable when
+        it may be in a location that does not load.
         """
         answer = _expect(await self._ask(queries.JOBS), "workspaceOrError", "Workspace")
         entries = [entry for entry in answer["locationEntries"] if location in {"", entry["name"]}]
@@ -184,7 +184,7 @@ class DagsterClient:
         )
 
     async def terminate(self, run_id: str) -> None:
-        """Ask Dagster to end a run; an ended one stays as it is."""
+        """Request Dagster to end a run; an ended run stays as it is."""
         await self._ask(queries.TERMINATE, {"runId": run_id})
 
     async def _runs(self, filters: Mapping[str, Any]) -> list[Run]:
@@ -247,12 +247,12 @@ class DagsterClient:
 
 
 def _tls_trouble(error: BaseException, source: str) -> str:
-    """Return the remedy for a failure of TLS, nothing if it is none. No retry changes one."""
+    """Return the remedy for a failure of TLS, empty for another failure. No retry changes a failure of TLS."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             where = "an Airflow connection dagster_default" if source == URL_VARIABLE else source
-            return f"if that certificate is the right one, name its CA by ca_file in {where}"
+            return f"if that certificate is right, name its CA by ca_file in {where}"
         if isinstance(cause, ssl.SSLError):
             return f"check the scheme in {source}: the server may speak http, not https"
         cause = cause.__cause__ or cause.__context__
@@ -298,7 +298,7 @@ def _check(content: Mapping[str, Any]) -> str:
 
 
 def _root(error: Mapping[str, Any]) -> str:
-    """Return the first cause that has a message: the outer ones say only that a step failed."""
+    """Return the first cause that has a message: the outer causes report only that a step failed."""
     chain = [error, *error.get("causes", ())]
     return " ".join(str(chain[-1]["message"]).split())
 

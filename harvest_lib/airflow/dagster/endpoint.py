@@ -46,7 +46,7 @@ class ConnectionFields(Protocol):
 class Endpoint:
     """A webserver: `url` without user and password, `source` names the setting to correct if it is wrong.
 
-    `ca_file` names the certificates to trust, the usual ones if it is empty; without `verify` any certificate is
+    `ca_file` names the certificates to trust; if empty, the system's. Without `verify` any certificate is
     accepted.
     """
 
@@ -79,7 +79,7 @@ def from_url(url: str) -> Endpoint:
     except httpx.InvalidURL:
         parsed = httpx.URL()
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        # The value is not shown: it may hold a password where we do not look for one.
+        # The value is not shown: it may hold a password in an unexpected place.
         raise DagsterRefused(
             "it is not known where Dagster is",
             evidence=f"there is no Airflow connection dagster_default, and {URL_VARIABLE}, where Airflow's triggerer "
@@ -95,7 +95,7 @@ def from_url(url: str) -> Endpoint:
 
 
 def from_connection(conn_id: str, fields: ConnectionFields) -> Endpoint:
-    """Return the endpoint that an Airflow connection describes. Raises DagsterRefused for an invalid one."""
+    """Return the endpoint that an Airflow connection describes. Raises DagsterRefused for an invalid connection."""
     source = f"the Airflow connection {conn_id}"
 
     def refused(evidence: str, next_step: str) -> DagsterRefused:
@@ -119,7 +119,7 @@ def from_connection(conn_id: str, fields: ConnectionFields) -> Endpoint:
         raise refused("its token_header is no name of a header", "use Authorization or Dagster-Cloud-Api-Token")
     bearer = header.lower() == "authorization"
     if token and fields.login and bearer:
-        raise refused("it has both a login and a token", f"remove one, or name another header than {header}")
+        raise refused("it has both a login and a token", f"remove one of both, or name another header than {header}")
     headers = _basic(fields.login, fields.password or "") if fields.login else {}
     if token:
         headers[header] = f"Bearer {token}" if bearer else token

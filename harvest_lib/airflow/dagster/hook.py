@@ -42,7 +42,7 @@ class DagsterHook(BaseHook):
         return DagsterClient(await self._endpoint())
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask Dagster for its version. Return True and the version if it answers, else False and the error."""
+        """Query Dagster's version. Return True and the version if it answers, else False and the error."""
         try:
             version, url = asyncio.run(self._version())
         except DagsterError as error:

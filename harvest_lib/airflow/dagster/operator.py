@@ -1,8 +1,8 @@
 """Start a Dagster job from Airflow and wait for it, holding no worker and starting it once.
 
 The operator defers to the trigger at once. The trigger keeps the promises of `wait`; it may be moved, killed and
-restarted at any point. A task that Airflow retries adopts a run that goes on or has succeeded; if one failed under an
-earlier try, another is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
+restarted at any point. A task that Airflow retries adopts a run that goes on or has succeeded; if a run failed under an
+earlier try, a new run is started. Clearing a task in Airflow starts a new run: the tag holds the try it began with.
 Killing the task in Airflow ends the run in Dagster; a timeout does not.
 
 Dagster's address and credentials are read where the trigger runs, from the Airflow connection `conn_id`. The trigger's
@@ -36,7 +36,7 @@ class DagsterRunTrigger(BaseTrigger):
     """Trigger that fires once, with the result of `wait.outcome`, when there is nothing more to wait for."""
 
     def __init__(self, *, attempt: Mapping[str, Any], conn_id: str = CONN_ID, **request: Any) -> None:
-        """Prepare. The arguments are those of `Request`, the attempt as a mapping, and the connection's name."""
+        """Prepare. The arguments are the fields of `Request`, the attempt as a mapping, and the connection's name."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.conn_id = conn_id
         self.request = Request(attempt=Attempt(**attempt), **request)
@@ -55,7 +55,7 @@ class DagsterRunTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """End the run in Dagster, since somebody ended the task in Airflow."""
+        """End the run in Dagster, since a user ended the task in Airflow."""
         async with await DagsterHook(self.conn_id).client() as client:
             await end(client, self.request.attempt)
 

@@ -1,8 +1,8 @@
 """Find the Dagster run of a task or start it, once, and wait for its end. Knows nothing of Airflow.
 
-    1. look for a run that carries the tag `airflow/task` of the task; only if there is none, start one with it
-    2. look again, since another process may have done the same meanwhile: the older run counts, the newer is ended
-    3. ask for that run until it has finished, Dagster refuses, is unreachable for too long, or time is over
+    1. search for a run that carries the tag `airflow/task` of the task; only if there is none, start a run with it
+    2. search again, since another process may have done the same meanwhile: the older run counts, the newer is ended
+    3. query that run until it has finished, Dagster refuses, is unreachable for too long, or time is over
 
 All state is in the arguments and in Dagster, so this may be killed and restarted at any point.
 """
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class DagsterRunFailed(DagsterError):
-    """The Dagster run that was waited for did not succeed: its page in Dagster says why."""
+    """The Dagster run of the task did not succeed: its page in Dagster has the reason."""
 
 
 class DagsterRunEmpty(DagsterError):
@@ -38,7 +38,7 @@ class DagsterRunUnfinished(DagsterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The task that asks, and the number of its try."""
+    """The requesting task, and the number of its try."""
 
     task: str
     number: int
@@ -49,9 +49,10 @@ class Attempt:
         return {TASK_TAG: self.task, TRY_TAG: str(self.number)}
 
     def choose(self, runs: Sequence[Run]) -> Run | None:
-        """Return the run that counts among those of the task, the oldest first; None when one has to be started.
+        """Return the valid run of the task, the oldest first; None when a run has to be started.
 
-        One that goes on or has succeeded counts whichever try started it; one that failed counts for its own try only.
+        A run that goes on or has succeeded is valid whichever try started it; a failed run is valid for its own try
+        only.
         """
         ours = [run for run in runs if not run.failed or run.tags.get(TRY_TAG) == str(self.number)]
         # A run ended as the newer of two must not be taken for the attempt's failure.
@@ -60,7 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request of a run: the job, the attempt that asks, and how long to wait.
+    """Request of a run: the job, the attempt, and how long to wait.
 
     `location` may be empty when only one code location has the job, `partition` when the job has none. `deadline` is
     Unix time, so that a restart does not move it; `patience_seconds` is how long Dagster may be unreachable at a
@@ -138,7 +139,7 @@ async def _found_or_launched(client: DagsterClient, request: Request) -> Run:
     _log.info("started the Dagster run %s", client.run_url(started.run_id))
     found = request.attempt.choose(await client.runs_with(mine)) or started
     if found.run_id != started.run_id:
-        _log.warning("somebody else had started one already: %s", client.run_url(found.run_id))
+        _log.warning("another process had started a run already: %s", client.run_url(found.run_id))
         await client.terminate(started.run_id)
     return found
 

@@ -1,6 +1,6 @@
 """Sources and destinations of pipelines. Packages add theirs by the entry point `harvest_lib.adaptors`.
 
-An entry point leads to an `Adaptor`: its name is the one that declarations use. A side that it lacks is None.
+An entry point leads to an `Adaptor`, and its name is the name that declarations use. A missing side is None.
 
     [project.entry-points."harvest_lib.adaptors"]
     redis = "acme_pipelines.redis:ADAPTOR"
@@ -30,17 +30,17 @@ OURS: Mapping[str, str] = {
 
 
 class Reader(Protocol):
-    """Used by one thread. One that inherits it has a `kept` and a `close` that do nothing."""
+    """Used by one thread. A class that inherits it gets a `kept` and a `close` that do nothing."""
 
     def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
-        """Return messages in batches, an empty one where nothing is ready, for ever or until all was read.
+        """Yield batches of messages, an empty batch where nothing is ready, until everything was read or for ever.
 
-        `last` has the last message of each namespace that this reader had sent down before, as it stands in the commit
-        log, NOOPs included: it goes on from there. Asking for a batch says that the one before is in the commit log.
+        `last` has the last message of each namespace that this reader sent before, as it stands in the commit log,
+        NOOPs included: it continues from there. A request for a batch confirms that the previous batch is in the log.
         """
         ...
 
-    def kept(self, last: Mapping[str, Message]) -> None:  # noqa: ARG002 - for those who need it
+    def kept(self, last: Mapping[str, Message]) -> None:  # noqa: ARG002 - for readers that override it
         """Note that all messages up to these have reached every writer, and may be forgotten at the source."""
         return
 
@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class RetainedReader(Protocol):
-    """A reader of logs whose source removes old messages, read or not."""
+    """A reader of a source that removes old messages, read or not."""
 
     def retained(self) -> "Sequence[Retained]":
         """Return the state of each partition. From any thread, often; does not wait."""
@@ -60,7 +60,7 @@ class RetainedReader(Protocol):
 
 @runtime_checkable
 class SlotReader(Protocol):
-    """A reader of a replication slot, for which its server keeps what was not read."""
+    """A reader of a replication slot: its server keeps all changes that were not read."""
 
     def slot_state(self) -> "SlotState | None":
         """Return the state of the slot, None while it is not known. From any thread, often; does not wait."""
@@ -68,12 +68,12 @@ class SlotReader(Protocol):
 
 
 class Writer(Protocol):
-    """Used by one thread. One that inherits it has a `close` that does nothing."""
+    """Used by one thread. A class that inherits it gets a `close` that does nothing."""
 
     def write(self, messages: Sequence[Message]) -> None:
         """Write them in their order, and return once all of them are durable.
 
-        Raises if any of them was not taken: the others may have been. Writing one again has no other effect than
+        Raises if any of them was refused: the rest may be written. Writing a message again has no other effect than
         writing it once, where the destination can recognize it.
         """
         ...
@@ -84,7 +84,7 @@ class Writer(Protocol):
 
 
 class Options(BaseModel):
-    """The options of our adaptors. Nothing unknown is taken; an error never repeats a value, which may be a secret."""
+    """The options of built-in adaptors. Unknown names are refused; an error never repeats a value: it may be secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -117,7 +117,7 @@ def names() -> Sequence[str]:
 
 
 def find(name: str) -> Adaptor:
-    """Return an adaptor by its name. Raises ConfigError if there is none, AdaptorError if it cannot be loaded."""
+    """Return an adaptor by its name. Raises ConfigError for an unknown name, AdaptorError if it cannot be loaded."""
     places = _places()
     found = places.get(name, [])
     if not found:
@@ -151,12 +151,12 @@ def find(name: str) -> Adaptor:
 
 
 def reading(name: str) -> Side[Reader]:
-    """Return the reading side of an adaptor. Raises ConfigError if it has none."""
+    """Return the reading side of an adaptor. Raises ConfigError if it cannot read."""
     return _side(name, "read", lambda adaptor: adaptor.reads)
 
 
 def writing(name: str) -> Side[Writer]:
-    """Return the writing side of an adaptor. Raises ConfigError if it has none."""
+    """Return the writing side of an adaptor. Raises ConfigError if it cannot write."""
     return _side(name, "write", lambda adaptor: adaptor.writes)
 
 

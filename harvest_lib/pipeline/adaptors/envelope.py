@@ -33,7 +33,7 @@ _NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
 def encode(message: Message, content: Content) -> bytes:
-    """Return a message as one line of JSON, without its end. Raises MessageRefused."""
+    """Return a message as a line of JSON, without its end. Raises MessageRefused."""
     data = dumps(message.data)
     if content == "data":
         if message.op in {Op.DELETE, Op.COMMAND}:
@@ -57,7 +57,7 @@ def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
 
 
 def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"") -> "list[JoinedEncodings] | None":
-    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None where that needs single
+    """Return each message as `encode_all` does, with `end` behind it, batch by batch; None if the encoding needs single
     messages."""
     if not isinstance(messages, LoggedMessages) or messages.joined is None:
         return None
@@ -74,7 +74,7 @@ def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"
 
 
 def wrapped(part: "tuple[JoinedMessages, int, int]", around: Mapping[Head, Wrapping]) -> JoinedEncodings:
-    """Return messages of a batch in the wrappings of their heads; those without one are left out."""
+    """Return the messages of a batch in the wrappings of their heads; messages without a wrapping are left out."""
     batch, begin, end = part
     return batch.rows.wrapped(begin, end, [around.get(head) for head in batch.table])
 
@@ -93,7 +93,7 @@ def _quoted(namespace: str) -> bytes:
 
 
 def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> Message:
-    """Return the message of a line; `timestamp` and `namespace` are those of bare data. Raises MessageRefused."""
+    """Return the message of a line; bare data gets `timestamp` and `namespace`. Raises MessageRefused."""
     data = loads(text)
     if content == "data":
         return Message(Op.INSERT, timestamp, namespace, data)
@@ -104,5 +104,5 @@ def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> 
     raise MessageRefused(
         "it is JSON, but no message",
         evidence="op, timestamp (milliseconds since 1970), namespace and data are needed",
-        next_step="say `content: data` if it is a row",
+        next_step="write `content: data` if it is a row",
     )

@@ -6,12 +6,12 @@ is bytes where the column is.
     NOOP  outbox/SUBSCRIPTION  {"generation": …, "number": …, "delivered": …, "position": {…}}
 
 Promises
-- Those of the snapshot source: nothing is skipped, a key's records come in the order in which they were committed
-  (if writers lock the key), returned records were on disk before. Rows are only read.
+- The promises of the snapshot source: nothing is skipped, a key's records come in the order of their commits (if
+  writers lock the key), and returned records were on disk before. Rows are only read.
 - Retention keeps records until all writers have them: the subscription's checkpoint is written in `kept`, not earlier.
-- Of two that read by one subscription the later deposes the earlier, which stops.
-- A subscription that is rewound (`harvest subscriptions rewind`) goes on from there, when the pipeline is next started.
-  One that was added with a filter reads the records it lets through; one with a snapshot to stop at reads no further.
+- If two readers share a subscription, the later reader deposes the earlier, which stops.
+- A subscription that is rewound (`harvest subscriptions rewind`) continues there when the pipeline is next started. A
+  subscription with a filter yields the records that match; one with a last snapshot ends at that snapshot.
 - A subscription that was removed is an error: nothing was kept for it since.
 """
 
@@ -126,7 +126,7 @@ class OutboxReader:
             checkpoint = Checkpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
             is_saved = self._checkpoints.save(checkpoint)
         except DatabaseUnavailable:
-            return  # the next one says more
+            return  # the next call of `read` reports it
         if not is_saved:
             raise CheckpointError(
                 f"the subscription {self._options.subscription!r} is another's by now, or was moved",
@@ -152,7 +152,7 @@ class OutboxReader:
                 raise OutboxTableError(
                     f"the outbox {options.outbox_table} cannot be read by subscriptions: it is of goharvest's layout",
                     evidence="it has no column `transaction_id`",
-                    next_step="make it the native one: `harvest migrate`",
+                    next_step="convert it to the native layout: `harvest migrate`",
                 )
             if is_begun:
                 self._require_there(connection, table)
@@ -185,10 +185,10 @@ class OutboxReader:
             return checkpoint
         if checkpoint.generation < logged["generation"] or checkpoint.number > logged["number"]:
             raise CheckpointError(
-                f"the subscription {self._options.subscription!r} is not the one that the pipeline's log is of",
+                f"the subscription {self._options.subscription!r} is not the subscription of the pipeline's log",
                 evidence=f"it has generation {checkpoint.generation} and checkpoint {checkpoint.number}, the log "
                 f"{logged['generation']} and {logged['number']}",
-                next_step="give each pipeline a `subscription` of its own; if this one's was removed and recreated, "
+                next_step="give each pipeline a `subscription` of its own; if the subscription was recreated, "
                 "move the pipeline's folder away",
             )
         return Checkpoint(**logged)
@@ -208,7 +208,7 @@ def messages_of(
 
 
 class OutboxMessages(EncodedMessages):
-    """Such a page, encoded in Python."""
+    """The page of `messages_of`, encoded in Python."""
 
     __slots__ = ("_place", "_rows")
 

@@ -6,13 +6,13 @@ from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 
 
 class LostWhileWriting(DatabaseUnavailable):
-    """A connection that had been made was lost while messages were written: the server went away, or they ended it."""
+    """An established connection was lost while messages were written: an outage, or a message that ended it."""
 
 
 def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:
-    """Return it. `offsets` are those of all messages that may be to blame, `remedy` makes them fit.
+    """Return the error. `offsets` lists all messages that may be to blame, `remedy` makes them fit.
 
-    To acknowledge without sending is advised of a single message alone: of several, it would leave out a good one.
+    Only for a single message it advises to acknowledge without sending: that would skip a good message among several.
     """
     first, last = offsets[0], offsets[-1]
     if len(offsets) == 1:

@@ -7,17 +7,17 @@
       00000000000000000000.0.index    offsets and checksum of each block of it
 
 Promises
-- Entries for which `append` returned can be read, and outlive the process. Synced entries outlive the machine.
+- Entries are readable and outlive the process once `append` has returned. Synced entries outlive the machine.
 - Entries not written whole are cut off when the log is opened, and `repaired` has the cuts; they are never read.
 - Damaged entries are never read either: a reader gets an error with file and byte; an operator may `skip` them.
-- Compaction leaves each offset as it was and the newest entry of each key, takes place at one moment, and stops nobody.
+- Compaction keeps each offset and the newest entry of each key, takes effect at one moment, and blocks no reader.
 - An error leaves the log as it was, but for whole entries at its end.
 
 When it is synced: every `sync_seconds` (1 by default) while something is appended, when a segment is closed, when the
 log is, and on request. A caller that keeps an offset elsewhere syncs first: an offset that outlives its entry would
 stand for another later.
 
-Knows bytes only. The format of entries is in `entry`, that of the index in `index`.
+It handles bytes only. For the format of entries see `entry`, for the index `index`.
 """
 
 from harvest_lib.pipeline.commit_log.compaction import Compacted

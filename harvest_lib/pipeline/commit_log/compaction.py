@@ -1,4 +1,4 @@
-"""Compaction of a closed segment: a new one is written beside it, and takes its place once it is on the disk."""
+"""Compaction of a closed segment: a new segment is written beside it, and replaces it once it is on the disk."""
 
 import os
 from bisect import bisect_left
@@ -19,15 +19,15 @@ class Compacted:
 
 
 class CompactionStopped(Exception):
-    """Compaction was asked to stop."""
+    """Compaction was told to stop."""
 
 
 def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> Segment | None:
-    """Write the rest of a segment without the entries below `up_to` that are not among those kept, ascending.
+    """Write the rest of a segment; leave out the entries below `up_to` except the `kept` entries, ascending.
 
     Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
-    nothing to leave out. Raises LogDamaged, OSError, and CompactionStopped once `going_on` says no; then nothing is
-    left behind.
+    nothing to leave out. Raises LogDamaged, OSError, and CompactionStopped once `going_on` returns False; then nothing
+    is left behind.
     """
     with ExitStack() as held:
         left: list[list[Entry]] = []

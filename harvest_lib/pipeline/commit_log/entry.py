@@ -83,7 +83,7 @@ class Packable(ABC):
 
     @abstractmethod
     def packing(self, offset: int) -> "Packing":
-        """Return what numbers and packs them; `offset` is that of the first."""
+        """Return the packing that numbers and packs them, from `offset`."""
 
 
 class _Packers(dict[int, Callable[..., bytes]]):
@@ -111,13 +111,13 @@ class Packing:
     """Numbers entries and packs them, as many at a time as there is room for."""
 
     def __init__(self, entries: Iterable[Unnumbered], offset: int) -> None:
-        """`offset` is that of the first."""
+        """The first entry gets `offset`."""
         self._entries = iter(entries)
         self._held: Unnumbered | None = None
         self._offset = offset
 
     def take(self, most_bytes: int | None) -> Packed:
-        """Return the next of them, at most so many bytes, or one of whatever size for None.
+        """Return the next entries, at most `most_bytes`; with None, a single entry of any size.
 
         An entry that does not fit is held for the next call: without any, there was no room for it, or `done`. Raises
         EntryRefused, and errors of the entries as they come; entries before it in the same call are not packed then.
@@ -164,9 +164,9 @@ class Packing:
 
 
 def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
-    """Return the entries, those before offset `begin` left out.
+    """Return the entries from offset `begin` on.
 
-    Raises Malformed where bytes are no entry, or one that does not come after that before it and below offset `end`.
+    Raises Malformed for bytes that are no entry, and for an offset that is not ascending or not below `end`.
     """
     entries: list[Entry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from

@@ -37,7 +37,7 @@ def segment_files(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """Return files that were to take the place of others, and never did."""
+    """Return files that were to replace other files, and never did."""
     return [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
 
 
@@ -50,7 +50,7 @@ def writing(what: Path, doing: str) -> Iterator[None]:
         raise LogUnwritable(
             f"cannot {doing}",
             evidence=f"{error.filename or what}: {error.strerror}",
-            next_step=_NEXT_STEPS.get(error.errno or 0, "look after the disk, then start again"),
+            next_step=_NEXT_STEPS.get(error.errno or 0, "check the disk, then start again"),
         ) from error
 
 
@@ -59,7 +59,7 @@ def unreadable(path: Path, error: OSError) -> LogError:
     return LogError(
         "the log cannot be read",
         evidence=f"{path}: {error.strerror}",
-        next_step="give the user this runs as the right to read it, and look after the disk",
+        next_step="give the user this runs as the right to read it, and check the disk",
     )
 
 
@@ -71,11 +71,11 @@ def write_all(handle: int, data: bytes, at: int) -> None:
 
 
 def read_at(handle: int, size: int, at: int) -> bytes:
-    """Return so many bytes, fewer where the file ends."""
+    """Return `size` bytes, fewer where the file ends."""
     data = os.pread(handle, size, at)
     if len(data) == size or not data:
         return data
-    parts = [data]  # one call reads 2 GiB at most
+    parts = [data]  # a call reads 2 GiB at most
     while data and sum(map(len, parts)) < size:
         data = os.pread(handle, size - sum(map(len, parts)), at + sum(map(len, parts)))
         parts.append(data)
@@ -83,7 +83,7 @@ def read_at(handle: int, size: int, at: int) -> bytes:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file: it has this content, or the one before, nothing between, whatever happens. Raises OSError."""
+    """Replace a file: it has the new or the old content, whole, whatever happens. Raises OSError."""
     beside = path.with_name(f"{path.name}.new")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

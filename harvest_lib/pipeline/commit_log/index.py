@@ -14,9 +14,9 @@
       key            that many
     record checksum  4 bytes   CRC-32 of all of the record before it
 
-Records are only ever added. One of the same position as that before it takes its place: a block that grew. A mark says
-that all before byte `length` of the segment was on the disk when it was written, and the index up to there too: bytes
-that are wrong before a mark were damaged, those after the last one may just not have been written in time.
+Records are only ever added. A record at the same position as the record before replaces it: the block grew. A mark
+confirms that all before byte `length` of the segment was on the disk when it was written, and the index up to there
+too: wrong bytes before a mark are damage, wrong bytes after the last mark may just not have been written in time.
 
 Pure: bytes in, bytes out.
 """
@@ -84,7 +84,7 @@ def encode(block: Block, newest: Mapping[bytes, int]) -> bytes:
 
 
 def mark(length: int, offset: int) -> bytes:
-    """Return a mark: so many bytes of the segment, up to this offset, are on the disk."""
+    """Return a mark: this length of the segment, up to this offset, is on the disk."""
     return encode(Block(0, length, offset, offset, 0, IndexRecordKind.MARK), {})
 
 
@@ -126,7 +126,7 @@ class SegmentBlocks(NamedTuple):
     """Contents of a segment, as its index has them."""
 
     blocks: list[Block]
-    """One after the other, without gaps, those of kind LOST where a record is missing."""
+    """In order, without gaps; a block of kind LOST where a record is missing."""
     newest: dict[bytes, int]
     """The last offset of each key, as far as is known."""
     synced: int

@@ -37,7 +37,7 @@ class CommitLog(LogView):
         """Open it, or begin it where there is none.
 
         A segment holds `segment_bytes` at most, or one larger entry. Entries are on the disk `sync_seconds` after they
-        were appended, as long as somebody appends or calls `sync_if_due`; before `append` returns for 0. Raises
+        were appended, if `append` or `sync_if_due` is called by then; before `append` returns for 0. Raises
         LogInUse, LogTooNew, LogDamaged, LogUnwritable.
         """
         self._segment_bytes = segment_bytes
@@ -80,7 +80,7 @@ class CommitLog(LogView):
         """Add entries of timestamp, mode byte, key and value, and return the offsets they got.
 
         They can be read at once, and outlive this process; they outlive the machine once they are synced. Raises
-        LogUnwritable, and EntryRefused: those that came before the one it failed at may be in the log, up to its `end`.
+        LogUnwritable, and EntryRefused: the entries before the refused entry may be in the log, up to its `end`.
         """
         with self._lock:
             self._check()
@@ -147,7 +147,7 @@ class CommitLog(LogView):
         packed = packing.take(min(room, self._writer.block_room))
         if not packed.data:  # the block is full
             packed = packing.take(min(room, BLOCK_BYTES))
-        if not packed.data:  # the segment is, or this one is larger than any block
+        if not packed.data:  # the segment is full, or the entry is larger than any block
             packed = packing.take(None)
             if len(packed.data) > room:
                 self.roll()
@@ -172,25 +172,25 @@ class CommitLog(LogView):
             raise LogError("the log is closed", evidence=str(self.folder), next_step="open it again")
         if self._writer.failed or self._unclear or self._writer.segment.base != self._manifest.active:
             raise LogUnwritable(
-                "nobody can tell what of the log is on the disk: it failed before",
+                "it is unknown which part of the log is on the disk: it failed before",
                 evidence=str(self.folder),
-                next_step="look after the disk, then start again: what was acknowledged is kept, the rest is checked",
+                next_step="check the disk, then start again: acknowledged messages are kept, the rest is checked",
             )
 
-    # -- taking away
+    # -- dropping entries
 
     def compact(self, up_to: int, *, going_on: Callable[[], bool] = lambda: True) -> Compacted:
         """Drop from closed segments entries that are before an offset and not the newest of their key in any of them.
 
         Offsets stay as they are, and readers go on reading. The newest of each key is read first: nothing is
-        dropped for one that is damaged. It ends early once `going_on` says no. Raises LogDamaged, LogUnwritable; the
+        dropped for a damaged entry. It ends early once `going_on` returns False. Raises LogDamaged, LogUnwritable; the
         segments done by then are compacted.
         """
         if up_to > self.end:
             raise OffsetBeyondLog(
                 f"the log ends at offset {self.end}: it cannot be compacted up to {up_to}",
                 evidence=str(self.folder),
-                next_step="the offset is another log's, or the log was replaced: look with `harvest pipeline status`",
+                next_step="the offset is another log's, or the log was replaced: check with `harvest pipeline status`",
             )
         segments = freed = 0
         with self._compacting:

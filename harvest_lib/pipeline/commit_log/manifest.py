@@ -1,7 +1,7 @@
 """The segments of a log, and the version of its format: the file `log.json` of its folder.
 
 It is replaced as a whole, and a file that it does not name is no part of the log: a segment begins, and replaces
-another, at one moment. And the lock, by which one process at a time writes a log.
+another, at one moment. The lock is here too: it limits a log to one writing process.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return its contents, None where there is no log. Raises LogError: too new, damaged, unreadable."""
+    """Return its contents, None without a log. Raises LogError: too new, damaged, unreadable."""
     path = folder / _NAME
     try:
         text = path.read_bytes()
@@ -70,12 +70,12 @@ def read(folder: Path) -> Manifest | None:
         )
     checksum = found.pop("checksum", None)
     if checksum != _checksum(found):
-        raise _damaged(path, f"its checksum is {checksum}, that of what it says {_checksum(found)}")
+        raise _damaged(path, f"its checksum is {checksum}, its contents have {_checksum(found)}")
     return Manifest(closed=tuple(ClosedSegment(**each) for each in found["closed"]), active=found["active"])
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Replace its contents as a whole, whatever happens. Raises OSError, and then it has those from before."""
+    """Replace its contents as a whole. Raises OSError: then the file has its previous contents."""
     content = {"version": VERSION, **asdict(manifest)}
     content["closed"] = list(content["closed"])
     content["checksum"] = _checksum(content)
@@ -88,7 +88,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 def _damaged(path: Path, why: str) -> LogDamaged:
     return LogDamaged(
-        "nobody can tell which segments the log has: the file that names them is damaged",
+        "it is unknown which segments the log has: the file that names them is damaged",
         path=path,
         byte=0,
         evidence=why,
@@ -97,7 +97,7 @@ def _damaged(path: Path, why: str) -> LogDamaged:
 
 
 class Lock:
-    """The right to write a log: of one process, and one object in it, until it is released or the process ends."""
+    """The right to write a log, for one object of one process, until it is released or the process ends."""
 
     def __init__(self, folder: Path) -> None:
         """Take it. Raises LogInUse, OSError."""
@@ -110,7 +110,7 @@ class Lock:
             raise LogInUse(
                 "another process writes this log",
                 evidence=f"{folder / _LOCK} is locked" + (f" by process {holder}" if holder else ""),
-                next_step="stop that one first; a pipeline needs a folder of its own",
+                next_step="stop that process first; a pipeline needs a folder of its own",
             ) from error
         except OSError:
             os.close(self._handle)

@@ -1,7 +1,7 @@
 """Opening of a log: its segments are read from the folder, and a torn end is cut off.
 
-Blocks written after the last mark of the active segment may not all have come to the disk. They are checked one by one,
-and the log ends before the first that is not whole. Blocks before the mark are checked when they are read: one that is
+Blocks written after the last mark of the active segment may not all be on the disk. They are checked one by one, and
+the log ends before the first incomplete block. Blocks before the mark are checked when they are read: a block that is
 not whole there was damaged, and is never cut.
 """
 
@@ -39,7 +39,7 @@ class Cut:
     size_bytes: int
     """Bytes that were cut."""
     offset: int
-    """The log goes on with this one."""
+    """The log continues with this offset."""
 
 
 def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
@@ -73,7 +73,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
     marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
     if marked is None:
         raise LogDamaged(
-            "nobody can tell where the log ends: the index of the segment that is added to is lost",
+            "it is unknown where the log ends: the index of the segment that is added to is lost",
             path=segment.index,
             byte=0,
             next_step="bring the file back from a copy; or move the log's folder away, and all is copied again",
@@ -95,7 +95,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
 
 
 def _records_of(segment: Segment) -> list[IndexRecord]:
-    """Return the records of its index, none where that is missing. Raises LogError where it may not be read."""
+    """Return the records of its index, none without an index. Raises LogError if it may not be read."""
     try:
         return index.decode(segment.index.read_bytes())
     except FileNotFoundError:
@@ -105,14 +105,14 @@ def _records_of(segment: Segment) -> list[IndexRecord]:
 
 
 def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
-    """Return the number of records that hold: all to the last mark, and those after it whose entries are there."""
+    """Return the number of valid records: all to the last mark, and later records whose entries are on the disk."""
     last = records[marked]
     begin = end = last.block.length
     checksum, index_end = 0, last.end
     for at in range(marked + 1, len(records)):
         block = records[at].block
         if records[at].begin != index_end or block.position not in {begin, end}:
-            return at  # one before it was not written
+            return at  # a record before it was not written
         if block.position == end:
             begin, checksum = end, 0
         checksum = crc32(read_at(handle, block.end - end, end), checksum)

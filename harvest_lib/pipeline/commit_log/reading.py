@@ -1,4 +1,4 @@
-"""Reads a log: for the process that writes it, and for others meanwhile."""
+"""Reads a log: for the process that writes it, and meanwhile for other processes."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ _LOOKS = 100
 
 
 class LogView:
-    """Reads a log. Any number of threads may, while others add to it and compact it."""
+    """Reads a log. Any number of threads may read while a writer appends or compacts."""
 
     def __init__(self, folder: Path, segments: tuple[Segment, ...]) -> None:
         self.folder = folder
@@ -57,9 +57,9 @@ class LogView:
         return len(self._segments)
 
     def read(self, begin: int, end: int | None = None) -> Iterator[Entry]:
-        """Yield the entries from one offset on, before another: by default, that at which the log ends now.
+        """Yield the entries from one offset to before another: by default, to the present end of the log.
 
-        Offsets rise, and those that were compacted away are missing. Raises OffsetBeyondLog, and LogDamaged where it
+        Offsets rise, with gaps after compaction. Raises OffsetBeyondLog, and LogDamaged where it
         comes to a damaged block.
         """
         ends = self.end
@@ -67,7 +67,7 @@ class LogView:
             raise OffsetBeyondLog(
                 f"the log ends at offset {ends}: there is no offset {begin} to go on from",
                 evidence=str(self.folder),
-                next_step="the log was cut, or is another one: bring back the log that belongs to these offsets; or "
+                next_step="the log was cut, or is another log: bring back the log that belongs to these offsets; or "
                 "have the writer start over, by moving its offsets away",
             )
         return self._read(begin, ends if end is None else min(end, ends))
@@ -78,7 +78,7 @@ class LogView:
             for _ in range(_LOOKS):
                 offsets = newest_of(self._segments)
                 found = {key: entry for key, offset in offsets.items() for entry in self._read(offset, offset + 1)}
-                if len(found) == len(offsets):  # or another process compacted them away, for newer ones
+                if len(found) == len(offsets):  # otherwise another process compacted some of them
                     return found
         raise _too_fast(self.folder)
 

@@ -3,7 +3,7 @@
 Promises
 - Entries are read as they were written: a block is checked as a whole before any of its entries is returned.
 - A write that fails leaves the segment as it was before.
-- Entries for which `sync` returned are on the disk, and marked as such.
+- Entries are on the disk, and marked as synced, once `sync` has returned.
 """
 
 import os
@@ -22,7 +22,7 @@ from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
 BLOCK_BYTES = 1 << 17
 """Bytes that are read and checked at once: large enough for an index of a thousandth of the log, small enough to read
-one entry in two tenths of a millisecond."""
+an entry in two tenths of a millisecond."""
 
 _NEXT = attrgetter("next")
 
@@ -95,7 +95,7 @@ class Segment:
         return data
 
     def lost(self, block: Block) -> LogDamaged:
-        """Return the error of a block of which the index is damaged."""
+        """Return the error of a block with a damaged index."""
         why = f"{self.index.name} is damaged, and nothing vouches for {block.length} bytes from there"
         return self.damaged(block.position, range(block.first, block.next), why)
 
@@ -107,13 +107,13 @@ class Segment:
             byte=byte,
             offsets=offsets,
             evidence=why,
-            next_step="bring the file back from a copy and start again; or give these messages up with "
+            next_step="bring the file back from a copy and start again; or give up these messages with "
             f"`harvest pipeline skip {offsets.start} -f FILE`, after which the log goes on at {offsets.stop}",
         )
 
 
 class SegmentWriter:
-    """Adds to a segment. Used by one thread."""
+    """Appends to a segment. Used by one thread."""
 
     def __init__(self, segment: Segment, *, index_bytes: int = 0) -> None:
         """`index_bytes` is the length of the index. Raises OSError."""
@@ -167,7 +167,7 @@ class SegmentWriter:
         self._grows = False
 
     def note(self, newest: Mapping[bytes, int]) -> None:
-        """Record these as the last offsets of their keys; after entries were copied. Raises OSError."""
+        """Record the last offsets of these keys, after entries were copied. Raises OSError."""
         if self.segment.blocks:
             self._write(b"", 0, index.encode(self.segment.blocks[-1], newest))
             self.segment.newest.update(newest)
@@ -177,7 +177,7 @@ class SegmentWriter:
         """Sync all of it to the disk. Raises OSError, and then the state of the disk is unknown."""
         self._flush(self._log)
         self._flush(self._index)
-        self._write(b"", 0, index.mark(self.segment.size_bytes, self.segment.end))  # and only now say so
+        self._write(b"", 0, index.mark(self.segment.size_bytes, self.segment.end))  # only now confirm it
         self._flush(self._index)
         self._grows = False  # a block that grew later could be torn, and its marked part with it
         self.synced = True

@@ -1,4 +1,4 @@
-"""Skipping of damage, by an operator: the log goes on without unreadable entries, whose file stays as it is."""
+"""Skipping of damage, by an operator: the log continues without unreadable entries, and their file stays as it is."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Skipped:
 
 
 def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
-    """Give up the damaged block that has an offset, and those right behind it that are damaged too.
+    """Give up the damaged block that has an offset, and the damaged blocks right behind it.
 
     If the index is damaged, entries that fit together are taken as they are. All of the segment is on the disk. Returns
     the new segment, the length of its index, and the outcome. Raises LogError where nothing is damaged, OSError.
@@ -45,7 +45,7 @@ def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
             raise LogError(
                 f"nothing is damaged at offset {offset}: there is nothing to skip",
                 evidence=str(segment.path),
-                next_step="`harvest pipeline ack` has one writer go on without a message that can be read",
+                next_step="`harvest pipeline ack` lets one writer skip a readable message",
             )
         fresh = blocks[at:]
         blocks += segment.blocks[at + len(damaged) :]
@@ -82,7 +82,7 @@ def _entries(segment: Segment, handle: int, block: Block) -> list[Entry] | None:
 
 
 def _instead(handle: int, block: Block) -> Iterator[Block]:
-    """Yield the blocks that take the place of a damaged one."""
+    """Yield the blocks that replace a damaged block."""
     at, offset = block.position, block.first
     if block.kind == IndexRecordKind.LOST:
         while at < block.end and (taken := _unchecked(handle, block, at, offset)):
@@ -97,7 +97,7 @@ def _unchecked(handle: int, lost: Block, at: int, offset: int) -> Block | None:
     try:
         data = read_at(handle, min(BLOCK_BYTES, lost.end - at), at)
         size = whole_entries(data)
-        if size > len(data):  # one large entry
+        if size > len(data):  # a single large entry
             data = read_at(handle, size, at) if at + size <= lost.end else b""
         data = data[:size]
         entries = unpack(data)

@@ -1,11 +1,11 @@
 """Transforms of a message on its way to a writer: functions that change it, or drop it.
 
     transforms:
-      - pick: [flight, origin, dest]            a ready one, see `ready`
-      - call: shop.cleaning:without_tests       one's own, by its import path
+      - pick: [flight, origin, dest]            built in, see `ready`
+      - call: shop.cleaning:without_tests       a custom function, by its import path
         with: {country: NZ}                     its arguments beside the message
 
-A message that was dropped counts as acknowledged. A function that raises, or returns neither a message nor None, stops
+A dropped message counts as acknowledged. A function that raises, or returns neither a message nor None, stops
 the pipeline, or by policy has its message parked.
 """
 
@@ -16,15 +16,15 @@ from harvest_lib.pipeline.message import Message, Op
 
 
 class Transform(Protocol):
-    """Any function of this form will do. It is called by one thread, for each message once each time it is sent."""
+    """Any function of this form will do. It is called by one thread, once per message and send."""
 
     def __call__(self, message: Message, /) -> Message | None:
-        """Return the message, or another in its place, or None to drop it. The message itself is not to be changed."""
+        """Return the message, or a replacement, or None to drop it. The message itself is not to be changed."""
         ...
 
 
 class TransformFailed(Exception):
-    """A transform raised, or returned junk. `name` is that of the transform as it was declared."""
+    """A transform raised, or returned an invalid result. `name` is its name in the declaration."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} {reason}")
@@ -33,14 +33,14 @@ class TransformFailed(Exception):
 
 
 def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Message | None:
-    """Put a message through named transforms; None once one of them dropped it. Raises TransformFailed."""
+    """Apply named transforms to a message; None once a transform dropped it. Raises TransformFailed."""
     offset = message.offset
     for name, transform in transforms:
         try:
             result = transform(message)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # one that ends its thread would end the writer unnoticed
+        except BaseException as error:  # an exception that ends the thread would end the writer unnoticed
             raise TransformFailed(name, f"raised {type(error).__name__}: {error}") from error
         if result is None:
             return None
@@ -51,15 +51,15 @@ def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Me
 
 
 def _complaint(result: object) -> str:
-    """Return the fault of a transform's result; empty if there is none."""
+    """Return the fault of a transform's result; empty for a valid result."""
     if type(result) is not Message:
         return f"{type(result).__name__}, neither a Message nor None"
     if type(result.namespace) is not str or not result.namespace:
-        return "a message whose namespace is no text, or none"
+        return "a message with a namespace that is no text, or empty"
     if type(result.op) is not Op or type(result.timestamp) is not int:
-        return "a message whose op is no Op, or whose timestamp is no whole number"
+        return "a message with an op that is no Op, or a timestamp that is no whole number"
     if type(result.data) is not dict and not isinstance(result.data, Mapping):
-        return "a message whose data is no mapping"
+        return "a message with data that is no mapping"
     return ""
 
 

@@ -15,7 +15,7 @@ from harvest_lib.pipeline.transforms.ready import REDACTED, CloudEvents, Omit, P
 
 
 class NotATransform(ValueError):
-    """An entry is no transform, and cannot be made one."""
+    """An entry is no transform, and cannot become a transform."""
 
 
 _Make = Callable[[Any], Transform]
@@ -27,11 +27,11 @@ def load(entry: object, *, beside: Path | None = None) -> tuple[str, Transform]:
     Modules are also looked for in the folder `beside`. Raises NotATransform.
     """
     if not isinstance(entry, dict) or not entry:
-        raise NotATransform(f"is not a transform: write one of {', '.join(READY)}, call, with what it needs")
+        raise NotATransform(f"is not a transform: write one of {', '.join(READY)}, call, with its settings")
     if "call" in entry:
         return _call(entry, beside)
     if len(entry) > 1:
-        raise NotATransform(f"has {len(entry)} transforms in one entry: begin each with a `-` of its own")
+        raise NotATransform(f"has {len(entry)} transforms in one entry: begin each with its own `-`")
     ((name, settings),) = entry.items()
     if name not in READY:
         raise NotATransform(f"`{name}` is no transform: write one of {', '.join(READY)}, call")
@@ -134,7 +134,7 @@ READY: Mapping[str, _Make] = {
 
 
 def is_ready(transform: Transform) -> bool:
-    """Return True if a transform is one of ours, which leave their message as it is."""
+    """Return True for a built-in transform, which leaves its message as it is."""
     return isinstance(transform, Pick | Omit | Rename | Redact | Route | CloudEvents)
 
 
@@ -152,7 +152,7 @@ def _is_text(value: object) -> bool:
 
 
 def _described(name: str, settings: object) -> str:
-    """Return a transform's name for operators, with as few of its settings as distinguish it from others."""
+    """Return a transform's name for operators, with as few settings as distinguish it from other transforms."""
     if name == "route":
         to = settings if isinstance(settings, str) else settings.get("to") if isinstance(settings, dict) else ""
         return f"route to {to}"

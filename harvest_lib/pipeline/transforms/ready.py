@@ -1,6 +1,6 @@
 """Transforms that need no code: pick, omit, rename, redact, route, cloud_events.
 
-Fields are those at the top of a message's data. One that a message lacks is no error: a delete has its key alone.
+Fields are the top level of a message's data. A missing field is no error: a delete has its key alone.
 """
 
 import re
@@ -71,10 +71,10 @@ class Redact:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Put a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of what `find` matched.
+    """Put a message under another namespace: `to`, in which `\\1` or `\\g<name>` is a group of `find`.
 
-    Without `find` all messages are routed; with it those whose whole namespace matches. It is one of Go's expressions,
-    as those of filters are. Remembers its answers: there are few namespaces and many messages.
+    Without `find` all messages are routed; with it, messages with a matching whole namespace. `find` is an expression
+    of Go's, like filters. Results are cached: there are few namespaces and many messages.
     """
 
     to: str
@@ -84,7 +84,7 @@ class Route:
 
     @classmethod
     def parse(cls, to: str, find: str | None = None) -> "Route":
-        """Compile one. Raises ValueError for one that can never work."""
+        """Compile a route. Raises ValueError for a route that can never work."""
         if find is None:
             return cls(to=to)
         pattern = compiled(find)
@@ -102,7 +102,7 @@ class Route:
 
 
 def _template(to: str, groups: Mapping[str, int]) -> str:
-    """Return `to` as a template of `str.format`, with the numbers of groups. Raises ValueError for one not there."""
+    """Return `to` as a template of `str.format`, with the numbers of groups. Raises ValueError for an unknown group."""
 
     def part(reference: re.Match[str]) -> str:
         name, number, other = reference.groups()
@@ -125,7 +125,7 @@ class CloudEvents:
 
     `source` is the origin of events, a URI reference; `type` is their type, with `{namespace}` and `{op}` in it.
 
-    `subject` names a field whose content is the event's subject.
+    `subject` names the field that becomes the event's subject.
     """
 
     source: str

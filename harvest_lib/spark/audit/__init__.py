@@ -1,10 +1,10 @@
-"""The audit by Spark: compares committed records with Kafka. For logs that one process cannot compare.
+"""The audit by Spark: compares committed records with Kafka. For logs too large for a single process.
 
 run          an audit from end to end
 kafka_side   the records in Kafka
-committed    the committed records, and those that wait
+committed    the committed records, and the records that wait
 comparison   aggregates by record, windows by key
-stages       the steps of Spark, one after the other
+stages       the steps of Spark, in order
 state        the state of an audit for the next
 results      the tables in the schema `harvest_audit`
 """

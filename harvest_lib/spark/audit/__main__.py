@@ -1,6 +1,6 @@
-"""Compare topics of Kafka with what was committed in Postgres, by Spark, and keep the result in `harvest_audit`.
+"""Compare topics of Kafka with the records committed in Postgres, by Spark, and keep the result in `harvest_audit`.
 
-Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS.
+Without -f the harvester's settings come from HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS.
 
 Exit codes: 0 all is well; 1 another error, or a crash; 3 bad arguments; 4 a table is missing or is not what it
 should be; 5 database; 6 Kafka; 8 there is no such subscription, or the state of earlier audits is refused; 10 no
@@ -46,7 +46,7 @@ def _arguments() -> Parser:
     parser.add_argument(
         "--committed",
         choices=["auto", "outbox", "ledger"],
-        help="what says what was committed (default: ledger if the YAML's source is mark, else auto)",
+        help="source of the committed records (default: ledger if the YAML's source is mark, else auto)",
     )
     parser.add_argument(
         "--state", type=Path, help="a folder: read only what came since the last audit that it holds, and add to it"
@@ -54,7 +54,7 @@ def _arguments() -> Parser:
     parser.add_argument(
         "--full", action="store_true", help="forget what the folder of --state holds, and read everything"
     )
-    parser.add_argument("--audit-id", help="replace the results of this id (default: a new one)")
+    parser.add_argument("--audit-id", help="replace the results of this id (default: a new id)")
     parser.add_argument(
         "--jars", help=f"Spark's Kafka source and the JDBC driver, commas between (default: ${JARS_VARIABLE})"
     )

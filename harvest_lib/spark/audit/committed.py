@@ -1,16 +1,16 @@
-"""The side of Postgres: committed records, as of one snapshot, and those that the harvester has still to deliver.
+"""The side of Postgres: committed records, as of one snapshot, and the records still to be delivered.
 
 Where rows stay in the outbox (a native table that is read, not marked) the outbox itself has the committed records, and
-the subscription's row says how far they were delivered. Where they are purged on delivery, the business rows of the
+the subscription's row shows how far they were delivered. Where they are purged on delivery, the business rows of the
 batches that the ledger lists were committed, and rows still in the outbox, or parked beside it, wait.
 
 All reads of one audit see the same snapshot, which a read-only transaction on the driver keeps alive: whatever Spark's
 tasks read, how often and when, is as it was.
 
-Rows that row-level security hides from the audit's role would be missing here, and nobody would miss them in Kafka. So
-it refuses tables that it does not see all rows of. It looks at their policies after it has read them, when its locks
-keep the policies as they are. So it does with tables that were rewritten or emptied after the snapshot was taken, whose
-rows it does not show.
+Rows that row-level security hides from the audit's role would be missing here, and their loss in Kafka would go
+unnoticed. So it refuses tables of which it does not see all rows. It checks their policies after it has read them, when
+its locks keep the policies as they are. It also refuses tables that were rewritten or emptied after the snapshot was
+taken: the snapshot does not show their rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,10 +114,10 @@ class Taken:
         # Nearly all committed records are purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
-        return rows.withColumn("content", F.lit(None).cast("bigint"))  # nobody knows what the purged rows had
+        return rows.withColumn("content", F.lit(None).cast("bigint"))  # the values of purged rows are unknown
 
     def keys_of(self, spark: SparkSession, records: DataFrame) -> DataFrame | None:
-        """Return topic and key of records that were committed, None where nobody knows them: the rows are purged."""
+        """Return topic and key of committed records, None if they are unknown: the rows are purged."""
         if self.everything is None:
             return None
         return self._among(spark, self.everything, records, _ranges(records)).select("topic", "key")
@@ -150,8 +150,8 @@ def known_from(
 ) -> tuple[Committed, Sequence[SubscriptionShard]]:
     """Return the source of committed records, outbox or ledger, and the shards of the outbox's subscription.
 
-    A native table is taken for one that is read, unless its subscription marks. Raises OutboxTableError, or
-    CheckpointError if there are subscriptions, but not this one.
+    A native table counts as read, unless its subscription marks. Raises OutboxTableError, or CheckpointError if the
+    outbox has subscriptions, but not this one.
     """
     kind = outbox.check_columns(connection)
     if committed == "outbox":
@@ -173,7 +173,7 @@ def taken_from_outbox(
     target: JdbcTarget,
     before: str | None = None,
 ) -> Taken:
-    """Take the rows of a native outbox for the topics; of those that an earlier audit's snapshot `before` did not see.
+    """Take the rows of a native outbox for the topics, without rows that an earlier audit's snapshot `before` saw.
 
     The connection is in the transaction that keeps the snapshot.
     """
@@ -283,8 +283,8 @@ def _check_business(
 
 
 def _check_all_rows(connection: psycopg.Connection[Any], *tables: OutboxTable) -> bool:
-    """Return True if policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of one
-    are hidden."""
+    """Return True if policies are in force on tables, which may be missing. Raises DatabaseAccessDenied if rows of a
+    table are hidden."""
     with _hiding_named():
         return check_all_rows(connection, [each.identifier for each in tables])
 
@@ -296,7 +296,7 @@ def _hiding_named() -> Iterator[None]:
         yield
     except DatabaseAccessDenied as error:
         raise DatabaseAccessDenied(
-            "row-level security hides rows from the audit: what is missing in Kafka could be among them",
+            "row-level security hides rows from the audit: records that Kafka lacks could be among them",
             evidence=error.evidence,
             next_step="as the owner, CREATE POLICY … FOR SELECT TO this user USING (true), or ALTER ROLE … BYPASSRLS",
         ) from error
@@ -332,7 +332,7 @@ def _since(connection: psycopg.Connection[Any], statement: sql.Composed, before:
 
 
 def _ranges(records: DataFrame) -> list[tuple[int, int]]:
-    """Return ranges of ids that hold all the records: few, as those that wait are neighbours mostly."""
+    """Return ranges of ids that hold all the records: few ranges, as waiting records are mostly neighbours."""
     blocks = records.groupBy(F.floor(F.col("record") / _BLOCK_IDS)).agg(F.min("record"), F.max("record")).collect()
     ranges: list[tuple[int, int]] = []
     for _, low, high in sorted(map(tuple, blocks)):
@@ -344,5 +344,5 @@ def _ranges(records: DataFrame) -> list[tuple[int, int]]:
 
 
 def _unbound(condition: sql.Composable) -> sql.SQL:
-    """Return a condition that was made for a statement with bound values, where each % is doubled, for one without."""
+    """Return a condition of a statement with bound values, where each % is doubled, for a statement without values."""
     return sql.SQL(condition.as_string(None).replace("%%", "%"))

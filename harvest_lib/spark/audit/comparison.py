@@ -1,23 +1,23 @@
-"""Compare committed records with those in Kafka: by record, and by key.
+"""Compare committed records with the records in Kafka: by record, and by key.
 
     copies in Kafka ─┬─► by record: a hash aggregate with committed records ─► lost, unknown, waiting, delays
-                     │        └─► records of which there are several copies: a window over these alone
+                     │        └─► records with several copies: a window over these alone
                      └─► by key's sequence: sorted by offset ─► steps back, copies that are adjacent
                               └─► by key, as it is sorted already, with the keys of lost records ─► keys with gaps
 
 One shuffle each, of narrow rows. Nothing is collected but the numbers; aggregates and sorts spill to disk, so that
-memory is bounded whatever the size. A key of which there are billions of records is sorted by one task.
+memory is bounded whatever the size. The records of a key are sorted by one task, even billions of them.
 
-A *record* is the unit compared: an outbox id, or the value of a header of its own. Its *sequence* is that of its
-key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is one of a topic's of which a
-record is lost, out of order or unknown. Knows neither Kafka nor Postgres.
+A *record* is the unit compared: an outbox id, or the value of a configured header. Its *sequence* is the sequence of
+its key in one partition of a topic; within a sequence outbox ids ascend. A key with a *gap* is a key of a topic with a
+lost, reordered or unknown record. Knows neither Kafka nor Postgres.
 
 A frame `observed` has a row for each copy: record, outbox_id, leader, topic, partition, offset, key, at, content,
-`is_settled` (false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for those
-dropped from the outbox since). A frame `committed` has record, since, state, content (null where it is not known, and
+`is_settled` (false for copies that may be later than the snapshot of Postgres), and `is_judged` (false also for records
+dropped from the outbox since). A frame `committed` has record, since, state, content (null if it is unknown, and
 not compared), and `is_new`: false if an earlier audit counted it.
 
-A message under the id of a record that was committed with another content is no copy of it: the id came again. `others`
+A message under the id of a record with another committed content is no copy of it: the id came again. `others`
 finds them, and the comparison is made again without them.
 """
 
@@ -109,7 +109,7 @@ def others(observed: DataFrame, differing: DataFrame) -> DataFrame:
 
 
 def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None = None) -> DataFrame:
-    """Return the copies of records that came more than once: which copy each is, and who sent those before.
+    """Return the copies of records that came more than once: each copy's number, and the senders of the copies before.
 
     `repeated` has the records. Copies of an earlier audit count, and are not returned.
     """
@@ -119,7 +119,7 @@ def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None 
             earlier.select(*COPY, F.lit(True).alias("is_settled"), F.lit(0).alias("turn"))  # noqa: FBT003
         )
     copies = copies.join(repeated.select("record"), "record", "left_semi")
-    # Copies that the next audit reads again come last, so that they change nothing of the others.
+    # Copies that the next audit reads again come last, so that they do not affect other copies.
     order = (F.when(F.col("is_settled"), F.col("turn")).otherwise(2), "topic", "partition", "key", "offset")
     in_log = Window.partitionBy("record").orderBy(*order)
     in_sequence = Window.partitionBy("record", "topic", "partition", "key").orderBy("offset")
@@ -145,11 +145,11 @@ def by_sequence(
     lost: DataFrame | None = None,
     other: DataFrame | None = None,
 ) -> DataFrame:
-    """Return a row for each copy, with findings on it and on those before it of its key.
+    """Return a row for each copy, with findings on it and on the previous copies of its key.
 
-    `repeated` is the result of `repeats`, None if there is none. `ends` are those of an earlier audit. `unknown` has
-    the records that nobody committed, `lost` topic and key of each lost record, `other` the result of `others`; None
-    without any.
+    `repeated` is the result of `repeats`, None without a repeat. `ends` are the ends of an earlier audit. `unknown` has
+    the records that were never committed, `lost` topic and key of each lost record, `other` the result of `others`;
+    None without any.
     """
     rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
     if repeated is not None:
@@ -172,7 +172,7 @@ def by_sequence(
     if other is not None:
         is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")  # noqa: FBT003
         rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
-    # By a hash first: a sort compares it before it looks at whole rows. Rows shuffled and sorted by key need not be
+    # By a hash first: a sort compares it before it compares whole rows. Rows shuffled and sorted by key need not be
     # again for its sequences.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
@@ -207,7 +207,7 @@ def by_sequence(
         *(name for name in judged.columns if name not in {"hashed", "is_lost", "is_unknown", "has_gap"}),
         (F.row_number().over(of_key) == 1).alias("is_key"),
         F.max(_any_of("is_lost", "has_gap") | is_wrong).over(whole).alias("is_key_wrong"),
-        # For the next audit: it reads unsettled copies again, and looks for lost records again.
+        # For the next audit: it reads unsettled copies again, and searches lost records again.
         F.max(_any_of("has_gap") | (is_wrong & _any_of("is_settled"))).over(whole).alias("has_gap"),
     )
 
@@ -295,9 +295,9 @@ def delays_of(found: Mapping[str, Any]) -> dict[str, Any]:
 def findings(
     verdicts: DataFrame, stepped: DataFrame, observed: DataFrame, other: DataFrame | None = None, *, most: int
 ) -> DataFrame:
-    """Return a row for each thing found, at most so many of each kind, the lowest first; a copy can be two of them.
+    """Return a row for each finding, at most `most` of each kind, the lowest first; a copy can have two findings.
 
-    Those of `others` are unknown records: nobody committed them as they are.
+    Records of `others` are unknown records: they were not committed with this content.
     """
     strange = observed.join(verdicts.where("is_unknown").select("record"), "record", "left_semi")
     first = Window.partitionBy("record").orderBy("topic", "partition", "key", "offset")
@@ -333,7 +333,7 @@ def findings(
 
 
 def lowest(found: DataFrame, *, most: int) -> DataFrame:
-    """Return of each kind of findings the lowest so many."""
+    """Return the lowest findings of each kind, `most` of each."""
     kinds = Window.partitionBy("kind").orderBy(*_ORDER)
     return found.withColumn("number", F.row_number().over(kinds)).where(F.col("number") <= most).drop("number")
 

@@ -1,6 +1,6 @@
 """The side of Kafka: begin and end of its logs, and its records with the content of their headers.
 
-A record is ours if it has a `harvest` header (see `harvest_lib.record.header`); everything else is foreign and is only
+A record is the harvester's if it has a `harvest` header (see `harvest_lib.record.header`); all else is foreign and only
 counted. Headers are read by SQL functions: no Python runs for a record.
 """
 
@@ -25,14 +25,14 @@ from harvest_lib.spark.data_source.sequenced import IDS, with_ids
 
 _REACH_SECONDS = 10.0
 _OPEN_SECONDS = 30.0
-"""Transactions of others that are open longer make it an error."""
+"""Transactions of other producers that are open longer are an error."""
 _HEADER_BYTES = 25
 
 IS_STAMP = (
     f"h.key = '{HEADER_NAME}' AND length(h.value) = {_HEADER_BYTES} AND substring(h.value, 1, 1) = X'{VERSION:02X}'"
 )
-"""True for a header `h` that is the harvester's, in SQL: a row may have others of this name."""
-# The last that is one, as `harvest_lib.record.header.origin_of` has it.
+"""True for a header `h` of the harvester, in SQL: a row may have other headers of this name."""
+# The last such header, as `harvest_lib.record.header.origin_of` has it.
 _STAMP = f"try_element_at(filter(headers, h -> {IS_STAMP}), -1).value"
 OUTBOX_ID = "CAST(conv(hex(substring(stamp, 18, 8)), 16, -10) AS bigint)"
 LEADER = "substring(stamp, 2, 16)"
@@ -76,7 +76,7 @@ class Topics:
             deadline = monotonic() + _REACH_SECONDS
             return {place: log for name in self.names for place, log in _logs(consumer, name, deadline).items()}
         except KafkaException as error:
-            consumer.poll(0.1)  # why, if it has been said
+            consumer.poll(0.1)  # the cause, if it was reported
             raise translate(said.denied or error.args[0], settings=self._settings, said=said.text) from error
         finally:
             consumer.close()
@@ -122,7 +122,7 @@ class Topics:
             raise
 
     def ids(self) -> Mapping[str, str]:
-        """Return the id that Kafka gave each topic, another one after it was recreated; empty where it is unknown."""
+        """Return Kafka's id of each topic, which changes when the topic is recreated; empty if it is unknown."""
         with AdminClient(client_settings(self._settings)) as admin:
             found = {}
             for name in self.names:
@@ -136,12 +136,12 @@ class Topics:
     def read(
         self, spark: SparkSession, logs: Logs, before: Logs, observation: Observation, *, id_header: str | None
     ) -> DataFrame:
-        """Return our records, and acknowledgements, which have no record, from where `logs` begin to where they end:
-        the columns of `comparison.COPY` and of `sequenced.IDS`.
+        """Return the harvester's records, and acknowledgements, which have no record, from where `logs` begin to where
+        they end: the columns of `comparison.COPY` and of `sequenced.IDS`.
 
-        `observation` tells how many `messages` of any kind these are, how many of them are `foreign` (`settled_foreign`
-        below the ends of `before`), and how many are `sequenced`. With `id_header` a record is known by the text that
-        header has; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
+        `observation` counts all `messages` of any kind, the `foreign` messages (`settled_foreign`
+        below the ends of `before`), and the `sequenced` messages. With `id_header` a record is known by the text of
+        that header; without it, by its outbox id. Raises ConfigError if Spark lacks the jars of its Kafka source.
         """
         raw = with_ids(self.raw(spark, logs, parts=spark.sparkContext.defaultParallelism))
         is_ours = F.col("stamp").isNotNull()
@@ -157,7 +157,7 @@ class Topics:
         record = outbox_id
         if id_header is not None:
             own_id = F.expr(_OWN_ID.format(name=_quoted(id_header)))
-            # Without an id that can be one it is unknown, and a record by itself.
+            # Without a valid id it is unknown, and a record by itself.
             record = F.when(own_id.rlike(_LEGAL_ID), own_id).otherwise(F.concat(F.lit("outbox id "), outbox_id))
         record = F.when(is_ours, record)
         return stamped.where(~is_foreign).select(
@@ -236,7 +236,7 @@ def java_settings(settings: Mapping[str, object]) -> dict[str, str]:
     mechanism = given.get("sasl.mechanism", "PLAIN")
     if strange or not (mechanism == "PLAIN" or mechanism.startswith("SCRAM-")):
         raise ConfigError(
-            f"the audit cannot tell Spark's Kafka client about {', '.join(strange) or f'sasl.mechanism {mechanism}'}",
+            f"the audit cannot pass {', '.join(strange) or f'sasl.mechanism {mechanism}'} to Spark's Kafka client",
             field=strange[0] if strange else "sasl.mechanism",
             next_step=f"use {', '.join([*_SAME, *_CREDENTIALS, _TRUST])}, with PLAIN or SCRAM",
         )

@@ -1,7 +1,7 @@
 """All SQL of the audit. Braces are identifiers and literals, `%(name)s` are bound values.
 
 Rows for Spark have the columns record, since and state, and `part`, by which they are read in parts. Topic and key are
-read of few rows: Postgres makes nothing of them for the others.
+read of few rows: Postgres does not build them for the rest.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ EXPORT = "SELECT pg_export_snapshot(), extract(epoch FROM clock_timestamp())::fl
 def in_snapshot(snapshot: str, *, policies_apply: bool) -> str:
     """Return the statements that begin a session of Spark, in a transaction already because it fetches in portions.
 
-    Unless policies apply and were found to show all rows, a statement that one would filter is an error. Where
-    statistics say that a ledger is empty, as before it was filled, a nested loop would compare all with all.
+    Unless policies apply and were found to show all rows, a statement that a policy would filter is an error. Where
+    statistics show an empty ledger, as before it was filled, a nested loop would compare all with all.
     """
     begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     begin = f"{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'; SET LOCAL enable_nestloop = off; {LIFT_TIMEOUTS.strip()}"
@@ -60,7 +60,7 @@ FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[]) {filters}
 
 
 def within(statement: str, ranges: Sequence[tuple[int, int]]) -> str:
-    """Return a statement with only those rows whose `part` is in one of the ranges, both ends included."""
+    """Return a statement that selects rows with `part` in one of the ranges, both ends included."""
     lows, highs = (",".join(map(str, ends)) for ends in zip(*ranges, strict=True))
     return (
         f"SELECT every.* FROM ({statement}) AS every "  # noqa: S608 - integers
@@ -80,8 +80,8 @@ SELECT {id} AS part, {id}::text AS record, l.promoted_at AS since
 FROM {business} AS b JOIN {ledger} AS l ON l.batch = b.batch
 """
 
-# An outbox row's own id of the record is in a header; rows without it are no business row's. Neither are those whose id
-# is no integer; it need not even be text that can be sent (`SQL_ASCII`).
+# An outbox row's own id of the record is in a header; rows without it belong to no business row. Neither do rows whose
+# id is no integer; it need not even be text that can be sent (`SQL_ASCII`).
 LEFT: LiteralString = """
 SELECT o.id AS part, o.kafka_header_values[array_position(o.kafka_header_keys, {header})] AS record, {waits} AS state
 FROM {outbox} AS o WHERE o.kafka_topic = ANY ({topics}::text[])
@@ -189,7 +189,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS harvest_audit.staging (
 
 SUMMARY_COLUMNS = "SELECT * FROM harvest_audit.summary LIMIT 0"
 
-# Two at once can both find nothing to be there, and one then fails.
+# Two concurrent statements can both find nothing, and one then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ddl', 0))"
 LOCK_AUDIT = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_audit ' || %(audit_id)s, 0))"
 

@@ -1,6 +1,6 @@
 """The result tables, in the schema `harvest_audit`: one audit's rows become visible together, or not at all.
 
-Spark writes into a staging table; one transaction then replaces whatever an audit of the same id had found before.
+Spark writes into a staging table; one transaction then replaces the findings of an earlier audit of the same id.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def stage(found: DataFrame, *, run: str, target: JdbcTarget) -> None:
 def promote(
     connection: psycopg.Connection[Any], summary: AuditSummary, *, run: str, outbox: OutboxTable, topics: Sequence[str]
 ) -> None:
-    """Replace the rows of the audit's id by the run's staged rows, the summary and the audit's subject, in one
+    """Replace the rows of the audit's id with the run's staged rows, the summary and the audit's subject, in one
     transaction."""
     about = {"outbox": str(outbox.placed(connection)), "topics": list(topics)}
     numbers = asdict(summary)
@@ -62,6 +62,6 @@ def promote(
 
 
 def clear(connection: psycopg.Connection[Any], *, run: str) -> None:
-    """Remove rows that a run has staged and nobody promotes. Never raises: it may follow another error."""
+    """Remove a run's staged rows that will not be promoted. Never raises: it may follow another error."""
     with suppress(psycopg.Error):
         connection.execute(queries.CLEAR_STAGING, {"run": run})

@@ -65,13 +65,13 @@ def audit(
 ) -> AuditSummary:
     """Compare the topics with the committed records; write the result tables; return their summary.
 
-    `kafka` are librdkafka's settings, `bootstrap.servers` among them. Lost records and backlog are those
-    of `subscription`, where rows stay in the outbox; `business` names the committed rows where they do not;
-    `committed` decides which it is. A second audit of the same `audit_id` (a UUID of its own by default) replaces the
-    first. `jars` are those of Spark's Kafka source and of the JDBC driver, commas between; by default
+    `kafka` are librdkafka's settings, `bootstrap.servers` among them. Lost records and backlog are
+    counted for `subscription` if rows stay in the outbox; `business` names the committed rows if they do not;
+    `committed` decides between the two. A second audit of the same `audit_id` (default: a new UUID) replaces the
+    first. `jars` are the jars of Spark's Kafka source and of the JDBC driver, commas between; by default
     HARVEST_SPARK_JARS names them.
 
-    With `state`, a folder, only records since the last audit of that folder are read, and the numbers are those of all
+    With `state`, a folder, only records since the last audit of that folder are read, and the numbers cover all
     audits since the first; `full` forgets the content of the folder, and begins again.
 
     Cheap checks come first: nothing starts Spark before Kafka, the topics, Postgres and its tables are known to be
@@ -182,7 +182,7 @@ def _since(logs: Logs, past: Past | None) -> Logs:
         if low > log.high:
             raise moved(
                 f"partition {partition} of {topic!r} is shorter than it was at the last audit",
-                f"it ended at {low}, and ends at {log.high}: records were lost, or other ones have their offsets",
+                f"it ended at {low}, and ends at {log.high}: records were lost, or other records have their offsets",
             )
         found[topic, partition] = Log(low=max(low, log.low), high=log.high)
     return found
@@ -197,7 +197,7 @@ def _ends(logs: Logs) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _snapshot(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Keep one snapshot for as long as the block lasts, however long that idles."""
+    """Keep one snapshot until the block ends, even if that idles for long."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         database.lift_timeouts(connection)

@@ -1,9 +1,9 @@
 """Stages of an audit in Spark; each leaves its result for the next as a Parquet file on disk.
 
-    Kafka ─► copies ─► (sequenced: those that are committed) ─► by record, with Postgres ─► verdicts
+    Kafka ─► copies ─► (sequenced: committed copies) ──────► by record, with Postgres ─► verdicts
                                                              └► by key's sequence ────────► stepped ─► found
 
-Kafka is read once. In an audit that goes on from an earlier one the same stages get its state: the copies of
+Kafka is read once. In an audit that continues an earlier audit the same stages get its state: the copies of
 records that come again, the ends of the sequences, and pending messages.
 """
 
@@ -43,7 +43,7 @@ class Compared:
 
 
 class Stages:
-    """The stages of one audit. `work` is for files of its own, `left` for those that it leaves to the next audit."""
+    """The stages of an audit. `work` is for files of its own, `left` for files that the next audit reads."""
 
     def __init__(
         self, spark: SparkSession, source: Topics, *, work: Path, left: Path | None, past: Past | None
@@ -116,7 +116,7 @@ class Stages:
         )
 
     def _others(self, observed: DataFrame, verdicts: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """Return the messages of another content than was committed, and how many these are."""
+        """Return the messages with another content than was committed, and their number."""
         place = str(self._work / "others")
         comparison.others(observed, verdicts.where("has_others")).write.parquet(place)
         other = self._spark.read.parquet(place)
@@ -137,7 +137,7 @@ class Stages:
             self._spark.conf.set(name, str(value))
 
     def _copies(self, logs: Logs, before: Logs, taken: Taken) -> dict[str, Any]:
-        """Leave the copies in Kafka, of which only the committed ones where a topic is sequenced."""
+        """Leave the copies in Kafka, of a sequenced topic only the committed copies."""
         observation = Observation("kafka")
         rows = self._source.read(self._spark, logs, before, observation, id_header=taken.id_header)
         begins = end_of(before)
@@ -162,7 +162,7 @@ class Stages:
         ours = verdicts.where(F.col("is_committed") & ~is_acknowledgement() & (F.col("offset") >= 0))
         ours.where(F.col("record").isNotNull()).select(*COPY, "is_settled").write.parquet(str(copies))
         strange = ours.where(F.col("record").isNull()).groupBy().agg(F.count("*"), F.count_if("is_settled")).first()
-        assert strange is not None  # noqa: S101 - an aggregate of everything has one row
+        assert strange is not None  # noqa: S101 - an aggregate of everything returns a row
         return {
             **numbers,
             "foreign": numbers["foreign"] + strange[0],

@@ -9,7 +9,7 @@
 
 Promises
 - The manifest is replaced as a whole, after the results were committed: an audit that dies leaves the state that was.
-- A state of another outbox, subscription or topic, of another version, or one that was altered, is refused.
+- A state of another outbox, subscription, topic or version, or an altered state, is refused.
 - One audit at a time holds the folder.
 """
 
@@ -44,7 +44,7 @@ class AuditStateError(HarvestError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whose:
     """Subject of a state. `outbox` is the identity of its table, `reads` the reads of it: subscription and filters.
-    `topics` has Kafka's own id of each topic; an empty one is unknown."""
+    `topics` has Kafka's own id of each topic; an empty id is unknown."""
 
     outbox: str
     reads: str
@@ -102,7 +102,7 @@ class AuditState:
         return self._folder / str(self._generation)
 
     def save(self, mark: Mark, numbers: Mapping[str, int]) -> None:
-        """Make the files of this audit the state, and delete those that nobody needs any more."""
+        """Make the files of this audit the state, and delete files that are no longer needed."""
         generations = [*self._kept, self._generation]
         body = {
             "whose": asdict(self._whose),
@@ -182,7 +182,7 @@ class AuditState:
 def held(folder: Path, whose: Whose, *, full: bool) -> Iterator[AuditState]:
     """Hold the folder for as long as the block lasts; it is created if missing. With `full` nothing in it counts.
 
-    Raises AuditStateError for a state that is not this one's or is damaged, or if another audit holds the folder.
+    Raises AuditStateError for a state of another subject or with damage, or if another audit holds the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:

@@ -1,8 +1,8 @@
 """Tables as a snapshot saw them: neither rewritten nor emptied, nor without a segment, before they were locked.
 
-A snapshot shows the rows of a table only as long as nobody replaces its file. Rows that ALTER TABLE has written again
-are newer than the snapshot, and those of TRUNCATE, DROP and DETACH are not there: reading would find nothing, and no
-error. The first statement that reads a table locks it (`ACCESS SHARE`) until the transaction ends, so one comparison
+A snapshot shows the rows of a table only until its file is replaced. Rows that ALTER TABLE has rewritten are newer than
+the snapshot, and after TRUNCATE, DROP and DETACH there are no rows: reading would find nothing, without an error. The
+first statement that reads a table locks it (`ACCESS SHARE`) until the transaction ends, so one comparison
 after all are locked is enough.
 """
 
@@ -18,7 +18,7 @@ from harvest_lib.outbox import OutboxTable
 
 _LOCK = "SELECT FROM {} LIMIT 0"
 
-# Tables are read as the transaction's snapshot has the catalogue; functions say what it has now.
+# Tables are read with the catalogue of the transaction's snapshot; functions return its present state.
 _CHANGED = """
 WITH RECURSIVE seen AS (
   SELECT named.oid::oid AS oid, c.relkind, c.relfilenode, named.oid AS root, c.relkind = 'p' AS is_partitioned
@@ -37,7 +37,7 @@ ORDER BY 1 LIMIT 1
 
 
 def require_unchanged(connection: psycopg.Connection[Any], tables: Sequence[OutboxTable]) -> None:
-    """Lock tables until the transaction ends, and raise DatabaseError if one has changed since its snapshot."""
+    """Lock tables until the transaction ends, and raise DatabaseError if a table has changed since its snapshot."""
     with translated():
         for each in tables:
             connection.execute(sql.SQL(_LOCK).format(in_statement(each.identifier)))

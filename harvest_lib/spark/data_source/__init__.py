@@ -29,7 +29,7 @@ class OutboxDataSource(DataSource):
 
     def schema(self) -> "StructType":
         """Return the columns of a record, as the table has them."""
-        from harvest_lib.spark.data_source.read_options import read_schema  # noqa: PLC0415 - who writes needs none of it
+        from harvest_lib.spark.data_source.read_options import read_schema  # noqa: PLC0415 - a writer does not need it
 
         return read_schema(self.options)
 
@@ -46,8 +46,8 @@ class OutboxDataSource(DataSource):
         return OutboxStreamReader(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":  # noqa: FBT001 - Spark's signature
-        """Return the writer of `df.write`, which stages and promotes one batch."""
-        from harvest_lib.spark.data_source.writer import OutboxWriter  # noqa: PLC0415 - who reads needs none of it
+        """Return the writer of `df.write`, which stages and promotes a batch."""
+        from harvest_lib.spark.data_source.writer import OutboxWriter  # noqa: PLC0415 - a reader does not need it
 
         return OutboxWriter(self.options, schema, overwrite=overwrite)
 

@@ -27,7 +27,7 @@ def offset_now(options: ReadOptions) -> dict[str, Any]:
 
 
 class Ahead:
-    """Looks how far a micro-batch may go, without reading the contents of records."""
+    """Finds how far a micro-batch may go, without reading the contents of records."""
 
     def __init__(self, options: ReadOptions) -> None:
         empty = {name: sql.SQL("''") for name in ("kafka_topic", "kafka_key")}

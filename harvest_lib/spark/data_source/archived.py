@@ -41,7 +41,7 @@ def plan_archived(
 ) -> list[ArchivedPartition]:
     """Return the files of the segments below `floor`, the lowest id that is still in the outbox.
 
-    Raises ArchiveError if the archive is that of another outbox, or lacks a segment that is gone.
+    Raises ArchiveError if the archive belongs to another outbox, or lacks a segment that is gone.
     """
     files, placed = ArchiveFiles(url), outbox.placed(connection)
     files.require(str(identity_of(connection, placed.identifier)), str(placed))
@@ -53,7 +53,7 @@ def plan_archived(
     before = [each for each in found if each.upper <= floor]
     for each, following in zip(before, [*(each.lower for each in before), floor][1:], strict=True):
         if each.upper != following:
-            raise _lacks(files.url, f"{each.segment} ends below {each.upper}, what comes next begins at {following}")
+            raise _lacks(files.url, f"{each.segment} ends below {each.upper}, the next segment begins at {following}")
     return [ArchivedPartition(url, file, str(snapshot)) for each in before for file in each.files]
 
 
@@ -79,5 +79,5 @@ def _lacks(url: str, evidence: str) -> ArchiveError:
     return ArchiveError(
         f"the archive {url} lacks segments that are gone from the outbox",
         evidence=evidence,
-        next_step="restore the archive from a copy; what is still in the outbox is read without the option archive",
+        next_step="restore the archive from a copy; the rows still in the outbox are read without the option archive",
     )

@@ -57,13 +57,13 @@ def table_of(options: ReadOptions) -> OutboxTable:
 
 
 def attached(connection: psycopg.Connection[Any], options: ReadOptions) -> Attached:
-    """Return the segments, without those that are being detached."""
+    """Return the segments, without segments that are being detached."""
     found = Segments(table_of(options)).read(connection)
     return Attached(segments=[each for each in found if not each.detaching])
 
 
 def files(connection: psycopg.Connection[Any], segments: Sequence[Segment]) -> dict[str, int]:
-    """Return the number of each segment's file by its table; 0 for one that is not there."""
+    """Return the number of each segment's file by its table; 0 for a missing segment."""
     names = [str(each.table) for each in segments]
     with translated():
         return dict(zip(names, (row[0] for row in connection.execute(_FILES, (names,)).fetchall()), strict=True))

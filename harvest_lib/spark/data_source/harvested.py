@@ -1,9 +1,9 @@
 """Records that the harvester delivered to topics, as a frame: committed, each once, with their ids in the outbox.
 
-    Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► ours ─► one copy of each
+    Kafka's source, read committed ─► committed by their senders (`sequenced`) ─► the harvester's ─► one copy of each
 
 Promises
-- Of an aborted transaction of Kafka's there is nothing, nor of one that is open.
+- Records of an aborted or an open transaction of Kafka are not there.
 - A topic of `delivery: sequenced` gives the records of `harvest_lib.consume.Sequencer`: a record whose sender
   has not acknowledged it (pending, or rolled back) is not there.
 - A record of the outbox comes once from a topic, whatever was sent again: its first copy in the log.
@@ -26,7 +26,7 @@ _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{
 _IS_MESSAGE_ID = (
     f"h.key = '{message_id.HEADER_NAME}' AND length(h.value) = 16 AND hex(h.value) RLIKE '^.{{12}}1.{{3}}[89AB]'"
 )
-"""True for a header `h` that is an id of `harvest_lib.sequencing`: a row may have others of this name."""
+"""True for a header `h` that is an id of `harvest_lib.sequencing`: a row may have other headers of this name."""
 
 
 def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str, object]) -> DataFrame:

@@ -1,10 +1,10 @@
-"""The rows of an outbox for Spark: those that a snapshot sees in ranges of ids, with a check that all are still there.
+"""The rows of an outbox for Spark: rows that a snapshot sees in ranges of ids, with a check that all are still there.
 
 Rows are read by `SnapshotSource`, page by page: no transaction stays open, so nothing of Postgres waits for Spark.
-Which rows those are is decided by snapshots as text, which each task gets. After a task has read its rows it looks
-whether the segments they were in are still attached. If not, it fails: rows that had gone would not have been missed.
+Snapshots, which each task gets as text, select these rows. After a task has read its rows it checks that
+the segments they were in are still attached. If not, it fails: lost rows would otherwise go unnoticed.
 
-An outbox whose rows are deleted when they were delivered has no such rows. It is read by one statement, which has a
+An outbox whose rows are deleted on delivery has no such rows. It is read by a single statement, which has a
 snapshot of its own.
 """
 
@@ -47,7 +47,7 @@ PAGE_ROWS = 5_000
 NAME = "Spark"
 """The name of a query where a subscription has its own, in errors."""
 
-# A `Row` has no place for these two, so they come in front of the key, which cannot be null.
+# A `Row` has no place for these two columns, so they come in front of the key, which cannot be null.
 _KEY = sql.SQL(
     "coalesce(CASE WHEN isfinite(create_time) THEN (extract(epoch FROM create_time) * 1000000)::bigint END::text, '')"
     " || ' ' || {transaction_id} || ' ' || kafka_key"
@@ -98,14 +98,14 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
     with translated(), connection.transaction():
         row = connection.execute(_SNAPSHOT).fetchone()
         segments = attached(connection, options)
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
     server_identity.barrier(connection)
     return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
 
 
 def plan_batch(options: ReadOptions) -> list[OutboxPartition | ArchivedPartition]:
-    """Return the parts of the rows committed now, or seen by the option `snapshot`: one for each segment and shard,
-    or a single one without segments; and those of the archive, if one is named."""
+    """Return the parts of the rows committed now, or seen by the option `snapshot`: a part for each segment and shard,
+    or a single part without segments; and the archive's parts, if an archive is named."""
     with connect(options.conninfo) as connection:
         if options.snapshot is not None:
             require_followed(connection, options)
@@ -168,7 +168,7 @@ def require_seen(connection: psycopg.Connection[Any], options: ReadOptions, offs
         if "seen" not in offset:
             raise CheckpointError(
                 "the query's checkpoint was written by another version",
-                evidence="its offsets have no `seen`, which tells a database that was put back",
+                evidence="its offsets have no `seen`, which reveals a restored database",
                 next_step="go on with that version, or start the query with a new checkpoint",
             )
         seen = newest_snapshot(offset)
@@ -185,7 +185,7 @@ def explained() -> Iterator[None]:
         yield
     except (CheckpointError, ServerRegressed) as error:
         raise type(error)(
-            "the query's checkpoint does not fit this database: it was restored, failed over, or is another one",
+            "the query's checkpoint does not fit this database: it was restored, failed over, or is another database",
             evidence=f"{error.cause}: {error.evidence}",
             next_step="correct the DSN; or compare what was read with the outbox, and start the query with a new "
             "checkpoint",
@@ -213,7 +213,7 @@ def _window(options: ReadOptions, shard: int, window: Window) -> Iterator[list[R
 
 
 def _all_now(options: ReadOptions) -> Iterator[list[Row]]:
-    """Yield all rows by one statement."""
+    """Yield all rows of a single statement."""
     with connect(options.conninfo) as connection:
         table = table_of(options).identifier
         guard = require_all_rows(connection, [table])
@@ -253,5 +253,5 @@ def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
         raise RecordError(
             f"a record from {ids[0]} to {ids[-1]} has a value that Spark has no type for",
             evidence=type(error).__name__,
-            next_step="look at their headers, which are to be lists of text, and correct them where they were written",
+            next_step="check their headers, which are to be lists of text, and correct them where they were written",
         ) from None

@@ -61,7 +61,7 @@ class ReadOptions:
     archive: str | None = None
     """The URL of its archive, whose segments are read too where they are gone from the outbox. Default: none."""
     snapshot: str | None = None
-    """The snapshot whose rows are read, `xmin:xmax:in,progress@system`. Default: one taken when planning."""
+    """The snapshot whose rows are read, `xmin:xmax:in,progress@system`. Default: a snapshot taken when planning."""
     max_records: int | None = None
     """`maxRecordsPerBatch`: how many records a micro-batch has at most. Default: all there are."""
     starting: Literal["beginning", "now"] = "beginning"
@@ -123,7 +123,7 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise ConfigError unless a schema is one of those that `read_schema` returns."""
+    """Raise ConfigError unless a schema is a result of `read_schema`."""
     found = schema.simpleString()
     if found in [_schema(value).simpleString() for value in _VALUE_TYPES.values()]:
         return
@@ -135,7 +135,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def dsn_of(given: Mapping[str, str]) -> str:
-    """Return the DSN of options, else of the environment. Raises ConfigError for none, or one with a password."""
+    """Return the DSN of options, else of the environment. Raises ConfigError without a DSN, or if it has a password."""
     # psycopg is needed on the driver alone: executors get options that were checked.
     from harvest_lib.spark.data_source.write_options import options_named, without_password  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
 """`spark.read.format("outbox")`: all that is committed in the outbox when the query is planned.
 
 Promises
-- All partitions see the same rows: those that one snapshot of Postgres saw. There is a partition for each segment and
-  shard. An outbox whose rows are deleted on delivery has one partition, read by one statement.
+- All partitions see the same rows: the rows of one snapshot of Postgres. There is a partition for each segment and
+  shard. An outbox whose rows are deleted on delivery has one partition, read by a single statement.
 - With the option `snapshot`, they are the rows that it saw, in each plan.
 - With the option `archive`, rows dropped before are read from the archive. Ids that neither has are a failure.
 - A segment that is dropped meanwhile is a failure (PositionLost), never a gap.
@@ -47,5 +47,5 @@ class OutboxReader(DataSourceReader):
         if isinstance(partition, archived.ArchivedPartition):
             return archived.read_archived(partition, self.schema)
         if not isinstance(partition, OutboxPartition):
-            return iter(())  # Spark's own, where there are none of ours
+            return iter(())  # Spark's own partition, if the outbox has none
         return outbox_rows.read(self.options, partition, self.schema)

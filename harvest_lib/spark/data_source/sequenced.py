@@ -25,13 +25,13 @@ _IS_ID = "length(hexed) = 32 AND substr(hexed, 13, 1) = '1' AND substr(hexed, 17
 
 
 def committed(messages: DataFrame) -> DataFrame:
-    """Return those messages of Kafka's source that the sequencer would, each partition from its beginning on: `topic`,
+    """Return the messages of Kafka's source that the sequencer would, each partition from its beginning on: `topic`,
     `partition`, `offset` and `headers` are needed."""
     return decided(with_ids(messages)).where("is_committed").select(*messages.columns)
 
 
 def with_ids(messages: DataFrame) -> DataFrame:
-    """Add producer, clock and flag of each message, by its headers; all three are null where nobody sequences it."""
+    """Add producer, clock and flag of each message, by its headers; all three are null for unsequenced messages."""
     return (
         messages.withColumn("hexed", F.expr(f"hex({_MESSAGE_ID})"))
         .withColumn("above", F.expr("CAST(conv(substr(hexed, 17, 4), 16, 10) AS int)"))
@@ -44,20 +44,20 @@ def with_ids(messages: DataFrame) -> DataFrame:
 
 
 def is_acknowledgement() -> Column:
-    """Tell a message that only commits others."""
+    """Return a column that is true for a message that only commits other messages."""
     return F.coalesce(F.col("flag") == int(Flag.ACK_TXN), F.lit(False))  # noqa: FBT003
 
 
 def decided(messages: DataFrame) -> DataFrame:
     """Add `is_committed`, `settled_at` (the offset of the message that has decided it, null while it is pending), and
     the columns that `carried` wants. Topic, partition, offset and IDS are needed."""
-    # Messages that are not sequenced need no neighbours, so they are not moved to one place.
+    # Messages that are not sequenced need no neighbours, so Spark need not move them to one place.
     verdicts = messages.withColumn("spread", F.when(F.col("clock").isNull(), F.col("offset")))
     is_continue, is_ack = F.col("flag") == int(Flag.CONTINUE_TXN), F.col("flag") == int(Flag.ACK_TXN)
     log, place = ("topic", "partition", "producer", "spread"), "offset"
     by_producer = Window.partitionBy(*log).orderBy(place)
     before = by_producer.rowsBetween(Window.unboundedPreceding, -1)
-    # An acknowledgement goes back to its clock, unless it is the last one again.
+    # An acknowledgement goes back to its clock, unless it repeats the last acknowledgement.
     last_ack = F.last(F.when(is_ack, F.col("clock")), ignorenulls=True).over(before)
     sets = is_ack & (last_ack.isNull() | (last_ack != F.col("clock")))
     verdicts = verdicts.withColumn("era", F.count(F.when(sets, 1)).over(by_producer))
@@ -74,7 +74,7 @@ def decided(messages: DataFrame) -> DataFrame:
     verdicts = verdicts.withColumn("settles", settles).withColumn("settled", F.count(F.when(settles, 1)).over(before))
     pending = Window.partitionBy(*log, "settled").orderBy(place)
     newest = F.max(F.when(is_continue, F.col("clock"))).over(pending.rowsBetween(Window.unboundedPreceding, -1))
-    # One message settles those pending before it. Over all of the frame: from each row on, it would be looked for
+    # One message settles the pending messages before it. Over all of the frame: from each row on, it would be searched
     # again for each row.
     settling = F.when(F.col("settles"), F.struct("clock", is_ack.alias("is_ack"), "offset"))
     end = F.max(settling).over(Window.partitionBy(*log, "settled"))
@@ -94,8 +94,8 @@ def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column
 def carried(verdicts: DataFrame, begins: Column) -> DataFrame:
     """Return the rows of `decided` that the next reader puts before its own. It begins at offset `begins`.
 
-    Those are the pending messages, and for each producer the messages that leave a reader where this one is: its last
-    acknowledgement, and its commits since. These have offsets below 0, and are nobody's records.
+    They are the pending messages, and for each producer the messages that leave the next reader in this reader's state:
+    its last acknowledgement, and its commits since. These have offsets below 0, and are no records.
     """
     names = [name for name in verdicts.columns if name not in _DECIDED]
     verdicts = verdicts.where(F.col("clock").isNotNull() & (F.col("offset") < begins))

@@ -12,10 +12,10 @@ Promises
   much was written there since: an offset names the last rows that it has passed.
 - A segment that is dropped before it was read is a failure (PositionLost), never a gap.
 
-Spark 4.1 has no admission control for data sources in Python, but it tells a source where its query is. With
-`maxRecordsPerBatch` an offset is given that is so many records further. Spark does not tell whether a query is new, so
-one that says nothing is taken for new. Under the trigger `availableNow` Spark runs a single micro-batch of such a
-source: the one that has to be repeated, or the next one.
+Spark 4.1 has no admission control for data sources in Python, but it reports to a source where its query is. With
+`maxRecordsPerBatch` the source returns an offset that is at most this number of records further. Spark does not report
+whether a query is new: a query without a report counts as new. Under the trigger `availableNow` Spark runs a single
+micro-batch of such a source: the batch that has to be repeated, or the next batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         check_schema(schema)
         self.options = ReadOptions.parse(options, streaming=True)
         self.schema = schema
-        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has said so
+        self._at: dict[str, Any] | None = None  # where Spark has come to, once it has reported it
         self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
         self._ahead: Ahead | None = None
 

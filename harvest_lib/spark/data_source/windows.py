@@ -1,6 +1,6 @@
 """Windows between snapshots of Postgres, which tasks read. Pure, and light: each executor loads it.
 
-An offset of a stream is a position of `SnapshotSource`, with what is needed to tell whether segments are missing:
+An offset of a stream is a position of `SnapshotSource`, with the evidence that reveals missing segments:
 
     prev            all that this snapshot saw was read
     cur, after      of the rows that `cur` saw and `prev` did not, all up to the id `after` were read: within a window
@@ -52,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True)
 class OutboxPartition(InputPartition):
-    """Windows, one after the other, of one shard. None: all there is, in one statement.
+    """Windows of a shard, in order. None: all rows, in a single statement.
 
     Ids from `floor` on, and below `below` if that is given, must have segments when it was read, the segment's table
     `file` its number of a file, and the server what `offsets` have passed.
@@ -81,7 +81,7 @@ def dropped(evidence: str) -> PositionLost:
     return PositionLost(
         "a segment of the outbox was emptied, rewritten or dropped before all of it was read",
         evidence=evidence,
-        next_step="read a batch again; for a stream, what is lost is in Kafka, or in a backup: start the query with a "
+        next_step="read a batch again; for a stream, lost records are in Kafka, or a backup: start the query with a "
         "new checkpoint, and drop segments later (`harvest segments drop --keep`)",
     )
 
@@ -107,7 +107,7 @@ def windows_between(start: Offset, end: Offset) -> tuple[Window, ...]:
     prev = start["prev"]
     if not Snapshot.parse(end["prev"]).covers(Snapshot.parse(prev)):
         raise CheckpointError(
-            "the newest offset of the query's checkpoint is before the one that it follows",
+            "the newest offset of the query's checkpoint is before its predecessor",
             evidence=f"{end['prev']} comes after {prev}",
             next_step="delete the newest file in `offsets` of the checkpoint, and leave "
             "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, or the option maxRecordsPerBatch out",

@@ -1,6 +1,6 @@
 """The options of `df.write.format("outbox")` and `df.writeStream.format("outbox")`.
 
-Spark does not tell upper and lower case of an option's name apart. Names that need it (headers) are therefore
+Option names are case-insensitive in Spark. Names that are case-sensitive (headers) are therefore
 written in an option's value.
 """
 
@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, str] = {
     "fixedHeaders": 'JSON object of headers that are always the same: {"event-type": "order-placed"}',
     "batchHeader": "name of a header that takes the batch's id",
     "stream": "a stream: the name that its micro-batches have in the ledger",
-    "batchId": "a batch: what is in it; the same id is never promoted twice",
+    "batchId": "a batch: a name of its contents; the same id is never promoted twice",
     "allowEmpty": "a batch: true if a frame without rows is no error",
     "dryRun": "true: check all, show the plan, write nothing",
 }
@@ -153,7 +153,7 @@ def _name(given: Mapping[str, str], *, streaming: bool) -> str:
 
 
 def without_password(dsn: str) -> str:
-    """Return a DSN. Raises ConfigError for one that holds a secret, or cannot be read."""
+    """Return a DSN. Raises ConfigError for a DSN that holds a secret, or cannot be read."""
     dsn_parts(dsn)
     if has_secret(dsn):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The writers of the data source: a task stages its partition, and the driver promotes the attempts in their messages.
 
 1. planning, in a Python worker of the driver: options and tables are checked, the run gets its id
-2. `write`, in a task: rows are appended to the staging table in one transaction, which the message names
+2. `write`, in a task: rows are appended to the staging table in a transaction, which the message names
 3. `commit`, in another worker of the driver: `promote` writes exactly the attempts in the messages, as the batch
 
 Only `commit` learns the number of a micro-batch. A micro-batch that Spark repeats is staged again under another run,
@@ -34,8 +34,8 @@ from harvest_lib.spark.sink.staging_tables import Staged, clear_staging, new_run
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:  # Spark 4.0 has one class for Arrow, which it takes for streams too
-    DataSourceStreamArrowWriter = DataSourceArrowWriter  # type: ignore[assignment,misc]  # of 4.1, the one checked
+except ImportError:  # Spark 4.0 has a single class for Arrow, also for streams
+    DataSourceStreamArrowWriter = DataSourceArrowWriter  # type: ignore[assignment,misc]  # mypy checks against 4.1
 
 _PAUSE_SECONDS = 0.5
 _PLAN_SECONDS = 5
@@ -112,7 +112,8 @@ class _Writer:
             )
 
     def _forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the rows staged by tasks, as far as they said; the next promotion of the name removes the rest."""
+        """Remove the rows staged by tasks, as far as they reported them; the next promotion of the name removes the
+        rest."""
         if runs := {message.staged.run for message in messages if isinstance(message, StagedPartition)}:
             staged = Staged(batch=self._label, run=max(runs), named={})
             with connect(self._dsn) as connection:
@@ -132,7 +133,7 @@ def _connected(dsn: str, work: Callable[[psycopg.Connection], _Done], patience_s
 
 
 class OutboxWriter(_Writer, DataSourceArrowWriter):
-    """Writes a frame as one batch, whose id is the option `batchId`."""
+    """Writes a frame as a batch, whose id is the option `batchId`."""
 
     def __init__(self, options: Mapping[str, str], schema: spark.StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite, streaming=False)

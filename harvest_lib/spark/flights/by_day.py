@@ -1,4 +1,4 @@
-"""Load the flights of 2013 a day per batch: what an orchestrator with daily partitions calls.
+"""Load the flights of 2013 a day per batch, for an orchestrator with daily partitions.
 
 Batches are called `flights-2013-01-31`. A table is loaded by days or by months, not by both: the ledger knows a batch
 by its name, so a month would bring a day's flights again.

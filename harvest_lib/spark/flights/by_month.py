@@ -1,9 +1,9 @@
 """Load the flights of 2013 into Postgres, a month per batch, each flight with its outbox row.
 
 Business rows and outbox rows of a month commit together, once: running the job again writes nothing twice. A record's
-key is the aircraft's tail number; a flight without one has carrier and flight number instead, such as `UA1545`.
+key is the aircraft's tail number; without a tail number the key is carrier and flight number, such as `UA1545`.
 
-Exit codes: 0 all asked for is promoted; 3 bad arguments or source file; 4 the outbox table is missing or is not one;
+Exit codes: 0 all months are promoted; 3 bad arguments or source file; 4 the outbox table is missing or of another kind;
 5 database; 8 a batch id has other data than when it was promoted; 130 interrupted.
 """
 
@@ -20,7 +20,7 @@ _ALL_MONTHS = range(1, 13)
 
 
 def load_months(job: Job, *, months: Sequence[int]) -> Iterator[BatchReport]:
-    """Load the months, one after the other, and yield the report of each as soon as it is committed.
+    """Load the months in order, and yield the report of each as soon as it is committed.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
     """

@@ -51,7 +51,7 @@ class Job:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> "Job":
-        """Return the job that options of `add_options` ask for."""
+        """Return the job that options of `add_options` describe."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
 
@@ -87,7 +87,7 @@ class Summary:
     seconds: float
 
     def as_json(self) -> str:
-        """Return it as a JSON object in one line, under `summary`."""
+        """Return it as a JSON object on one line, under `summary`."""
         return json.dumps({"summary": asdict(self)})
 
 
@@ -151,7 +151,7 @@ def opened(job: Job) -> Iterator[Flights]:
 
 
 def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str]) -> Summary:
-    """Tell each report as soon as it comes, and return their sum."""
+    """Print each report as soon as it comes, and return their sum."""
     began = time.monotonic()
     known = []
     for report in reports:

@@ -119,7 +119,7 @@ def unpack(source: Path, *, folder: Path) -> Path:
         raise SourceError(
             f"the source file {source} cannot be read",
             evidence=str(error),
-            next_step="name a flights.csv, .csv.gz or .csv.zip by --source, or leave it out for the published one",
+            next_step="name a flights.csv, .csv.gz or .csv.zip by --source, or leave it out for the published file",
         ) from error
     if header != HEADER:
         raise SourceError(
@@ -134,7 +134,7 @@ def _unzip(source: Path, destination: Path) -> Path:
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         if len(members) != 1:
-            raise zipfile.BadZipFile(f"it has {len(members)} members instead of one")
+            raise zipfile.BadZipFile(f"it has {len(members)} members instead of a single member")
         with archive.open(members[0]) as packed, destination.open("wb") as unpacked:
             shutil.copyfileobj(packed, unpacked)
     return destination
@@ -148,7 +148,7 @@ def read_flights(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[Batch]:
-    """Return a batch per year in the data and month asked for, in order; a month without flights has 0 rows.
+    """Return a batch per year in the data and requested month, in order; a month without flights has 0 rows.
 
     Parses `file`, of which `flights` was read. Raises SourceError, naming `source` and the line, when it is malformed.
     """
@@ -191,7 +191,7 @@ def flights_of(flights: DataFrame, batch: Batch) -> DataFrame:
 
 
 def _first_malformed_line(spark: SparkSession, file: Path) -> str:
-    # FAILFAST tells the parsed part of the row only; a second, forgiving look finds the line itself.
+    # FAILFAST reports the parsed part of the row only; a second, forgiving read finds the line itself.
     corrupt = "_corrupt_record"
     again = spark.read.csv(
         _as_pattern(file),

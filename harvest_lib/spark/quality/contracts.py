@@ -1,8 +1,8 @@
 """Contracts of the pipeline's rows: flights, outbox rows, and the summary of an audit.
 
-Each contract is written once, as data, and becomes two pandera models of one meaning: one for pandas, one for Spark.
+Each contract is written once, as data, and becomes two equivalent pandera models: for pandas, and for Spark.
 
-    FLIGHTS.enforce(frame)        pandas or Spark; returns the frame, or raises ContractBroken, also of one without rows
+    FLIGHTS.enforce(frame)        pandas or Spark; returns the frame, or raises ContractBroken, also for an empty frame
     FlightsModel, OutboxModel, AuditSummaryModel                      the models for pandas
     FlightsSparkModel, OutboxSparkModel, AuditSummarySparkModel       the models for Spark
 
@@ -65,7 +65,7 @@ class ContractBroken(HarvestError):
     def __init__(self, contract: str, failures: tuple[Failure, ...]) -> None:
         self.failures = failures
         super().__init__(
-            f"the {contract} are not as their contract says: {len(failures)} of its checks fail",
+            f"the {contract} break their contract: {len(failures)} of its checks fail",
             evidence="; ".join(map(str, failures)),
             next_step="correct what wrote them; nothing downstream should read them",
         )
@@ -133,10 +133,10 @@ class Contract:
         return type(f"{_title(self.name)}SparkModel", (pas.DataFrameModel,), members)
 
     def enforce(self, frame: Any, *, allow_empty: bool = False) -> Any:
-        """Return the frame if it is as the contract says; raise ContractBroken with every check that fails.
+        """Return the frame if it fulfils the contract; raise ContractBroken with every check that fails.
 
         A frame without rows shows nothing and fails, unless `allow_empty`. A pandas frame is returned in the types
-        declared. On a Spark frame each check is a job: cache a costly one.
+        declared. On a Spark frame each check is a job: cache a costly frame.
         """
         missing = [name for name, column in self.columns.items() if column.required and name not in frame.columns]
         if missing:  # pandera's word for it has a row in it
@@ -161,7 +161,7 @@ class Contract:
             for name, column in self.columns.items()
             if name in frame.columns and not _has_kind(frame.schema[name].dataType, column.kind)
         ]
-        if wrong:  # its checks cannot be asked of another type
+        if wrong:  # its checks do not apply to another type
             raise ContractBroken(self.name, tuple(wrong))
         # pandera.pyspark collects failures, and raises nothing.
         found = self.spark_model.validate(frame).pandera.errors
@@ -177,7 +177,7 @@ class Contract:
     def as_declared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a pandas frame in the types declared, where nothing of its content changes by that.
 
-        pandas has many types for one content: integers with a null among them are floats, text is `object`. Values
+        pandas has many types for the same content: integers with a null among them are floats, text is `object`. Values
         not of the kind declared stay as they are, for the model to find.
         """
         result = frame.convert_dtypes()
@@ -199,7 +199,7 @@ class Contract:
         return result
 
     def _failures(self, errors: list[SchemaError]) -> tuple[Failure, ...]:
-        """Return the first failures: of types, else of columns, else of whole rows; later ones follow from them."""
+        """Return the first failures: of types, else of columns, else of whole rows; later failures follow from them."""
         types, columns, rows = [], [], []
         for error in errors:
             check = getattr(error.check, "error", None) or getattr(error.check, "name", None) or str(error.check)
@@ -238,7 +238,7 @@ def _title(name: str) -> str:
 _COUNT = Column(kind="bigint", least=0)
 _KNOWN_COUNT = Column(kind="bigint", least=0, nullable=True)
 _CLOCK = Column(kind="integer", least=0, most=2400)
-"""Hours and minutes as one number: 1745."""
+"""Hours and minutes as a single number: 1745."""
 
 FLIGHTS = Contract(
     name="flights",

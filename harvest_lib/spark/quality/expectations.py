@@ -4,7 +4,7 @@
     checked.ok, checked.failed, checked.index
 
 A suite, a validation and a checkpoint in a context that ends with the call: nothing is configured on disk, nothing is
-sent to anybody, and the pages under `docs` are all that stays. Give them a folder of their own: an earlier call's
+sent over the network, and the pages under `docs` are all that stays. Give them a folder of their own: an earlier call's
 pages are replaced. The pages load their style, and the signs beside each line, from public servers when they
 are opened; without them they are plain, but the numbers are there.
 
@@ -76,7 +76,7 @@ class Checked:
 
 
 def read_audit(dsn: str, audit_id: str | None = None) -> pd.DataFrame:
-    """Return the summary of an audit, or of the latest, as a frame of one row. Raises DatabaseError."""
+    """Return the summary of an audit, or of the latest, as a frame of a single row. Raises DatabaseError."""
     with connect(dsn) as connection, translated(), connection.cursor(row_factory=dict_row) as cursor:
         query = _LATEST if audit_id is None else _READ
         exists = connection.execute("SELECT to_regclass('harvest_audit.summary') IS NOT NULL").fetchone()
@@ -141,7 +141,7 @@ def _great_expectations() -> Any:
 
 
 def _context(gx: Any, docs: Path) -> Any:
-    """Return a context that writes pages and nothing else, and talks to nobody."""
+    """Return a context that writes only pages, and does not use the network."""
     context = gx.get_context(mode="ephemeral")
     context.enable_analytics(enable=False)
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}

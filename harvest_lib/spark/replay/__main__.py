@@ -1,7 +1,7 @@
-"""Fill the topics of a new subscription with what was delivered before, by Spark; `harvest run` with that subscription
+"""Fill the topics of a new subscription with records delivered before, by Spark; `harvest run` with that subscription
 then goes on where this ends. The topics have to be there, empty. Run again, it goes on where it was.
 
-Without -f the harvester's settings are those of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS. The database's user owns the
+Without -f the harvester's settings come from HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS. The database's user owns the
 outbox.
 
 Exit codes: 0 filled; 3 bad arguments; 4 a table is missing or is not what it should be; 5 database; 6 Kafka; 8 the
@@ -40,7 +40,10 @@ def _arguments() -> Parser:
     parser.add_argument("--outbox", help="the outbox table (default: the YAML's, else outbox)")
     parser.add_argument("--subscription", required=True, help="the new subscription")
     parser.add_argument(
-        "--topic", action="append", default=[], help="orders=orders.v2: what is replayed, and where to; may be repeated"
+        "--topic",
+        action="append",
+        default=[],
+        help="orders=orders.v2: the topic to replay, and its destination; may be repeated",
     )
     parser.add_argument("--archive", help="the URL of the outbox's archive (default: the outbox alone)")
     parser.add_argument(
@@ -49,7 +52,7 @@ def _arguments() -> Parser:
         help="replay what is in the outbox, though earlier records were dropped",
     )
     parser.add_argument(
-        "--progress-seconds", type=float, help="print which share is done, so often (default: a bar on a terminal)"
+        "--progress-seconds", type=float, help="interval of the printed progress (default: a bar on a terminal)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

@@ -4,8 +4,8 @@
         ─► parts by key, each by id, into the topics ─► note that it is filled ─► `harvest run` with that subscription
 
 Promises
-- The subscription's topics have each record once, for readers of committed records: those that its snapshot saw come
-  from here, all others from its harvester, which does not begin before this has ended.
+- The subscription's topics have each record once, for readers of committed records: records that its snapshot saw come
+  from the replay, all later records from its harvester, which does not begin before the replay has ended.
 - A key's records are in the order of their ids, then as they are committed.
 - A replay that ended early goes on where it was when it is run again.
 - Retention keeps rows that are still to be read, and rows dropped before have to be in the archive.
@@ -83,7 +83,7 @@ def replay(
     begun: Callable[[Replay], None] = lambda _: None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayReport:
-    """Fill a subscription's topics: `topics` are those that records go to, by those that they name.
+    """Fill a subscription's topics: `topics` maps the original topic of records to their new topic.
 
     Needs the rights of the outbox's owner. The topics have to be there, empty. `begun` gets the replay before
     Spark begins, and `progress` each second the share that is done, about. Run again, it goes on where it was.
@@ -148,7 +148,7 @@ def _begun(
         raise ConfigError(
             f"the replay {subscription!r} was begun with other topics: {json.dumps(dict(found.topics))}",
             field="--topic",
-            next_step=f"name those, or give it up: `harvest subscriptions remove {subscription}`",
+            next_step=f"name the same topics, or give it up: `harvest subscriptions remove {subscription}`",
         )
     if found.filled_at is None and datetime.now(UTC) - found.begun_at > _PROGRESS_LASTS:
         raise CheckpointError(
@@ -171,7 +171,7 @@ def _begun(
 
 
 def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: Place) -> None:
-    """Raise ConfigError if segments were dropped and nobody says where they are, ArchiveError if they are not there."""
+    """Raise ConfigError if segments were dropped and no archive is named, ArchiveError if the archive lacks them."""
     outbox.check_native(connection)
     there = [each for each in Segments(outbox).read(connection) if not each.detaching]
     if place.without_dropped or not there or there[0].lower is None:
@@ -180,7 +180,7 @@ def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place
         raise ConfigError(
             f"records with ids below {there[0].lower} were dropped from {outbox}",
             field="--archive",
-            next_step="name the archive that has them, or say --without-dropped to replay what is there",
+            next_step="name the archive that has them, or add --without-dropped to replay the rest",
         )
     archived = ArchiveFiles(place.archive).manifests()
     if not archived or archived[0].lower is not None:
@@ -188,7 +188,7 @@ def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place
         raise ArchiveError(
             f"records were dropped from {outbox} before its archive began",
             evidence=f"{shown(place.archive)} {begins}, the outbox with {there[0].lower}",
-            next_step="name the archive that has them, or say --without-dropped to replay what is there",
+            next_step="name the archive that has them, or add --without-dropped to replay the rest",
         )
 
 
@@ -219,13 +219,13 @@ def _parts(kafka: Mapping[str, object], topics: Mapping[str, str]) -> int:
         raise TopicMissing(
             f"there is no topic {', '.join(map(repr, missing))}",
             evidence=f"the brokers know {len(there)} topics",
-            next_step="create it, with as many partitions as the one it takes the place of",
+            next_step="create it, with as many partitions as the original topic",
         )
     if full := [topic for topic in sorted(set(topics.values())) if not _is_empty(kafka, topic, there[topic])]:
         raise ConfigError(
-            f"the topic {full[0]!r} is not empty: nobody could tell what is replayed from what is there",
+            f"the topic {full[0]!r} is not empty: replayed records would mix with the records in it",
             field="--topic",
-            next_step="name a topic that is empty, or delete this one's records",
+            next_step="name an empty topic, or delete the records of this topic",
         )
     return max(there[topic] for topic in topics.values())
 

@@ -1,12 +1,12 @@
-"""One part of a replay: the records of some keys, by id, into Kafka by transactions of one id.
+"""A part of a replay: the records of some keys, by id, into Kafka in transactions of one transactional id.
 
     fence (init_transactions) ─► progress: the last id that was committed ─► records by id ─► commit, with progress
 
 Promises
-- Of a part's records each is in Kafka once, for readers of committed records, however often the part is tried: the
+- Each record of a part is in Kafka once, for readers of committed records, however often the part is tried: the
   progress is an offset that is committed in the transaction of the records, and it is read after the earlier
   writer of this part was fenced.
-- A key's records are all of one part, so they are in Kafka in the order of their ids.
+- A key's records are all in the same part, so they are in Kafka in the order of their ids.
 """
 
 import time
@@ -94,7 +94,7 @@ def _finished(writer: "_Writer | None") -> list[tuple[int, int, int]]:
 
 
 class _Writer:
-    """The transactions of one part."""
+    """The transactions of a part."""
 
     def __init__(self, settings: PartSettings, part: int) -> None:
         self.part = part
@@ -183,7 +183,7 @@ class _Writer:
             call()
         except RAISED as error:
             with suppress(*RAISED):
-                self._producer.poll(0)  # the reports say more than an error that the client may raise instead
+                self._producer.poll(0)  # the reports have more details than an error that the client may raise instead
             self._raise_failure()
             raise KafkaException(raised(error)) from error
 

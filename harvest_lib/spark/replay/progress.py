@@ -16,8 +16,8 @@ _ANSWER_SECONDS = 5.0
 
 @contextmanager
 def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callable[[float], None]) -> Iterator[None]:
-    """Tell each second which share is done, from 0 to 1, for as long as the block lasts. An estimate: ids have gaps,
-    and a part may end before the others."""
+    """Report each second the share that is done, from 0 to 1, until the block ends. An estimate: ids have gaps,
+    and parts end at different times."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -26,7 +26,7 @@ def watched(settings: PartSettings, *, parts: int, highest_id: int, tell: Callab
         places = [TopicPartition(settings.progress_topic, number) for number in range(parts)]
         try:
             while not ended.wait(_LOOK_SECONDS):
-                with suppress(KafkaException):  # the next look repeats it
+                with suppress(KafkaException):  # the next query repeats it
                     found = consumer.committed(places, _ANSWER_SECONDS)
                     done = sum(min(max(each.offset, 0), highest_id) for each in found)
                     tell(done / (parts * max(1, highest_id)))

@@ -1,9 +1,9 @@
-"""A batch from end to end, and what other runs of the same batch see.
+"""A batch from end to end, and its visibility to other runs of the same batch.
 
-A run holds the batch's session lock from its first look at the ledger to the commit of its promotion, both on one
+A run holds the batch's session lock from its first read of the ledger to the commit of its promotion, both on one
 connection: a run that died, or lost its connection, has lost the lock and can no longer promote. So its holder
-may remove all the staging rows it finds, waits for nobody who is dead, and of two runs at once one promotes and the
-other finds the batch promoted. `promote` looks into the ledger once more, under the outbox's lock, for callers without
+may remove all the staging rows it finds, and never waits for a dead run. Of two runs at once one promotes and the
+other finds the batch promoted. `promote` reads the ledger once more, under the outbox's lock, for callers without
 the batch's.
 """
 
@@ -33,7 +33,7 @@ _NUL_SENTENCE = 'encoding "UTF8": 0x00'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """Result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty one."""
+    """Result of a batch. `at` is the Unix time of its promotion by Postgres's clock, None for an empty batch."""
 
     batch: str
     rows: int
@@ -48,7 +48,7 @@ class BatchReport:
         return round(self.rows / seconds) if seconds else 0
 
     def as_json(self) -> str:
-        """Return it as a JSON object in one line, `rows_per_second` included."""
+        """Return it as a JSON object on one line, `rows_per_second` included."""
         return json.dumps(asdict(self) | {"rows_per_second": self.rows_per_second})
 
 
@@ -63,7 +63,7 @@ def load_batch(
 ) -> BatchReport:
     """Stage and promote a batch unless it is promoted already.
 
-    `connection` is this call's alone while it runs. `content` is that of the frame, if it is known already; then
+    `connection` is this call's alone while it runs. `content` is the frame's content, if it is known already; then
     the staging table is compared with it. The frame is computed once in any case. Raises BatchConflict, RecordError,
     PromotionRefused or another DatabaseError; then nothing of the batch is promoted, or all of it if the connection
     died during the commit.
@@ -122,7 +122,7 @@ def _report(batch: str, promoted: tuple[LedgerEntry, bool] | None, *, began: flo
 
 @contextmanager
 def _nul_named(frame: DataFrame, batch: str) -> Iterator[None]:
-    """Say of a NUL character, which Postgres names no column of, where the frame has it."""
+    """Name the columns of the frame that have a NUL character, since Postgres's error names no column."""
     try:
         yield
     except DatabaseError as error:
@@ -139,7 +139,7 @@ def _content_of(frame: DataFrame, batch: str) -> Content:
 @contextmanager
 def _batch_lock(connection: psycopg.Connection, batch: str, tables: Tables) -> Iterator[None]:
     who = {"batch": batch, "ledger": tables.ledger.as_string(None)}
-    # Asked again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
+    # Tried again and again, because a statement that waits inside Postgres holds back vacuum everywhere.
     while True:
         with postgres_errors(f"locking batch {batch}"):
             row = connection.execute(queries.TRY_LOCK_BATCH, who).fetchone()

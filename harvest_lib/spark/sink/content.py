@@ -35,7 +35,7 @@ def hash_sum(hashes: Column) -> Column:
 
 
 def nul_evidence(counts: Mapping[str, int]) -> str:
-    """Say which columns hold text that Postgres cannot: `counts` are rows with a NUL character, by column."""
+    """Name the columns whose text Postgres cannot store: `counts` are rows with a NUL character, by column."""
     return "; ".join(f"{count} rows have a NUL character in {name!r}" for name, count in counts.items() if count)
 
 
@@ -61,5 +61,5 @@ def _is_text(kind: DataType) -> bool:
 def content_of(frame: DataFrame) -> Content:
     """Compute the frame once, for its content alone."""
     row = frame.agg(F.count(F.lit(1)).alias("rows"), hash_sum(row_hash(frame.columns)).alias("hash_sum")).first()
-    assert row is not None  # noqa: S101 - an aggregate without groups is one row
+    assert row is not None  # noqa: S101 - an aggregate without groups returns a row
     return Content(rows=row["rows"], content_hash=str(row["hash_sum"]))

@@ -72,7 +72,7 @@ class Tables:
     def named(cls, *, business: str | None, outbox: str, columns: str = "") -> "Tables":
         """Take `table` or `schema.table`, as they are spelled (no folding to lower case). Raises ConfigError.
 
-        `columns` stands for those of the frame: each of its values has a staging table of its own, which hashes rows.
+        `columns` are the columns of the frame: each set of columns has its own staging table, which hashes rows.
         """
         beside, option = (outbox, "--outbox") if business is None else (business, "--table")
         return cls(
@@ -124,7 +124,7 @@ class JdbcTarget:
 
 
 def dsn_parts(dsn: str) -> dict[str, str]:
-    """Return the parameters of a DSN. Raises ConfigError for one that cannot be read."""
+    """Return the parameters of a DSN. Raises ConfigError for a DSN that cannot be read."""
     return parameters_of(dsn, field="--dsn")
 
 
@@ -153,7 +153,7 @@ def connect(dsn: str) -> psycopg.Connection:
 
 
 def takes_options(connection: psycopg.Connection) -> bool:
-    """Return True if a session like this one can be given settings as it begins: a pooler refuses or ignores them."""
+    """Return True if a session like this can be given settings as it begins: a pooler refuses or ignores them."""
     info = connection.info
     probed = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
     try:
@@ -219,7 +219,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
         raise DatabaseError(
             f"the staging table {tables.staging.as_string(None)} is gone",
             evidence="this run has made it, or found it, a moment ago",
-            next_step="run the batch again, and keep others from dropping it",
+            next_step="run the batch again, and keep other sessions from dropping it",
         )
     oid, staging = found
     host = f"[{info.host}]" if ":" in info.host else info.host
@@ -242,7 +242,7 @@ def jdbc_target(connection: psycopg.Connection, tables: Tables) -> JdbcTarget:
 
 
 def security_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Return libpq's security parameters as pgjdbc takes them. Raises ConfigError for one that it cannot take."""
+    """Return libpq's security parameters in pgjdbc's form. Raises ConfigError for a parameter that pgjdbc lacks."""
     if strange := sorted(given.keys() & _NOT_IN_JAVA):
         raise ConfigError(
             f"Spark's JDBC driver has no {', '.join(strange)}, which this DSN asks for",
@@ -256,7 +256,7 @@ def security_of(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _algorithm_of(key: Path) -> dict[str, str]:
-    """Return pgjdbc's property for a key; none for one that it reads by itself, in DER or PKCS#12."""
+    """Return pgjdbc's property for a key; none for a key that it reads by itself, in DER or PKCS#12."""
     try:
         text = key.read_bytes()
     except OSError as error:

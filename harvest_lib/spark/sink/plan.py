@@ -1,7 +1,7 @@
 """Plan of a write, checked beforehand: from a declaration, a frame's columns and the tables that are there.
 
 Nothing here starts a Spark job. Whatever can be known to fail is refused before the first row is read: a column that
-is missing or has no place, a type the table does not take, an outbox that is not one, a staging table of another make.
+is missing or has no place, a type the table does not take, an invalid outbox, a staging table of another make.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class WritePlan:
 
     @property
     def filled_columns(self) -> tuple[TableColumn, ...]:
-        """Columns that Postgres fills and the record shows: filled by us, so that both say the same."""
+        """Columns that Postgres fills and the record shows: the sink fills them, so that both have the same value."""
         used = self.records.columns(self.names)
         return tuple(each for name, each in self.business.items() if name in used and name not in self.names)
 
@@ -88,7 +88,7 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
     named = creating(connection, "the sink's tables", tables.staging)
     with named, postgres_errors("making the sink's tables"), connection.transaction():
         connection.execute(queries.LOCK_DDL)
-        if place_of(connection, tables.ledger) is None:  # else a privilege would be asked for that is not needed
+        if place_of(connection, tables.ledger) is None:  # else a needless privilege would be required
             connection.execute(tables.fill(sql.SQL(queries.CREATE_LEDGER)))
         if not staging or _staging_fits(connection, plan):
             return
@@ -101,10 +101,10 @@ def make_tables(connection: psycopg.Connection, plan: WritePlan, *, staging: boo
 
 
 def check_outbox(connection: psycopg.Connection, tables: Tables) -> dict[str, TableColumn]:
-    """Return the columns of the outbox table, of either layout. Raises OutboxTableError if it is not one."""
+    """Return the columns of the outbox table, of either layout. Raises OutboxTableError for another table."""
     name = tables.outbox.as_string(None)
     columns = {each.name: each for each in columns_of(connection, tables.outbox)}
-    next_step = "create it with `harvest init`, or name the right one by --outbox"
+    next_step = "create it with `harvest init`, or name the right table by --outbox"
     if not columns:
         raise OutboxTableError(f"the outbox table {name} does not exist", next_step=next_step)
     if missing := [column for column in _OUTBOX_COLUMNS if column not in columns]:
@@ -139,7 +139,7 @@ def _check_columns(plan: WritePlan) -> None:
     if not plan.business:
         if plan.batch_column is not None:
             raise ConfigError(
-                "there is no table for the batch's id", field="--batch-column", next_step="name one by --table"
+                "there is no table for the batch's id", field="--batch-column", next_step="name the table by --table"
             )
         return
     table = plan.tables.business.as_string(None) if plan.tables.business else ""
@@ -176,7 +176,7 @@ def _lacks(name: str, option: str, frame: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"there is no column {name!r}",
         field=option,
-        next_step=f"name one of the frame: {', '.join(frame)}, or one that the business table fills itself",
+        next_step=f"name one of the frame: {', '.join(frame)}, or a column that the business table fills itself",
     )
 
 
@@ -223,7 +223,7 @@ def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
         raise OutboxTableError(
             f"the staging table {name} is not of this version of the sink",
             evidence=f"missing, or of another type: {', '.join(missing)}",
-            next_step=f"if nothing else uses it, DROP TABLE {name}: what is in it was never promoted",
+            next_step=f"if nothing else uses it, DROP TABLE {name}: its rows were never promoted",
         )
     if found == BOOKKEEPING | {each.staged: each.type for each in plan.columns}:
         return True
@@ -239,7 +239,7 @@ def _staging_fits(connection: psycopg.Connection, plan: WritePlan) -> bool:
 
 
 def _is_idle(connection: psycopg.Connection, tables: Tables) -> bool:
-    """Return True if nobody stages anything; the table is then ours until the transaction ends."""
+    """Return True if no run stages anything; the table is then locked until the transaction ends."""
     sweep_staging(connection, tables=tables)
     try:
         with connection.transaction():

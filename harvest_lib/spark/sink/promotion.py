@@ -4,13 +4,14 @@ The steps, which `promote` repeats:
 
 1. end sessions left by the run's tasks: a copy that lost the race may be about to commit. Where the tasks' messages
    name the attempts, such a copy is none of them
-2. lock the outbox against other promotions until commit, so that outbox ids of one key rise in commit order
-3. read the ledger: a batch that is there already is left alone, or refused if it has other data. One that this run has
+2. lock the outbox against other promotions until commit, so that outbox ids of a key rise in commit order
+3. read the ledger: a batch that is there already is left alone, or refused if it has other data. A batch that this run
+has
    entered itself, and did not learn of because the connection was lost, is not compared: its rows are gone
-4. choose one attempt per partition, the one that was named or the earliest, each whole; where Spark's
+4. choose one attempt per partition, the named or the earliest attempt, each whole; where Spark's
    content is known, compare count and hash with it
 5. insert business rows and outbox rows in the declared order; compare the counts again
-6. remove the batch's staging rows, of this run and of dead ones
+6. remove the batch's staging rows, of this run and of dead runs
 7. enter the batch into the ledger; commit
 
 The batch is complete without a second pass over the frame: Spark's job is done, so each partition has committed
@@ -177,7 +178,7 @@ def _insert(
 
 
 def fault(plan: "WritePlan", keyless: int, key: int | None, value: int | None) -> str:
-    """Say why rows cannot be records: how many have no key, and how long the longest key and value are."""
+    """Explain why rows cannot be records: the number without a key, and the longest key and value."""
     key_limit, value_limit = (plan.outbox[name].longest_chars for name in ("kafka_key", "kafka_value"))
     if keyless:
         return f"{keyless} rows have null in the key: {', '.join(plan.records.key_columns)}"

@@ -2,7 +2,7 @@
 
 The staging table knows an *attempt* by the transaction that wrote it: a task commits once per partition, so a retried
 task, a speculative copy and a commit whose acknowledgement was lost are each one transaction, and
-`pg_current_xact_id()` tells them apart. Spark's own task attempt id says the same, but the JDBC writer would need a
+`pg_current_xact_id()` distinguishes them. Spark's own task attempt id does the same, but the JDBC writer would need a
 Python worker for every partition: staging took twice as long (29,000 instead of 59,000 rows/s, 2 cores).
 """
 
@@ -11,7 +11,7 @@ from typing import LiteralString
 from psycopg import sql
 
 # Unlogged: a crash empties it, and the batch is staged again. Values that all rows of a batch share are settings of
-# the tasks' sessions where these can have some: sent with each row they would be a good part of the data.
+# the tasks' sessions if the server allows such settings: sent with each row they would be a good part of the data.
 CREATE_STAGING: LiteralString = """
 CREATE UNLOGGED TABLE {staging} (
     batch     text NOT NULL DEFAULT current_setting('outbox_sink.batch'),
@@ -26,7 +26,7 @@ CREATE UNLOGGED TABLE {staging} (
 # Where the server hashes rows itself. Partitions by hash rest on this function too: it stays between versions.
 ROW_HASH: LiteralString = "GENERATED ALWAYS AS (hash_record_extended(ROW({names}), 0)) STORED"
 DROP_STAGING: LiteralString = "DROP TABLE {staging}"
-# Else a task could commit rows between the look and the drop.
+# Else a task could commit rows between the check and the drop.
 LOCK_STAGING: LiteralString = "LOCK TABLE {staging} IN ACCESS EXCLUSIVE MODE NOWAIT"
 
 CREATE_LEDGER: LiteralString = """
@@ -80,7 +80,7 @@ WHERE g <> w
 ORDER BY name
 """
 
-# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one then fails.
+# Two concurrent CREATE TABLE IF NOT EXISTS can both find nothing, and one of them then fails.
 LOCK_DDL = "SELECT pg_advisory_xact_lock(hashtextextended('harvest_lib.spark ddl', 0))"
 
 # Advisory locks carry the table's oid, so that `flights` and `public.flights` are the same lock.
@@ -111,7 +111,7 @@ SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = %(writer)s
 """
 
-# Rows that nobody will promote any more: `{dead}` is one of these.
+# Rows that will never be promoted: `{dead}` is one of these conditions.
 DEAD_OF_BATCH: LiteralString = "batch = %(batch)s"
 DEAD_OF_RUN: LiteralString = "batch = %(batch)s AND run <= %(run)s OR run < %(oldest)s"
 

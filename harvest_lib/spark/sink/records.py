@@ -27,7 +27,7 @@ HeaderSource = str | Fixed | BatchId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """One record per row. Columns are the frame's, or those that the business table fills itself (a serial id).
+    """One record per row. Columns are the frame's, or columns that the business table fills itself (a serial id).
 
     `key`: a column; of several the texts are joined by a colon. Rows without a key are refused. `value`: a column,
     taken as text (null is a tombstone); several, or None for all of the frame's: a JSON object of them, with nulls.
@@ -49,9 +49,9 @@ class Records:
                 next_step=f"use at most {TOPIC_MAX_CHARS} of a-z A-Z 0-9 . _ -",
             )
         if isinstance(self.order_by, str):
-            raise ConfigError("order_by is one text", field="order_by", next_step="give a list of columns")
+            raise ConfigError("order_by is a text", field="order_by", next_step="give a list of columns")
         if not self.key:
-            raise ConfigError("no column was named for the key", field="--key", next_step="name one, or several")
+            raise ConfigError("no column was named for the key", field="--key", next_step="name a column, or several")
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Records:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     def value_columns(self, frame: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns of the value, given those of the frame."""
+        """Return the columns of the value, given the frame's columns."""
         if self.value is None:
             return tuple(frame)
         return (self.value,) if isinstance(self.value, str) else tuple(self.value)

@@ -75,7 +75,7 @@ def staged_columns(schema: spark.StructType) -> tuple[StagedColumn, ...]:
             raise ConfigError(
                 f"the frame has two columns {each.name!r}",
                 field=each.name,
-                next_step="rename one: Spark's JDBC writer does not tell upper and lower case apart",
+                next_step="rename one of them: column names are case-insensitive in Spark's JDBC writer",
             )
         seen.add(each.name.lower())
         staged = _staged(each.name, given)
@@ -116,18 +116,18 @@ def _type_of(each: spark.StructField) -> str:
 def stage(frame: DataFrame, *, batch: str, run: str, target: JdbcTarget, by_options: bool) -> None:
     """Append the frame to the staging table under the batch and the run. Raises DatabaseError.
 
-    `by_options`: these two are settings of the tasks' sessions, from which the table fills them. Else they go with each
-    row, which takes a fifth longer.
+    `by_options`: batch and run are settings of the tasks' sessions, from which the table fills them. Else they go with
+    each row, which takes a fifth longer.
     """
     names = {"batch": batch, "run": run}
     # Rows that are literals of the query Spark's optimizer would compute itself, all of them as partition 0, and write
-    # in several partitions all the same: those after the first would be taken for its copies. It sees no literals
+    # in several partitions all the same: later partitions would be mistaken for its copies. It sees no literals
     # behind an observation.
     observed = frame.observe(f"staging of {run}", F.count(F.lit(1)).alias("rows"))
     rows = observed.select(
         *([] if by_options else [F.lit(value).alias(name) for name, value in names.items()]),
         F.spark_partition_id().alias("partition"),
-        # The upper bits are the partition: the others count its rows.
+        # The upper bits are the partition: the lower bits count its rows.
         F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1)).alias("row"),
         row_hash(frame.columns).alias("row_hash"),
         *[
@@ -201,11 +201,11 @@ def _option(value: str) -> str:
 
 
 def sentence_of(error: Exception) -> str:
-    """Return the server's message, else Spark's name of the error: its other words may be those of a row."""
+    """Return the server's message, else Spark's name of the error: its other words may come from a row."""
     message = str(error)
     if (said := _SERVER_SENTENCE.search(message)) is not None:
         return said.group()
     if isinstance(error, AnalysisException):  # before any row was read
         return message.strip().split("\n")[0][:_LONGEST_EVIDENCE]
     names = [f"[{name}]" for name in _CONDITION.findall(message)] or _EXCEPTION.findall(message)
-    return f"{names[-1]}; Spark's log says more" if names else type(error).__name__
+    return f"{names[-1]}; Spark's log has the details" if names else type(error).__name__

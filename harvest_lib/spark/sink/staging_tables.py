@@ -13,15 +13,15 @@ from harvest_lib.spark.sink import queries
 from harvest_lib.spark.sink.database import Tables, place_of, postgres_errors
 
 _KEPT_MILLISECONDS = 7 * 24 * 60 * 60 * 1_000
-"""Milliseconds that rows of a run of the data source are kept if nobody promotes and no later run replaces them."""
+"""Milliseconds that rows of a run of the data source are kept if they are neither promoted nor replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """Rows that a run has staged under a batch's id, or under a stream's name while the batch has no id yet.
 
-    `named` are the attempts that the tasks' messages name, and their rows, by partition; then the run is one of
-    `new_run`. None: nobody named any, and the caller holds the batch's lock.
+    `named` are the attempts that the tasks' messages name, and their rows, by partition; then the run is a
+    `new_run`. None: no attempt is named, and the caller holds the batch's lock.
     """
 
     batch: str
@@ -29,7 +29,7 @@ class Staged:
     named: Mapping[int, tuple[str, int]] | None = None
 
     def dead(self) -> tuple[sql.SQL, dict[str, object]]:
-        """Return the condition of rows that nobody needs once this batch is promoted, and its values."""
+        """Return the condition of rows that are not needed once this batch is promoted, and its values."""
         if self.named is None:
             return sql.SQL(queries.DEAD_OF_BATCH), {"batch": self.batch}
         oldest = UUID(int=max(UUID(self.run).int - (_KEPT_MILLISECONDS << 80), 0))
@@ -68,7 +68,7 @@ def clear_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tab
 def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Tables) -> bool:
     """Empty the staging table as a whole, if nothing else is staged; False if something is, or may be in a moment.
 
-    It leaves no dead rows behind, and takes no time. The lock is asked for without waiting, and held until the commit,
+    It leaves no dead rows behind, and takes no time. The lock is tried without waiting, and held until the commit,
     which is all that is left to do.
     """
     dead, values = staged.dead()
@@ -86,7 +86,7 @@ def _empty_staging(connection: psycopg.Connection, staged: Staged, *, tables: Ta
 
 
 def sweep_staging(connection: psycopg.Connection, *, tables: Tables) -> int:
-    """Delete rows that dead runs have left of any batch: one whose lock is free is being staged by nobody."""
+    """Delete rows that dead runs have left of any batch: if a batch's lock is free, no run stages it."""
     swept = 0
     ledger = tables.ledger.as_string(None)
     with postgres_errors("sweeping the staging table"):

@@ -1,13 +1,13 @@
-"""The promotion as one statement: the rows chosen, in the declared order, into the business table and the outbox.
+"""The promotion as a single statement: the chosen rows, in the declared order, into the business table and the outbox.
 
     chosen     the attempts' rows in order; columns that Postgres fills by itself and the record shows are filled here
     written    chosen, into the business table, if there is one
     recorded   chosen, into the outbox, in the same order: ids follow it
 
-Without a business table it only inserts, and the server's count is that of the records: to count the rows that a
+Without a business table it only inserts, and the server's count is the number of records: to count the rows that a
 statement within a statement returns is an eighth of the work.
 
-It is made of identifiers and literals and takes no values, so that a percent sign in a column's name is only that.
+It is made of identifiers and literals and takes no values, so that a percent sign in a column's name needs no escape.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ FROM chosen AS r CROSS JOIN LATERAL (SELECT {value_columns}) AS v
 
 
 def promotion(plan: "WritePlan", *, batch: str, run: str, attempts: Sequence["Attempt"]) -> sql.Composed:
-    """Return the statement that promotes the attempts. With a business table its one row counts records and business
+    """Return the statement that promotes the attempts. With a business table its single row counts records and business
     rows."""
     chosen = _chosen(plan, run=run, attempts=attempts)
     recorded = sql.SQL(_RECORDED).format(
@@ -106,7 +106,7 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
         columns.append(
             sql.SQL("s.{}{} AS {}").format(sql.Identifier(each.staged), as_sql(to), sql.Identifier(each.name))
         )
-    # A name alone is that of the result: the value as it is written.
+    # A bare name is a column of the result: the value as it is written.
     order = [sql.Identifier(name) for name in plan.records.order_by]
     return sql.SQL(_CHOSEN).format(
         filled=sql.SQL("").join(
@@ -122,9 +122,9 @@ def _chosen(plan: "WritePlan", *, run: str, attempts: Sequence["Attempt"]) -> sq
 
 
 def _by_partition(attempts: Sequence["Attempt"]) -> list[str]:
-    """Return the attempt of each partition, from the first on; that of one without rows is none that there can be.
+    """Return the attempt id of each partition, from the first on; without rows, an id that matches no row.
 
-    A list to look into, not to join with: nothing tells the planner how many rows are staged.
+    A list to index, not to join with: the planner does not know how many rows are staged.
     """
     found = {each.partition: each.attempt for each in attempts}
     return [found.get(partition, "0") for partition in range(max(found, default=-1) + 1)]

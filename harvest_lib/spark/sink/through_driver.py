@@ -1,14 +1,14 @@
-"""Records into the outbox by one COPY of the driver, which nothing is staged for.
+"""Records into the outbox by a single COPY of the driver, without staging.
 
     partitions ─► tasks encode rows ─► the driver, a whole partition after another ─► one COPY ─► ledger, commit
 
 Promises
 - A batch is committed as a whole or not at all, and once: one transaction has the records and the ledger's entry.
 - A task that fails, is repeated or runs twice changes nothing: Spark gives the driver each partition once, and whole.
-- Records of a key have ids in the declared order; without one, all records as they stand in the frame.
+- Records of a key have ids in the declared order; without an order, all records as they stand in the frame.
 
 Postgres converts nothing here, so that columns have to be text already, or whole numbers, whose text is the same
-everywhere. No business table: one connection writes one COPY at a time.
+everywhere. No business table: a connection runs one COPY at a time.
 """
 
 import struct
@@ -59,7 +59,7 @@ _OUTBOX_TYPES = {
 }
 _CHUNK = "data binary, rows bigint, hash_sum decimal(38,0), keyless bigint, longest_key bigint, longest_value bigint"
 _PARTS = 8
-"""Number of parts that records with an order are divided into: the driver writes one while Spark computes the next."""
+"""Parts of records with an order: Spark computes the next part while the driver writes one."""
 _CHUNK_BYTES = 4 * 1024 * 1024
 _BEGIN, _END = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0), struct.pack(">h", -1)
 _TEXT_OID, _FIELDS, _NULL = 25, 5, -1
@@ -85,9 +85,9 @@ def check(plan: WritePlan) -> None:
     if plan.outbox["create_time"].filled_by is None:
         raise _only_jdbc("an outbox whose create_time has no default", "--outbox")
     if not isinstance(plan.records.value, str):
-        raise _only_jdbc("a value of several columns", "--value", "make it one with to_json(struct(...))")
+        raise _only_jdbc("a value of several columns", "--value", "combine them with to_json(struct(...))")
     for name, option in plan.records.columns(plan.names).items():
-        types = {*_AS_TEXT, "bytea"} if option == "--value" else _AS_TEXT  # who may be bytes is checked before
+        types = {*_AS_TEXT, "bytea"} if option == "--value" else _AS_TEXT  # which column may be bytes is checked before
         if (found := plan.type_of(name)) not in types:
             raise _only_jdbc(f"a column {name!r} of type {found}", option, "cast it to a string in the frame")
     for name in plan.records.order_by:
@@ -186,8 +186,8 @@ def _chunks(frame: DataFrame, batch: str, plan: WritePlan) -> DataFrame:
 
 
 def _numbered(frame: DataFrame) -> tuple[DataFrame, str]:
-    """Return the frame with a column that says how its rows stand, and that column's name."""
-    name, given = "_row", {each.lower() for each in frame.columns}  # Spark does not tell the cases apart
+    """Return the frame with a column of the rows' order, and that column's name."""
+    name, given = "_row", {each.lower() for each in frame.columns}  # names are case-insensitive in Spark
     while name in given:
         name += "_"
     return frame.withColumn(name, F.monotonically_increasing_id()), name
@@ -233,7 +233,7 @@ def _lines(shape: _Shape, key: pa.Array, value: pa.Array, shown: list[pa.Array])
     count = len(shape.headers)
     start = struct.pack(">iiiii", 1, 0, _TEXT_OID, count, 1) if count else struct.pack(">iii", 0, 0, _TEXT_OID)
     parts += [_same(_field(start + names)), _lengths(lengths + len(start)), _same(start), *values]
-    joined = pc.binary_join_element_wise(*parts, _same(b""))  # the last one stands between the others
+    joined = pc.binary_join_element_wise(*parts, _same(b""))  # the last argument is the separator
     _, offsets, text = joined.buffers()
     places = memoryview(offsets).cast("q")
     return bytes(text.slice(places[0], places[len(key)] - places[0]))

@@ -42,7 +42,7 @@ _Take = Callable[[Any], None]
 
 
 def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verdict:
-    """Return the anomalies of a history, those that the promise does not allow and those that it does.
+    """Return the anomalies of a history, both those that the promise allows and those that it does not.
 
     `events` come in the order of time. The history must end with readers that have read the whole log. Of each anomaly
     the first `keep` findings are returned, explained and unexplained; all are counted. Does no I/O; memory grows with

@@ -1,8 +1,8 @@
 """checkpoint-regression: the stored checkpoint of a subscription's shard went back.
 
 A generation never falls (a rewind begins a new one), and within a generation the number rises; storing the same again
-changes nothing. One whose answer comes late may have been stored at any time since it was asked for: it is behind
-another only if that was answered before. After a failover the checkpoints of the new server count.
+changes nothing. A checkpoint whose answer comes late may have been stored at any time since its request: it is behind
+another checkpoint only if that was answered before. After a failover the checkpoints of the new server count.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Checkpoints:
         self._asked: dict[tuple[str, str, int], CheckpointWrite] = {}
 
     def failover(self, event: FailoverLoss) -> None:
-        """Take in that a server took over, and which ones it has."""
+        """Note that a server took over, and the checkpoints that it has."""
         self._stored = {
             (each.subscription, each.shard): _Stored((each.generation, each.number), event)
             for each in event.checkpoints

@@ -1,7 +1,7 @@
 """The way of a record from the client to its purge.
 
 purge-before-ack: a row was deleted before Kafka had acknowledged its record or, transactional, before any transaction
-that could hold it was asked to commit.
+that could hold it was requested to commit.
 """
 
 from infra.chaos.checker.finding import Findings
@@ -20,7 +20,7 @@ class Deliveries:
         self._transactions = transactions
         self._findings = findings
         self._strangers: dict[int, Acknowledge] = {}
-        """Acknowledged ids of which nobody has written down how they were sent."""
+        """Acknowledged ids without a recorded request to send them."""
 
     def produce(self, event: Produce) -> None:
         """Take in that a record was handed over."""

@@ -1,7 +1,7 @@
 """Failovers to a server that lacks the newest transactions.
 
-Writes that it lacks count as never written. Purges and checkpoints that it lacks show in its backlog: these records,
-and no others, may be sent again.
+Writes that it lacks count as never written. Purges and checkpoints that it lacks show in its backlog: only these
+records may be sent again.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ FAILED_OVER = "another server took over, which did not know of it"
 
 
 class _Failover(NamedTuple):
-    """End of the old server, takeover by the new one, and the events of the new one's backlog."""
+    """End of the old server, takeover by the new server, and the events of the new server's backlog."""
 
     since: float
     time: float

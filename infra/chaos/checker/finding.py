@@ -82,7 +82,7 @@ class Verdict:
 
 
 class Findings:
-    """Counts all findings and keeps the first of each anomaly, as many explained as unexplained ones."""
+    """Counts all findings and keeps the first of each anomaly, as many explained as unexplained findings."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -98,7 +98,7 @@ class Findings:
             self._kept.append(Finding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
 
     def verdict(self, events: int, records: int) -> Verdict:
-        """Return the verdict on so many events of so many records, anomalies in the order of `ANOMALIES`."""
+        """Return the verdict on all events and records, anomalies in the order of `ANOMALIES`."""
         return Verdict(
             events=events,
             records=records,

@@ -1,4 +1,4 @@
-"""The log as polls have shown it: each place holds one record, the one that was written and acknowledged.
+"""The log as polls have shown it: each place holds a single record, as it was written and acknowledged.
 
 inconsistent-offsets: two readers, or a reader and the writer or the acknowledgement, disagree on the record at a place.
 """
@@ -13,8 +13,8 @@ from infra.chaos.history.events import Event, Poll, PolledRecord
 
 
 class ObservedLog:
-    """All places that polls have shown. `first_committed` is called with each that a committed reader sees for the
-    first time. `recreated_topics` says which topic of a name is read, or was written to."""
+    """All places that polls have shown. `first_committed` is called with each place that a committed reader sees for
+    the first time. `recreated_topics` knows which topic of a name is read, or was written to."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ObservedLog:
         return self._partitions.get(partition, {}).get(place)
 
     def ordered(self, partition: Partition, *, committed: bool) -> list[Observation]:
-        """Return a partition's observations by place: those that committed readers have seen, or all.
+        """Return a partition's observations by place: the observations of committed readers, or all.
 
         Call it at the end of the history.
         """

@@ -1,8 +1,8 @@
 """Records that must be in the log and records that must not, by the outcome of their write.
 
-lost-write: a committed record was never seen, though Kafka has acknowledged it, or its row was purged, or a later one
-of its key was seen. unseen: a committed record was never seen, and nothing more is known. aborted-read: a record was
-seen whose write failed, or which nobody has written. precommitted-read: it was seen before its write began.
+lost-write: a committed record was never seen, though Kafka has acknowledged it, or its row was purged, or a later
+record of its key was seen. unseen: a committed record was never seen, and nothing more is known. aborted-read: a record
+was seen though its write failed, or was never begun. precommitted-read: it was seen before its write began.
 """
 
 from infra.chaos.checker.finding import Findings
@@ -12,7 +12,7 @@ from infra.chaos.history.events import Event
 
 
 class Losses:
-    """Compares the written records with the seen ones, at the end of the history."""
+    """Compares the written records with the seen records, at the end of the history."""
 
     def __init__(self, promise: Promise, records: RecordIndex, findings: Findings) -> None:
         self._promise = promise
@@ -21,7 +21,7 @@ class Losses:
         self._highest: dict[tuple[str, str], Observation] = {}
 
     def finish(self) -> None:
-        """Check all records, first those that were seen, then those that were not."""
+        """Check all records, first the seen records, then the unseen."""
         for record in self._records.by_event.values():
             if record.observations:
                 self._seen(record, record.observations[0])
@@ -44,7 +44,7 @@ class Losses:
         write = record.write
         if write is None:
             self._findings.add(
-                "aborted-read", f"{observation} holds {record}, which nobody has written", (observation.poll(),)
+                "aborted-read", f"{observation} holds {record}, which was never written", (observation.poll(),)
             )
             return
         if write.last.type == "fail":

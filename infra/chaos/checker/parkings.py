@@ -1,4 +1,4 @@
-"""parked-read: a record was seen while it was parked, or held behind one that was, or after it was dropped.
+"""parked-read: a record was seen while it was parked, or held behind a parked record, or after it was dropped.
 
 Records that are parked when the history ends, or were dropped, need not be seen.
 """

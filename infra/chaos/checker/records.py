@@ -1,6 +1,6 @@
 """State of each record: its write, its way to Kafka, and the places where it was seen there.
 
-Only those parts of an event are kept that a finding would show, so that memory is bounded by the number of records.
+Only the parts of an event that a finding would show are kept, so that memory is bounded by the number of records.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Partition = tuple[str, int]
 """A topic and the number of its partition."""
 
 SPAN = 1 << 50
-"""More than a partition has offsets: by so much the places of a topic that was recreated are behind those it had."""
+"""More than a partition has offsets: this is the distance from the places of a topic to its places once recreated."""
 
 
 def offset_at(place: int) -> int:
@@ -33,7 +33,7 @@ def offset_at(place: int) -> int:
 
 
 class Stamp(NamedTuple):
-    """Type, process and times of an event: one stamp for all its records."""
+    """Type, process and times of an event: a stamp for all its records."""
 
     type: EventType
     process: str
@@ -46,7 +46,7 @@ def stamp(event: Event) -> Stamp:
 
 
 class WriteLifecycle:
-    """A writer's transaction. Its outcome is `invoke`, `info` (both: nobody knows), `ok` or `fail`."""
+    """A writer's transaction. Its outcome is `invoke`, `info` (both: unknown), `ok` or `fail`."""
 
     __slots__ = ("first", "last", "seen", "transaction")
 
@@ -171,7 +171,7 @@ class RecordLifecycle:
         self.topic, self.key, self.seq, self.hash = shown.topic, shown.key, shown.seq, shown.hash
 
     def fits(self, shown: WrittenRecord | PolledRecord) -> bool:
-        """Return whether the same was said of it before."""
+        """Return whether the same was reported of it before."""
         return self.hash == shown.hash and self.seq == shown.seq and self.key == shown.key and self.topic == shown.topic
 
     def produced_by(self, leader_id: str | None) -> list[Produce]:

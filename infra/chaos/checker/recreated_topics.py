@@ -1,7 +1,7 @@
-"""Topics that were deleted and recreated: their offsets begin again, and records that nobody had read are gone.
+"""Topics that were deleted and recreated: their offsets begin again, and unread records are gone.
 
-In a topic's log the records after a recreation stand behind all earlier ones. A reader is in the topic that it was
-assigned; an acknowledgement is of the topic that existed when it came.
+In a topic's log the records after a recreation stand behind all earlier records. A reader reads the topic that it was
+assigned; an acknowledgement belongs to the topic that existed when it came.
 
 A record went with the old topic, and need not be seen, only if all of this holds: the event of the deletion names it;
 its write was not answered by when all was read (`since`); Kafka acknowledged it there, in its partition behind all
@@ -22,7 +22,7 @@ _Ordered = Callable[[Partition], list[Observation]]
 
 
 class RecreatedTopics:
-    """Knows when topics were recreated, and who reads which; then marks the records that went with the old ones."""
+    """Knows when topics were recreated, and which topic each reader reads; then marks the records lost with the old."""
 
     def __init__(self, promise: Promise, records: RecordIndex, transactions: Transactions) -> None:
         self._promise = promise
@@ -45,7 +45,7 @@ class RecreatedTopics:
             self._read[event.process][topic, partition] = self.begins(topic, event.time)
 
     def read_by(self, process: str) -> Mapping[Partition, int]:
-        """Return where in their logs the topics begin that a process reads, but for those that never were another."""
+        """Return where in their logs the recreated topics begin that a process reads."""
         return self._read.get(process, {}) if self._times else {}
 
     def begins(self, topic: str, time: float) -> int:
@@ -68,7 +68,7 @@ class RecreatedTopics:
         return write is not None and write.last.type == "ok" and write.last.time <= event.since
 
     def _went(self, acknowledged: Acknowledge, event: RecreatedTopic, ordered: _Ordered) -> bool:
-        """Return whether that says that a record was in the topic as it was deleted, where nobody has read."""
+        """Return whether an acknowledgement proves that a record was in the deleted topic, in its unread part."""
         topic, partition, offset = acknowledged.topic, acknowledged.partition, acknowledged.offset
         ends = self.begins(event.topic, event.time)
         begins = self.begins(event.topic, acknowledged.time)

@@ -1,12 +1,12 @@
-"""The order of each key in each partition, checked in one pass over the log.
+"""The order of each key in each partition, checked in a single pass over the log.
 
 The pass goes through a partition by rising offset. An observation is either the first occurrence of its record or a
-copy of an earlier one. `R0 R1 R2` below are the records of one key, in the order of their first occurrences.
+copy of an earlier occurrence. `R0 R1 R2` below are the records of a key, in the order of their first occurrences.
 
 First occurrences
-    nonmonotonic-send      a record stands behind one that was written later
-    int-nonmonotonic-send  the same, and one write holds both
-    int-send-skip          records of another write stand between the records of one write
+    nonmonotonic-send      a record stands behind a record that was written later
+    int-nonmonotonic-send  the same, and the same write holds both
+    int-send-skip          records of another write stand between the records of a write
 
 Copies, named by how they came about
     duplicate-cross-epoch  sent by another term than the occurrence before
@@ -42,7 +42,7 @@ class _Copy(NamedTuple):
 
 
 class _KeyState:
-    """State of one key in one partition during the pass."""
+    """State of a key in a partition during the pass."""
 
     __slots__ = ("again", "count", "front", "highest", "last", "last_first", "position", "repeated_run", "writes")
 
@@ -52,8 +52,8 @@ class _KeyState:
         self.position = -1
         """The index, among the first occurrences, of the record that the key is at."""
         self.front = -1
-        """The index that a repeated run has to reach: of the newest record, after a failover of the last one that came
-        again for it."""
+        """The index that a repeated run has to reach: the newest record's, after a failover the index of the last
+        record that came again for it."""
         self.again: dict[float, int] = {}
         """The index of the last record that came again since a failover, by its time."""
         self.highest: Observation | None = None
@@ -119,7 +119,7 @@ class Sequences:
         if record.write in key.writes and last is not None and last.record.write is not record.write:
             self._findings.add(
                 "int-send-skip",
-                f"{observation} is of a write whose records of key {record.key} have those of another between",
+                f"{observation} is of a write whose records of key {record.key} have records of another write between",
                 (*record.writes(), last.poll(), observation.poll()),
                 explained=highest is not None and highest.record.seq < record.seq,
             )
@@ -179,7 +179,7 @@ class Sequences:
         self._go_on(key, index)
 
     def _go_on(self, key: _KeyState, index: int) -> None:
-        """Have a key at another record, and permit the run that is repeated if that is the front."""
+        """Move a key to another record, and permit the repeated run if that is the front."""
         key.position = index
         if index == key.front:
             for repeated in key.repeated_run:

@@ -1,7 +1,7 @@
 """Terms: the order of the leaders of each shard, and the reasons for which a leader sends a record again.
 
-dual-epoch-append: a record that an old term sent stands behind one of a newer term of its shard. At least once, records
-that the old term had handed to its client before the newer one began may still come; no later ones may.
+dual-epoch-append: a record of an old term stands behind a record of a newer term of its shard. At least once, records
+that the old term had handed to its client before the newer term began may still come; later records may not.
 """
 
 from bisect import bisect_left
@@ -29,7 +29,7 @@ class Terms:
         self._failed: dict[str, list[float]] = defaultdict(list)  # by process: its client outlives a term
 
     def term(self, event: Term) -> None:
-        """Take in a term's beginning; its end says nothing of the records that it has sent."""
+        """Note a term's beginning; its end does not concern the records that it has sent."""
         if event.type == "invoke":
             self._terms.setdefault(event.leader_id, event)
 
@@ -68,7 +68,7 @@ class Terms:
         return f"{leader} had no answer" if len(produced) > answers else None
 
     def finish(self, log: ObservedLog) -> None:
-        """Find records that an old term has appended behind a newer one."""
+        """Find records that an old term has appended behind a newer term's."""
         rank = self._rank()
         for partition in log.partitions():
             newest: dict[int, Observation] = {}
@@ -95,7 +95,7 @@ class Terms:
         )
 
     def _rank(self) -> dict[str, tuple[int, float]]:
-        """Return the rank of each term in its shard: by epoch if all its terms have one, else by start time."""
+        """Return the rank of each term in its shard: by epoch if all its terms have an epoch, else by start time."""
         shards: dict[int, list[Term]] = defaultdict(list)
         for term in self._terms.values():
             shards[term.shard].append(term)

@@ -1,9 +1,9 @@
-"""Transactions in Kafka: all of one is seen or nothing, and not before it is committed.
+"""Transactions in Kafka: all records of a transaction are seen or none, and not before it is committed.
 
 torn-transaction: some of its records were seen by committed readers, others never. precommitted-read: a committed
-reader got a record before its leader had asked for any commit since it sent it. aborted-read: it got one of an aborted
-transaction. A record belongs to the one transaction its leader has open; a leader that has several open at once, or has
-sent a record in several, leaves that record's transaction unknown, and nothing is concluded.
+reader got a record before its leader had requested any commit since it sent it. aborted-read: it got a record of an
+aborted transaction. A record belongs to its leader's only open transaction; a leader that has several open at once, or
+has sent a record in several, leaves that record's transaction unknown, and nothing is concluded.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ class _TransactionLifecycle:
         self.leader_id = begun.leader_id
         self.ended: TransactionStep | None = None
         self.outcome = "open"
-        """open, asked (to be committed, nobody knows), committed or aborted."""
+        """open, asked (its commit was requested, the outcome is unknown), committed or aborted."""
         self.records: list[RecordLifecycle] = []
 
 
@@ -79,7 +79,7 @@ class Transactions:
             opened[0].records.append(record)
 
     def may_be_committed(self, acknowledged: Acknowledge) -> bool:
-        """Return whether its leader has asked for a commit since."""
+        """Return whether its leader has requested a commit since."""
         return self._asked.get(acknowledged.leader_id, float("-inf")) >= acknowledged.time
 
     def ends_in_commit(self, acknowledged: Acknowledge) -> bool:

@@ -38,6 +38,6 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def missing(brokers: int) -> dict[str, str]:
-    """Return the faults that so many brokers suffice for and this machine does not, each with what it lacks."""
+    """Return the faults that the brokers suffice for and this machine does not, each with its missing requirement."""
     said = {name: fault.needs() for name, fault in FAULTS.items() if fault.brokers <= brokers}
     return {name: sentence for name, sentence in said.items() if sentence is not None}

@@ -38,15 +38,15 @@ def _coordinator_killed(system: System, _draw: random.Random, _write: Callable[[
 
 
 def _of_transactions(system: System, admin: AdminClient) -> int:
-    """Wait until somebody asks for the end of a transaction; return which broker it has just asked."""
+    """Wait until a harvester requests the end of a transaction; return the broker of its last request."""
     commits = _commits(system)
-    next(commits)  # before the first one nobody may coordinate
+    next(commits)  # before the first commit there may be no coordinator
     partitions = admin.list_topics(_TRANSACTIONS, timeout=_ANSWER_SECONDS).topics[_TRANSACTIONS].partitions
     return int(partitions[_partition(next(commits), len(partitions))].leader)
 
 
 def _commits(system: System) -> Iterator[str]:
-    """Yield the transactional id of each transaction whose end is asked for from now on, about when it is."""
+    """Yield the transactional id of each transaction whose end is requested from now on, at about that time."""
     histories = [JsonLines(member.history) for member in system.members]
     for each in histories:
         each.new()  # skips earlier events
@@ -57,7 +57,7 @@ def _commits(system: System) -> Iterator[str]:
                 yield line["transactional_id"]
         time.sleep(_LOOK_SECONDS)
     raise StackError(
-        f"nobody has committed anything within {_COMMIT_SECONDS:.0f} s",
+        f"no harvester has committed anything within {_COMMIT_SECONDS:.0f} s",
         next_step="read the logs of the harvesters, beside the history",
     )
 
@@ -72,7 +72,7 @@ def _partition(name: str, partitions: int) -> int:
 
 FAULTS: Mapping[str, Fault] = {
     "coordinator-killed": Fault(
-        promise="what was asked of it is done, or not, as a whole",
+        promise="its requests are done, or not, as a whole",
         inject=_coordinator_killed,
         brokers=3,
         fits=lambda mode: mode.delivery == "transactional" or mode.elects_by_kafka,

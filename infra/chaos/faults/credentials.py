@@ -33,7 +33,7 @@ def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[
         until(
             lambda: any(line.get("event") == _DENIED for each in logs for line in each.new()),
             _SAID_SECONDS,
-            "no harvester says that Postgres refuses it",
+            "no harvester logs that Postgres refuses it",
             next_step="read the logs of the harvesters, beside the history",
         )
         yield
@@ -43,6 +43,6 @@ def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[
 
 FAULTS: Mapping[str, Fault] = {
     "credentials-revoked": Fault(
-        promise="it waits for its rights, says so, and goes on with them", inject=_credentials_revoked
+        promise="it waits for its rights, logs that, and goes on with them", inject=_credentials_revoked
     ),
 }

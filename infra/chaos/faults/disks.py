@@ -1,4 +1,4 @@
-"""Faults of file systems: that of a server is full."""
+"""Faults of file systems: the file system of a server is full."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ _NO_ROOM = b"No space left on device"
 _NOTICE_SECONDS = 60.0
 _WAL_TOO = 0.5
 _MOST_SEGMENTS = 100
-"""More than a server keeps of those that it has done with, to use them again."""
+"""More than a server keeps of its used segments, to use them again."""
 
 _disks: dict[Path, Disk] = {}
 
@@ -79,7 +79,7 @@ def _await_answers(system: System) -> None:
 
 
 def _want_segments(system: System) -> None:
-    """Have it begin segments of its log until it has no more; a failure, or its end, is the fault."""
+    """Make it begin segments of its log until it has no more; a failure, or its end, is the fault."""
     try:
         with psycopg.connect(system.dsn, autocommit=True) as connection:
             for _ in range(_MOST_SEGMENTS):
@@ -107,7 +107,7 @@ def _broker_full(system: System, draw: random.Random, _write: Callable[[], Writi
 
 
 def _await_noticed(log: Path, seen: int) -> None:
-    """Wait until a server says that it has no room."""
+    """Wait until a server logs that it has no room."""
     said = b""
     with log.open("rb") as file:
         file.seek(seen)
@@ -120,7 +120,7 @@ def _await_noticed(log: Path, seen: int) -> None:
         until(
             is_noticed,
             _NOTICE_SECONDS,
-            "nobody has noticed that there is no room",
+            "no server has noticed that there is no room",
             evidence=lambda: tail(log, lines=2),
             next_step=f"read {log}",
         )
@@ -129,7 +129,7 @@ def _await_noticed(log: Path, seen: int) -> None:
 FAULTS: Mapping[str, Fault] = {
     name: Fault(promise=promise, inject=inject, seconds=(1, 5), needs=mounts_lacking, prepare=_on_disks)
     for name, promise, inject in (
-        ("disk-full-postgres", "writers are refused, what was committed is there, and it goes on", _postgres_full),
+        ("disk-full-postgres", "writers are refused, committed rows are there, and it goes on", _postgres_full),
         ("disk-full-kafka", "the others go on, or all wait for it", _broker_full),
     )
 }

@@ -1,7 +1,8 @@
 """Faults after which another Postgres is the primary: a standby that was copied and followed, and is promoted.
 
-The first kind of standby has all that was committed. The second lacks the tail: its missing records are queried and
-noted before anybody else reaches it, and harvesters that halt on it are started again, after the command in the error.
+The first kind of standby has all committed rows. The second lacks the tail: its missing records are queried and
+noted before another session reaches it, and harvesters that halt on it are started again, after the command in the
+error.
 """
 
 import json
@@ -34,7 +35,7 @@ _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _GOES_ON = "SELECT checkpoint -> 'position' -> 'server' ->> 'timeline' FROM outbox_subscriptions"
 _HALTED = "another server was promoted"
 _MARKED = SQL("SELECT kafka_value FROM outbox UNION ALL SELECT record ->> 'kafka_value' FROM outbox_parked")
-"""Undelivered records: delivered ones are deleted."""
+"""Undelivered records: delivered records are deleted."""
 _PASSED = {
     "snapshot": SQL(
         "pg_visible_in_snapshot(o.transaction_id, (position ->> 'prev')::pg_snapshot)"
@@ -106,14 +107,14 @@ def _standby(system: System, state: str) -> PostgresServer:
 
 
 def _fall_behind(primary: PostgresServer) -> None:
-    """Have nothing more sent to the standby, until the server is killed."""
+    """Stop the log to the standby, until the server is killed."""
     senders = [
         process
         for process in psutil.Process(primary.pid).children()
         if any("walsender" in word for word in process.cmdline())
     ]
     if not senders:
-        raise StackError("nobody sends the log to the standby", next_step="read the logs of Postgres")
+        raise StackError("no process sends the log to the standby", next_step="read the logs of Postgres")
     for process in senders:
         process.send_signal(signal.SIGSTOP)
 
@@ -142,13 +143,13 @@ def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
 
 
 def backlog_of(connection: psycopg.Connection[Any], mode: Mode) -> set[str]:
-    """Return the events that are to be delivered, as far as the server knows, parked ones among them."""
+    """Return the events to be delivered, parked events among them, as far as the server knows."""
     find = _MARKED if mode.source == "mark" else _READ.format(passed=_PASSED[mode.source])
     return {json.loads(value)["event"] for (value,) in connection.execute(find)}
 
 
 def _asked_for(system: System) -> set[str]:
-    """Return the events that writers have asked a server to commit, and that did not certainly fail."""
+    """Return the events whose commit writers have requested from a server, and that did not certainly fail."""
     asked: set[str] = set()
     for event in read_history([system.history / "writers.jsonl"], on_bad=lambda _line: None):
         if isinstance(event, Write):
@@ -158,7 +159,7 @@ def _asked_for(system: System) -> set[str]:
 
 
 def _bring_back(system: System) -> None:
-    """Run the command in the harvesters' error and start them again, until one goes on from the new primary's state."""
+    """Run the command in the harvesters' error and start them again, until a harvester goes on from the new primary."""
     with psycopg.connect(system.dsn, autocommit=True) as connection:
         row = connection.execute(_TIMELINE).fetchone()
         is_rewound = system.mode.delivery != "transactional"  # else the checkpoint that counts is not the server's
@@ -167,7 +168,7 @@ def _bring_back(system: System) -> None:
             nonlocal is_rewound
             halted = [each for each in system.members if each.harvester and _HALTED in tail(each.harvester.process.log)]
             for member in halted:
-                if member.is_up:  # one that led before the rewind, and is about to end
+                if member.is_up:  # a leader from before the rewind, about to end
                     continue
                 if not is_rewound:
                     harvest("subscriptions", "rewind", "default", "--to", "mirror", "-f", system.operator_config())
@@ -175,7 +176,7 @@ def _bring_back(system: System) -> None:
                 system.start_member(member)
             return not halted and connection.execute(_GOES_ON).fetchone() == row
 
-        _await(goes_on, "nobody goes on from what the new primary knows")
+        _await(goes_on, "no harvester goes on from the state of the new primary")
 
 
 def _await(condition: Callable[[], bool], otherwise: str) -> None:
@@ -185,10 +186,10 @@ def _await(condition: Callable[[], bool], otherwise: str) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "failover-sync": Fault(
-        promise="nothing is lost, and nobody has to do anything", inject=_failover("sync"), seconds=(1, 4)
+        promise="nothing is lost, and no operator is needed", inject=_failover("sync"), seconds=(1, 4)
     ),
     "failover-async": Fault(
-        promise="what the new primary has is delivered; who knew more than it halts and says so",
+        promise="the new primary's records are delivered; a harvester that knew more halts with an error",
         inject=_failover("async"),
         seconds=(1, 4),
         fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so records after it repeat

@@ -14,11 +14,11 @@ Injection = Callable[[System, random.Random, Callable[[], Writing]], AbstractCon
 system, a random generator, and a function that begins a transaction that the history follows."""
 
 SLOW_SECONDS = 15.0
-"""A machine that has much else to do may be later than promised by so much."""
+"""Allowance for a machine that has much else to do."""
 REPLACED = (SESSION_SECONDS + 1, SESSION_SECONDS + 6)
-"""So long that another one leads meanwhile."""
+"""Long enough that another harvester leads meanwhile."""
 replaced = led_within(SESSION_SECONDS + SLOW_SECONDS)
-"""Check that another one leads, however the leader is elected, within the session timeout."""
+"""Check that another harvester leads within the session timeout, however the leader is elected."""
 
 
 Needs = Callable[[], str | None]
@@ -42,9 +42,9 @@ def _any(_mode: Mode) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong. `seconds` is how long it lasts, at least and at most; `brokers` how many it takes;
-    `needs` says what the machine lacks for it, and `prepare` prepares the system for it; `fits` says which modes it
-    concerns, and `checks` cover what the checker of histories does not."""
+    """Something that goes wrong. `seconds` is its least and its greatest duration; `brokers` the number it takes;
+    `needs` returns a requirement that the machine lacks, and `prepare` prepares the system for it; `fits` selects the
+    modes that it concerns, and `checks` cover what the checker of histories does not."""
 
     promise: str
     inject: Injection

@@ -17,7 +17,7 @@ from infra.chaos.writing import Writing
 
 @contextmanager
 def _on_network_paths(system: System) -> Iterator[None]:
-    """Have every harvester in a network of its own."""
+    """Put every harvester into a network of its own."""
     with network_paths(len(system.members)) as made:
         system.move_members(made)
         yield
@@ -74,9 +74,9 @@ def _slowed(do: Callable[[NetworkPath], None]) -> Fault:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "network-lost": _network_fault("another leads, and what comes late changes nothing", NetworkPath.lose),
+    "network-lost": _network_fault("another leads, and late packets change nothing", NetworkPath.lose),
     "network-lost-to-servers": _network_fault(
-        "what comes late is refused", partial(NetworkPath.lose, direction=Direction.TO_SERVER)
+        "late writes are refused", partial(NetworkPath.lose, direction=Direction.TO_SERVER)
     ),
     "network-lost-from-servers": _network_fault(
         "a leader without answers gives up", partial(NetworkPath.lose, direction=Direction.TO_CLIENT)

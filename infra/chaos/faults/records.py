@@ -27,8 +27,8 @@ _PARKED_SECONDS = 60.0
 
 @contextmanager
 def _record_too_large(system: System, draw: random.Random, write: Callable[[], Writing]) -> Iterator[None]:
-    """Of one key there is one that the topic does not take, and one behind it. Then the topic takes it after all, or it
-    is dropped."""
+    """A key has a record that the topic refuses, and another record behind it. Then the topic accepts it after all, or
+    it is dropped."""
     _set_limit(system, ConfigEntry(_LIMIT, str(_LIMIT_BYTES), incremental_operation=AlterConfigOpType.SET))
     key = f"slow-{draw.randint(1, SLOW_KEYS)}"
     large = _write(system, write(), key, base64.b64encode(draw.randbytes(_LARGE_BYTES)).decode())
@@ -64,7 +64,7 @@ def _await_parked(system: System) -> None:
         until(
             lambda: count(system.mode, connection) > 0,
             _PARKED_SECONDS,
-            "nobody has parked what is too large",
+            "no harvester has parked the record that is too large",
             next_step="read the logs of the harvesters",
         )
 
@@ -78,6 +78,6 @@ def _set_limit(system: System, entry: ConfigEntry) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "record-too-large": Fault(
-        promise="it is parked, what follows of its key waits, all else goes on", inject=_record_too_large
+        promise="it is parked, later records of its key wait, all else goes on", inject=_record_too_large
     ),
 }

@@ -1,7 +1,7 @@
 """Faults of the topic that records go to: an operator deletes it and creates it again under its name.
 
-Its records are gone for readers that had not read them. The follower has read all that was answered by a while before,
-so that only later writes can be gone; those that Kafka acknowledged and the follower did not get are noted.
+Records that were not read are gone. The follower has read all records that were answered until a short time before,
+so that only later writes can be gone; acknowledged records that the follower did not get are noted.
 """
 
 import random
@@ -57,7 +57,7 @@ def _delete(system: System) -> None:
 
 
 def _knows(server: str) -> bool:
-    """Return True if a broker, asked by itself, knows the topic or does not answer."""
+    """Return True if a broker, queried by itself, knows the topic or does not answer."""
     admin = AdminClient({"bootstrap.servers": server, "log_level": 0})
     try:
         return TOPIC in admin.list_topics(timeout=_ANSWER_SECONDS).topics
@@ -72,17 +72,17 @@ def _go_on(system: System) -> None:
     with psycopg.connect(system.dsn, autocommit=True) as connection:
 
         def goes_on() -> bool:
-            is_over = believed.passed and system.following.reader.has_read  # asked before it is counted
+            is_over = believed.passed and system.following.reader.has_read  # read before it is counted
             if count(system.mode, connection):
                 retry_all(system)
                 return False
             return is_over
 
-        _await(goes_on, "nobody goes on with the topic that was recreated", _RETRY_SECONDS)
+        _await(goes_on, "no harvester goes on with the topic that was recreated", _RETRY_SECONDS)
 
 
 def acknowledged(history: Path, since: float, by: float) -> set[str]:
-    """Return the events of which harvesters have heard between these times, by the boot clock, that Kafka has them."""
+    """Return the events that Kafka acknowledged to harvesters between these times, by the boot clock."""
     found: set[str] = set()
     for file in history.glob("harvester-*.jsonl"):
         events: dict[int, str] = {}
@@ -95,11 +95,11 @@ def acknowledged(history: Path, since: float, by: float) -> set[str]:
 
 
 def _told(file: Path) -> Iterator[Event]:
-    """Yield the events of single records in a history, and pass over all others at no cost."""
+    """Yield the events of single records in a history, and skip other events at no cost."""
     with file.open("rb") as lines:
         for line in lines:
             if line.startswith(_OF_RECORDS):
-                with suppress(ValueError):  # one that is killed may leave half a line
+                with suppress(ValueError):  # a killed harvester may leave half a line
                     yield from_line(line)
 
 
@@ -110,7 +110,7 @@ def _await(condition: Callable[[], bool], otherwise: str, tick_seconds: float = 
 
 FAULTS: Mapping[str, Fault] = {
     "topic-recreated": Fault(
-        promise="what nobody had read is gone; all that follows is in the new one, in order",
+        promise="unread records are gone; all later records are in the new topic, in order",
         inject=_topic_recreated,
         seconds=(1, 5),
     ),

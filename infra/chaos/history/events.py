@@ -1,7 +1,7 @@
 """Events of a history: operations on the system, each with its process, time and outcome.
 
 An operation is an `invoke` and, if its end is known, one of `ok`, `fail` (it certainly had no effect) and `info`
-(nobody knows). All processes of a history run on one machine, so that `time` can be compared between them.
+(unknown). All processes of a history run on one machine, so that `time` can be compared between them.
 """
 
 import time as clocks
@@ -27,7 +27,7 @@ class WrittenRecord(NamedTuple):
 
 
 class PolledRecord(NamedTuple):
-    """A record as a consumer got it. `id` and `leader_id` are of our header, None without it."""
+    """A record as a consumer got it. `id` and `leader_id` come from the `harvest` header, None without it."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class PolledRecord(NamedTuple):
 
 
 class ReadPosition(NamedTuple):
-    """The next offset that a consumer reads. A negative one is a constant of librdkafka, such as the beginning."""
+    """The next offset that a consumer reads. A negative offset is a constant of librdkafka, such as the beginning."""
 
     topic: str
     partition: int
@@ -110,7 +110,7 @@ class Produce(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge(Event):
-    """The client reports a record. A failed or unknown one has a reason, and may have no place in the log."""
+    """The client reports a record. A failed or unknown record has a reason, and may have no place in the log."""
 
     kind = "acknowledge"
     leader_id: str
@@ -173,7 +173,7 @@ class Poll(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(Event):
-    """A consumer was given partitions, or went to another place in them: its earlier reads say nothing of them."""
+    """A consumer was given partitions, or went to another place in them: its earlier reads do not count for them."""
 
     kind = "assign"
     partitions: tuple[ReadPosition, ...]
@@ -190,7 +190,7 @@ class Effect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Park(Event):
-    """Records were parked, themselves or behind a parked one; or operators retried them; or dropped them."""
+    """Records were parked, themselves or behind a parked record; or operators retried them; or dropped them."""
 
     kind = "park"
     step: Literal["park", "retry", "drop"]
@@ -201,7 +201,7 @@ class Park(Event):
 class FailoverLoss(Event):
     """A failover to a server that lacks the newest transactions: the writes of `events`, and purges and checkpoints.
 
-    The old server is gone since `since`. `backlog` are the records that the new one has and, as far as it knows, are
+    The old server is gone since `since`. `backlog` are the records that the new server has and, as far as it knows, are
     still to be delivered.
     """
 
@@ -214,10 +214,10 @@ class FailoverLoss(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecreatedTopic(Event):
-    """A topic was deleted, and has just been recreated; nobody can have written to it yet.
+    """A topic was deleted, and has just been recreated; no record can have been written to it yet.
 
-    `events` were lost with the old one: Kafka had acknowledged them, and nobody has read them. All that was answered by
-    `since` had been read before.
+    `events` were lost with the old topic: Kafka had acknowledged them, and they were not read. All records that were
+    answered by `since` had been read before.
     """
 
     kind = "remake"

@@ -1,4 +1,4 @@
-"""One event is one line of JSON. Its fields are checked, down to their types; fields that are not known are ignored."""
+"""An event is a line of JSON. Its fields are checked, down to their types; unknown fields are ignored."""
 
 import json
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_ty
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
-from typing_extensions import TypedDict  # comes with pydantic, which wants this one before Python 3.12
+from typing_extensions import TypedDict  # comes with pydantic, which needs it before Python 3.12
 
 from infra.chaos.history.events import KINDS, Event, Poll, Write
 
 _NULLABLE = frozenset({"epoch"})
-"""Fields that are written down as null; others are left out where they are None."""
+"""Fields that are written as null; other fields are left out where they are None."""
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 """Error types of pydantic's releases for a field that a NamedTuple does not have."""
 
@@ -80,9 +80,9 @@ def _complaint(error: ErrorDetails) -> str:
 
 
 def _line_of(kind: type[Event]) -> Any:
-    """Return the type of a kind's lines: the fields of the event, of which those with a default may be missing.
+    """Return the type of a kind's lines: the fields of the event; fields with a default may be missing.
 
-    The times have a default for who makes an event only: a line must have them.
+    The times have a default only for code that makes an event: a line must have them.
     """
     hints = get_type_hints(kind)
     types: dict[str, Any] = {"kind": Literal[kind.kind]}
@@ -90,7 +90,7 @@ def _line_of(kind: type[Event]) -> Any:
         hint = Annotated[float, Field(allow_inf_nan=False)] if hints[each.name] is float else hints[each.name]
         optional = each.default is not MISSING and not (kind.kind == "checkpoint" and each.name == "number")
         types[each.name] = NotRequired[hint] if optional else Required[hint]
-    return TypedDict(kind.__name__, types)  # type: ignore[operator]  # one for each kind
+    return TypedDict(kind.__name__, types)  # type: ignore[operator]  # a type for each kind
 
 
 def _any_of(lines: Iterable[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Read the files of a history as one stream, in the order of time, whatever their size.
+"""Read the files of a history as a single stream, in the order of time, whatever their size.
 
 A bad line costs itself only: it is reported to the caller with its file and number.
 """
@@ -13,7 +13,7 @@ from infra.chaos.history.events import Event
 from infra.chaos.history.lines import from_line
 
 _LATE_EVENTS = 1_024
-"""Threads stamp an event before they queue for the file: so many lines later one may stand than it belongs."""
+"""Threads stamp an event before they queue for the file: a line may stand this number of lines too late."""
 
 _Entry = tuple[float, int, int, Event]
 """Time, number of the file, of the line: no two are equal, so events are never compared."""
@@ -31,9 +31,9 @@ class BadLine(NamedTuple):
 
 
 def read_history(files: Sequence[Path], *, on_bad: Callable[[BadLine], None]) -> Iterator[Event]:
-    """Yield the events of `files`, oldest first; those of one time in the order of their lines.
+    """Yield the events of `files`, oldest first; events of the same time in the order of their lines.
 
-    `on_bad` gets each line that is no event, and each whose time lies so far before that of the lines above it that it
+    `on_bad` gets each line that is no event, and each line whose time is so far before the lines above it that it
     can no longer be put in order (it is yielded all the same). Raises OSError for a file that cannot be read.
     """
     streams = [_in_order(file, number, on_bad) for number, file in enumerate(files)]
@@ -46,7 +46,7 @@ def _in_order(file: Path, number: int, on_bad: Callable[[BadLine], None]) -> Ite
     latest = float("-inf")
     for entry in _entries(file, number, on_bad):
         if entry[0] < latest:
-            on_bad(BadLine(file, entry[2], "its time lies before that of lines far above it"))
+            on_bad(BadLine(file, entry[2], "its time is before the time of lines far above it"))
         heappush(waiting, entry)
         if len(waiting) > _LATE_EVENTS:
             oldest = heappop(waiting)

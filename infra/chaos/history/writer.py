@@ -11,7 +11,7 @@ from infra.chaos.history.lines import to_line
 
 
 class HistoryWriter:
-    """Writes one process's history; any of its threads may append.
+    """Writes the history of a process; any of its threads may append.
 
     A line is with the operating system when `append` returns: it outlives the process, however that ends. A file that
     is there already is gone on with, behind the torn last line that a killed process may have left.
@@ -27,7 +27,7 @@ class HistoryWriter:
                 self._write(b"\n")
 
     def append(self, event: Event) -> None:
-        """Write an event as one line. Raises OSError if the file cannot be written, ValueError after `close`."""
+        """Write an event as a line. Raises OSError if the file cannot be written, ValueError after `close`."""
         line = to_line(event).encode()
         with self._lock:
             self._write(line)

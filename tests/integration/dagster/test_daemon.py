@@ -327,7 +327,7 @@ def test_a_run_that_was_succeeded_ends(execute, outbox, heartbeats, instance, se
     threading.Thread(target=lambda: eventually(succeed), daemon=True).start()
     result = execute(**{GENERATION_TAG: "4"})
     failure = result.failure_data_for_node(f"harvest_{settings.name}").user_failure_data
-    assert "another run replaced this one" in failure.description
+    assert "another run replaced this run" in failure.description
     heartbeat = heartbeats.read(PLACE)
     assert (heartbeat.run_id, heartbeat.generation, heartbeat.is_stopped) == ("the-next", 5, False)
 

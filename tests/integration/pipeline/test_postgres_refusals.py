@@ -216,7 +216,7 @@ def test_a_table_that_moves_out_of_the_schema_that_is_published_stops_the_reader
         with closing(quick(source)) as made:
             batches = following(made)
             run("ALTER TABLE t SET SCHEMA elsewhere")
-            with pytest.raises(PositionLost, match=r"took it out of the publication"):
+            with pytest.raises(PositionLost, match="it was taken out of the publication"):
                 for _, _batch in zip(range(200), batches, strict=False):
                     pass
     finally:

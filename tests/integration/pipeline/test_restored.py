@@ -72,7 +72,7 @@ def test_a_volume_that_was_put_back_is_refused_however_long_its_log_has_grown(se
     for _ in range(2):  # the evidence is still there at the next start
         with closing(source.reader()) as reader:
             reader.kept(last)  # as a pipeline does before it reads
-            with pytest.raises(PositionLost, match="put back to an earlier time") as refused:
+            with pytest.raises(PositionLost, match="restored to an earlier time") as refused:
                 collect(reader, last, until=lambda found, _: bool(found))
             assert refused.value.wears_off
 

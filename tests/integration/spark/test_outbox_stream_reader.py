@@ -195,7 +195,7 @@ def test_a_segment_dropped_before_it_was_read_fails_the_stream(make_outbox, spar
     detach(native, 2)
     with pytest.raises(Exception, match="a segment of the outbox was") as caught:
         stream.run()
-    assert "what is lost is in Kafka, or in a backup" in str(caught.value)
+    assert "lost records are in Kafka, or a backup" in str(caught.value)
     assert stream.ids() == [1, 2, 3, 4, 5], "no gap was passed"
 
 

@@ -56,7 +56,7 @@ def test_another_that_leads_too_late_is_not():
 
 
 def test_nobody_who_leads_is_not():
-    assert led_within(SECONDS)(after(term(40, "one", "a"), term(51, "one", "b"))) == "nobody led after one"
+    assert led_within(SECONDS)(after(term(40, "one", "a"), term(51, "one", "b"))) == "no harvester led after one"
 
 
 def test_who_did_not_lead_any_more_is_succeeded_by_nobody():

@@ -54,7 +54,7 @@ def decided(runs, last_beat=None):
 
 
 def test_the_first_generation_starts_at_once():
-    assert decided([]) == Start(generation=1, failures=0, reason="none has run yet")
+    assert decided([]) == Start(generation=1, failures=0, reason="no run has begun yet")
 
 
 def test_a_living_run_is_kept_and_no_second_one_begins():
@@ -145,7 +145,7 @@ def test_a_failure_after_one_that_has_delivered_counts_anew():
 
 def test_a_run_that_was_terminated_is_followed_at_once():
     decision = decided([run(1, "failed", 9), run(2, "canceled", 0.1)], heartbeat(2, is_stopped=True))
-    assert decision == Start(generation=3, failures=0, reason="the last one has canceled")
+    assert decision == Start(generation=3, failures=0, reason="the last run has canceled")
 
 
 def test_a_run_that_was_reported_failed_while_its_process_lives_is_not_joined_by_a_second():

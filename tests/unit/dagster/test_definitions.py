@@ -135,7 +135,7 @@ def test_what_applications_write_stands_before_the_outbox():
         dg.AssetKey(["postgres", "orders"]),
         dg.AssetKey(["carts"]),
     }
-    with pytest.raises(ValidationError, match="upstream is for an outbox that others write"):
+    with pytest.raises(ValidationError, match="upstream is for an outbox without a writer here"):
         OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=WriterSettings())
 
 

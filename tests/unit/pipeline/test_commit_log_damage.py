@@ -189,7 +189,7 @@ def test_a_lost_index_of_the_active_segment_is_refused(folder):
     before = log_path(folder, 24, 0).read_bytes()
     index_path(folder, 24, 0).write_bytes(b"")
     for how in (CommitLog, CommitLog.look):
-        with pytest.raises(LogDamaged, match="nobody can tell where the log ends") as raised:
+        with pytest.raises(LogDamaged, match="it is unknown where the log ends") as raised:
             how(folder)
         assert raised.value.path == index_path(folder, 24, 0)
     assert log_path(folder, 24, 0).read_bytes() == before

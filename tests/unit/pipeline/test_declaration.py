@@ -163,7 +163,7 @@ def test_everything_wrong_is_told_at_once_in_order(read):
         ("- a", "is not a mapping"),
         ("a: [", "not YAML"),
         ("folder: x", "`reader` is missing"),
-        ("folder: x\nreader: {adaptor: both, dsn: a}\nwriters: {}", "names none"),
+        ("folder: x\nreader: {adaptor: both, dsn: a}\nwriters: {}", "is empty"),
         ("folder: x\nreader: 5\nwriters: [a]", "`reader` is not a mapping"),
         ("folder: x\nreader: {dsn: a}\nwriters: {b: {adaptor: both, dsn: c}}", "choose one of both, reads"),
         ("folder: &f [*f]", "contains itself"),

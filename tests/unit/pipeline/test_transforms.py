@@ -140,9 +140,9 @@ def test_what_is_no_transform_is_refused(entry, complaint):
         ({"flight": 1}, "returned dict"),
         (FLIGHT._replace(namespace=b"x"), "namespace"),
         (FLIGHT._replace(namespace=""), "namespace"),
-        (FLIGHT._replace(op=1), "op is no Op"),
+        (FLIGHT._replace(op=1), "op that is no Op"),
         (FLIGHT._replace(timestamp=1.5), "whole number"),
-        (FLIGHT._replace(data=[1]), "data is no mapping"),
+        (FLIGHT._replace(data=[1]), "data that is no mapping"),
     ],
 )
 def test_junk_that_a_transform_returns_is_told(returned, complaint):

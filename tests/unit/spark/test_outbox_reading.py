@@ -50,7 +50,7 @@ def test_windows_between_two_offsets(start, end, wanted):
     [(offset("9:9:"), offset("7:7:")), (offset("5:9:"), offset("5:9:5")), (offset("9:9:"), beginning())],
 )
 def test_an_end_before_its_start_is_refused(start, end):
-    with pytest.raises(CheckpointError, match="before the one that it follows"):
+    with pytest.raises(CheckpointError, match="is before its predecessor"):
         windows_between(start, {**end, "server": {}})
 
 

@@ -103,10 +103,10 @@ def test_names_and_texts_cannot_leave_their_place_in_the_statement():
     [
         ("x: ERROR: permission denied\n  at y", "ERROR: permission denied"),
         ("lost: [MALFORMED_RECORD.WITHOUT_HINT] bad: [canary,1]",
-         "[MALFORMED_RECORD.WITHOUT_HINT]; Spark's log says more"),
+         "[MALFORMED_RECORD.WITHOUT_HINT]; Spark's log has the details"),
         ("o1.jdbc.\n: java.lang.ClassNotFoundException: org.postgresql.Driver\n at",
-         "java.lang.ClassNotFoundException: org.postgresql.Driver; Spark's log says more"),
-        ("o1.jdbc\n: java.io.IOException: canary", "java.io.IOException; Spark's log says more"),
+         "java.lang.ClassNotFoundException: org.postgresql.Driver; Spark's log has the details"),
+        ("o1.jdbc\n: java.io.IOException: canary", "java.io.IOException; Spark's log has the details"),
         ("canary", "RuntimeError"),
     ],
 )  # fmt: skip

@@ -2,16 +2,16 @@
 
 Promises of the writer
 - `write` returns once the lines are on disk (fsync).
-- A line that a crash left unfinished was not acknowledged: it is cut off before the next one is written, and that is
-  logged. The part left by a failed write is cut off at once, if the disk lets us.
-- Several writers may append to one file: each batch comes as a whole. Where a file was moved away another is begun.
+- A line that a crash left unfinished was not acknowledged: the next write first cuts it off, and logs that. The part
+  left by a failed write is cut off at once, if the disk allows it.
+- Several writers may append to one file: each batch is contiguous. If a file was moved, a new file is begun.
 
 Promises of the reader
-- Each line that has an end comes once per run, and again only if the log had not got to the place after it. Without
+- Each line that has an end comes once per run, and again only if the log had not reached the place after it. Without
   `follow` a last line without an end counts as well.
-- A line that is no message is refused, by the byte at which it begins. So is a file that has become shorter, or has
-  another beginning, or another line where the last one was that was read; and another file that has the name, once the
-  one that is followed was read to its end. A file that was moved away is followed on.
+- A line that is no message is refused, with the byte at which it begins. A file is refused if it became shorter, if its
+  beginning changed, or if the last line that was read changed. A new file of the same name is refused once the followed
+  file was read to its end. A file that was moved is followed further.
 
     NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
                                      where to go on; length and CRC-32 of the line before, and of the file's beginning
@@ -48,7 +48,7 @@ _REMEDY = "bring it back, or name a file of another name: that is read from its 
 
 
 class JsonLinesWriter:
-    """`Writer` that appends to a file, or to one per namespace where the path has `{namespace}`."""
+    """`Writer` that appends to a file, or to a file per namespace if the path has `{namespace}`."""
 
     def __init__(self, options: FileWriting) -> None:
         self._path = options.path
@@ -99,7 +99,7 @@ class JsonLinesWriter:
     def _append_to(self, file: BinaryIO, path: Path, lines: bytes) -> int:
         """Return the end of the file afterwards."""
         begin = file.seek(0, os.SEEK_END)
-        if begin != self._ends.get(path):  # not as we left it
+        if begin != self._ends.get(path):  # changed since the last write
             begin = _repair(file, path)
         try:
             view = memoryview(lines)
@@ -152,7 +152,7 @@ class JsonLinesReader(Reader):
                 is_replaced = self._options.follow and self._is_replaced(file)
                 begin, line = position, self._line
                 batch, position = self._batch(file, position)
-                # What was read is of the file that it was before: else that was emptied, and has grown since.
+                # A changed line or length means that the file was emptied since, and has grown again.
                 self._require_length(file, position)
                 self._require_part(file, begin - len(line), len(line), crc32(line))
                 if batch:
@@ -168,7 +168,7 @@ class JsonLinesReader(Reader):
                 elif is_replaced:
                     raise PositionLost(
                         f"{self._path} is not the file that was read",
-                        evidence=f"another file has its name; {position} bytes of the one before were read, to its end",
+                        evidence=f"another file has its name; {position} bytes of the old file were read, to its end",
                         next_step=_REMEDY,
                     )
                 else:
@@ -176,7 +176,7 @@ class JsonLinesReader(Reader):
                     time.sleep(_WAIT_SECONDS)
 
     def _is_replaced(self, file: BinaryIO) -> bool:
-        with suppress(FileNotFoundError):  # moved away: the next file in its place is seen then
+        with suppress(FileNotFoundError):  # moved: the next file of this name is found later
             return not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
         return False
 

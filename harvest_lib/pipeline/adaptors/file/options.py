@@ -15,7 +15,7 @@ class FileReading(Options):
     """Files that are read from their beginning, and on from where it stopped."""
 
     path: Path
-    """JSON lines: the file. Parquet: the folder, one below it per namespace, or files right in it."""
+    """JSON lines: the file. Parquet: the folder with a folder per namespace, or with files right in it."""
 
     format: Format = "json_lines"
     """Default: json_lines."""
@@ -24,7 +24,7 @@ class FileReading(Options):
     """JSON lines: each is a message (`envelope`) or a row (`data`). Default: envelope."""
 
     namespace: str | None = Field(default=None, min_length=1)
-    """The namespace of rows. Default: the file's name without its ending; Parquet: the folder's, if there is one."""
+    """The namespace of rows. Default: the file's name without its ending; for Parquet the folder's name, if any."""
 
     follow: bool = False
     """True to wait for more at the end. Default: false."""
@@ -37,7 +37,7 @@ class FileWriting(Options):
     """Files that are appended to, or added."""
 
     path: str = Field(min_length=1)
-    """JSON lines: the file; with `{namespace}` in it, one per namespace. Parquet: the folder, one below it per
+    """JSON lines: the file; with `{namespace}` in it, a file per namespace. Parquet: the folder. It has a folder per
     namespace, in which each batch is a file. Missing folders are made."""
 
     format: Format = "json_lines"

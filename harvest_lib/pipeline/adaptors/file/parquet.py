@@ -2,16 +2,16 @@
 
 Beside the columns of the data a row has `_op`, `_timestamp` and `_offset` (in the commit log). Later rows of later
 files are newer: the table has the newest row of each key, unless that is a delete. A field that a message lacks, while
-others of its batch have it, is null. A column whose values are of several types, or of one that Parquet has no match
-for, is text: extended JSON, and says so in its metadata.
+other messages of its batch have it, is null. A column of several types, or of a type that Parquet does not have, is
+text: extended JSON, marked in the column's metadata.
 
 Promises of the writer
 - `write` returns once the files are on disk under their names: written beside, fsync, rename, fsync of the folder.
-- No file is ever written over, none is seen half.
+- No file is ever overwritten, and no unfinished file is visible.
 
 Promises of the reader
-- Files come by name, each at least once, and again only if the log had not got to its end.
-- Where the file that was read last is another by now, it does not go on.
+- Files come by name, each at least once, and again only if the log had not reached its end.
+- Reading stops if the file that was read last has changed.
 
     NOOP  file/FOLDER  {"file": "00000007.parquet", "size": 5120, "checksum": 2847103372}
                                                      the file that was read last, its size, and the CRC-32 of its end
@@ -202,7 +202,7 @@ class ParquetReader(Reader):
             if row[name] is not None:
                 row[name] = loads(b'{"":%b}' % row[name].encode())[""]
         at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else unix_ms()
-        # A delete has its key, which is never null, and not the columns that others in the file have.
+        # A delete has its key, which is never null, and no other column of the file.
         data = {name: value for name, value in row.items() if value is not None or op != "delete"}
         return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
 

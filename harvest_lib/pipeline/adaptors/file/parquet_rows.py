@@ -1,10 +1,10 @@
 """Rows of a Parquet file, a few at a time, as values that a message can hold.
 
 Promises
-- Points in time are read as in the file, also in lists and structs: microseconds, and the years 1 to 9999, INT96
-  as Spark, Hive and Impala write it too. A time with nanoseconds, beyond these years, or in a calendar that Spark had
-  before version 3, is refused, never changed.
-- Rows are read by bytes, however few bytes they take in the file: a dictionary has a value once.
+- Points in time are read as in the file, also in lists and structs: microseconds, the years 1 to 9999, and INT96 as
+  Spark, Hive and Impala also write it. A time with nanoseconds, beyond these years, or in the calendar of Spark before
+  version 3 is refused, never changed.
+- Batches are limited by bytes in memory, not by bytes in the file: there a dictionary stores a value once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from harvest_lib.pipeline.bounds import BATCH_BYTES
 
 _BUFFER_BYTES = 1 << 18
 _MOST_ROWS = 16
-"""At once, as a dictionary may have values of any size, and the file does not say how often each is used."""
+"""Rows per read: dictionary values may be of any size, and the file does not record how often each is used."""
 _PLAIN = {bool, int, float, str, bytes, type(None)}
 _SPARKS_OLD_CALENDAR = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
 _SAME_IN_BOTH_CALENDARS = 1900
@@ -78,7 +78,7 @@ def _int96_columns(file: Any) -> Sequence[str]:
 
 
 def _batches(pa: Any, path: Path, file: Any, int96: Sequence[str], at_once: int) -> Iterator[Any]:
-    """Yield the batches of a file, whose INT96 is in microseconds. Raises MessageRefused for one with nanoseconds."""
+    """Yield the batches of a file, INT96 in microseconds. Raises MessageRefused for a time with nanoseconds."""
     if not int96:
         yield from file.iter_batches(at_once)
         return
@@ -92,7 +92,7 @@ def _batches(pa: Any, path: Path, file: Any, int96: Sequence[str], at_once: int)
 
 
 def _are_same(pa: Any, micro: Any, nano: Any) -> bool:
-    """Return True if times in microseconds are those in nanoseconds, modulo 64 bits."""
+    """Return True if the times in microseconds equal the times in nanoseconds, modulo 64 bits."""
     types, kind = pa.types, micro.type
     if types.is_timestamp(kind):
         product = pa.compute.multiply(micro.cast(pa.int64()), 1000)
@@ -130,7 +130,7 @@ def _in_microseconds(pa: Any, kind: Any) -> Any:
 
 
 def _rows(path: Path, table: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table, of which one at a time is made: a dictionary's value may be that of each row."""
+    """Yield the rows of a table, each made when it is due: a large dictionary value may be in every row."""
     names = table.column_names
     for row in zip(*table.columns, strict=True):
         try:
@@ -153,7 +153,7 @@ def _value(value: Any) -> Any:
 
 
 def _is_ancient(value: Any) -> bool:
-    if isinstance(value, date):  # a datetime is one
+    if isinstance(value, date):  # includes datetime
         return value.year < _SAME_IN_BOTH_CALENDARS
     if isinstance(value, Mapping):
         return any(map(_is_ancient, value.values()))

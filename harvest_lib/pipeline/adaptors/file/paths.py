@@ -1,4 +1,4 @@
-"""Common parts of the file formats: names for namespaces, locks, and the system's errors as ours."""
+"""Common parts of the file formats: names for namespaces, locks, and operating system errors as AdaptorError."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ def namespace_of(name: str) -> str:
 
 @contextmanager
 def held(descriptor: int) -> Iterator[None]:
-    """Keep other writers of ours, in whatever process, from a file or folder meanwhile."""
+    """Lock a file or folder against the writers of other pipelines, in any process."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
@@ -33,7 +33,7 @@ def held(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
-    """Keep other writers of ours from a folder meanwhile."""
+    """Lock a folder against the writers of other pipelines."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with held(descriptor):
@@ -44,7 +44,7 @@ def held_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def system_errors(what: str, path: Path | str) -> Iterator[None]:
-    """Turn the system's errors into ours."""
+    """Raise AdaptorError for an error of the operating system."""
     try:
         yield
     except OSError as error:

@@ -54,7 +54,7 @@ class KafkaWriting(_Kafka):
     """The topic, with `{namespace}` where the namespace goes. Default: the namespace."""
 
     key: Mapping[str, Sequence[str]] = Field(default_factory=dict)
-    """Per namespace: the fields that name a row (the primary key). Rows of one key come in order, in one partition.
+    """Per namespace: the fields that identify a row (the primary key). Rows of a key come in order, in one partition.
     Default: all messages of a namespace have the same key, and so come in order."""
 
     content: Content = "envelope"
@@ -62,7 +62,7 @@ class KafkaWriting(_Kafka):
     as compacted topics and table readers want it; needs `key`, and `{namespace}` in the topic. Default: envelope."""
 
     partitions: int | None = Field(default=None, ge=1)
-    """Topics that are missing are made with so many partitions. Default: they have to be there."""
+    """Number of partitions of topics that the writer creates. Default: missing topics are an error."""
 
     delivery_timeout_seconds: float = Field(default=120.0, gt=0, alias="delivery_timeout")
     """Limit of the time until the brokers have all of a batch, as a duration (`30s`). Default: 2m."""
@@ -76,7 +76,7 @@ class KafkaWriting(_Kafka):
     def _fits(self) -> "KafkaWriting":
         if self.content == "data" and (not self.key or NAMESPACE not in self.topic):
             raise ValueError(
-                "`content: data` needs `key`, and `{namespace}` in `topic`: a tombstone has no more to say"
+                "`content: data` needs `key`, and `{namespace}` in `topic`: a tombstone has only topic and key"
             )
         if NAMESPACE not in self.topic and not is_legal_topic(self.topic):
             raise ValueError("`topic` is no name that Kafka takes: letters, digits, `.`, `_` and `-`, 249 at most")

@@ -1,13 +1,13 @@
 """Topics of Kafka, read without a group: the pipeline's log has the offsets.
 
     NOOP  kafka/TOPIC  {"offsets":{"0":1021,"1":998},"id":"vPeOCWypqUOSepEvx0cbog","last":{"0":[1020,1356999300,"1f…"]}}
-                       the next offset of each partition, Kafka's id of the topic, and what tells the record of a
-                       partition that was read last from others (`LastRead`)
+                       the next offset of each partition, Kafka's id of the topic, and features of the last record
+                       of each partition that identify it (`LastRead`)
 
 Promises
-- Every record that is committed comes, in the order of its partition; again only if the log had not got to the NOOP
+- Every record that is committed comes, in the order of its partition; again only if the log had not reached the NOOP
   after it. Partitions that are added while it reads are found.
-- The offsets in the log move over what is no record, too: ends of transactions, aborted records, compacted ones.
+- The offsets in the log also pass offsets without a record: ends of transactions, aborted and compacted records.
 - Records that retention removed before they were read are an error, never a silent gap; so is a recreated topic, a
   log that lost its end, however long it has grown again, and a record that is damaged (checksums are checked).
 - While no broker answers it waits, once it has begun.
@@ -61,11 +61,11 @@ _UNREADABLE = {
 _WAIT_SECONDS = 0.2
 _GROWTH = 4
 _MEMORY = {"queued.max.messages.kbytes": 16_384, "fetch.queue.backoff.ms": 50}
-"""Size that is fetched ahead, unless `kafka` says otherwise. It lowers `fetch.max.bytes` to it by itself, but not
+"""Bytes to prefetch, unless `kafka` sets them. The client lowers `fetch.max.bytes` to this size by itself, but not
 below `message.max.bytes`."""
 _ANSWER_SECONDS = 10.0
 _SECOND_LOOK_SECONDS, _AGAIN_SECONDS = 3.0, 0.2
-"""What would be noted for good is looked at again for so long."""
+"""Time for a second check, before an error of the log's position is permanent."""
 _LOOK_SECONDS = 30.0
 """Interval of the search for more partitions."""
 
@@ -130,7 +130,7 @@ class KafkaReader(Reader):
     def _look(self, consumer: Any) -> Sequence[str]:
         """Find partitions that were added. While no broker answers they are found later."""
         try:
-            # Records that came into a partition before we knew of it are read as well.
+            # All records of a new partition are read, also the records from before the search found it.
             return self._begin(consumer, "beginning")
         except (KafkaException, KafkaUnavailable) as error:
             ours = self._translated(error.args[0]) if isinstance(error, KafkaException) else error
@@ -140,7 +140,7 @@ class KafkaReader(Reader):
             return ()
 
     def _begin(self, consumer: Any, start: str) -> Sequence[str]:
-        """Assign all partitions, new ones from where they start; return the topics that have such. All or nothing."""
+        """Assign all partitions, new ones from their start, or none; return the topics with new partitions."""
         is_first = not consumer.assignment()
         found: dict[str, dict[int, int]] = {}
         there: dict[Place, LastRead] = {}
@@ -199,8 +199,8 @@ class KafkaReader(Reader):
         return partitions
 
     def _range(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset and the end of a partition. An end before our position is asked for again: a leader
-        that was just elected may not know it yet."""
+        """Return the first offset and the end of a partition. An end before the reader's position is queried again: a
+        leader that was just elected may not know it yet."""
         deadline = Deadline(_SECOND_LOOK_SECONDS)
         while True:
             low, high = log_range(consumer, topic, partition, timeout_seconds=_ANSWER_SECONDS)
@@ -209,8 +209,8 @@ class KafkaReader(Reader):
             time.sleep(_AGAIN_SECONDS)
 
     def _require_same(self, topic: str) -> bool:
-        """Return True if the topic is known to be the one that was read. Raise PositionLost if another topic has the
-        name by now, whose offsets mean other records."""
+        """Return True if the topic is known to be the one that was read. Raise PositionLost if a recreated topic has
+        the name, since the offsets of the log mean other records there."""
         if self._admin is None:
             self._admin = AdminClient(client_settings(self._options.kafka, error_cb=self._last))
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_SECONDS)[topic]
@@ -254,7 +254,7 @@ class KafkaReader(Reader):
                     what = f"a partition of {record.topic()!r} no longer has what was not read yet"
                     raise _lost(what, error.str(), wears_off=True)
                 if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
-                    # What lies between is no record: retention may remove it, and then nothing is lost.
+                    # The offsets up to the end have no records: if retention removes them, nothing is lost.
                     offsets, partition = self._offsets[record.topic()], record.partition()
                     if record.offset() > offsets[partition]:
                         offsets[partition] = record.offset()
@@ -275,8 +275,8 @@ class KafkaReader(Reader):
         return [*batch, *(self._position(topic, timestamp) for topic, timestamp in touched.items())]
 
     def _records(self, consumer: Any) -> Iterator[Any]:
-        """Yield the records of a batch. The client hands over as many as are asked for, whatever their size: one at
-        first, then so few that they have room if they are as large as the largest of the batch so far."""
+        """Yield the records of a batch. The client returns the requested number of records, whatever their size. So the
+        first request is for one record; later requests assume the size of the largest record so far for all."""
         room, count, largest, wait = Room(self._options.batch_rows), 1, 1, _WAIT_SECONDS
         while not room.is_full:
             most, most_bytes = room.left
@@ -290,7 +290,7 @@ class KafkaReader(Reader):
                 yield record
             if not records or any(record.error() is not None for record in records):
                 return
-            count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # what is there already
+            count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # later calls do not wait
 
     def _message(self, record: Record) -> Message | None:
         topic, value, timestamp = str(record.topic()), record.value(), _when(record)
@@ -306,7 +306,7 @@ class KafkaReader(Reader):
             raise MessageRefused(
                 f"a record of {topic!r} is no message: {error.cause}",
                 evidence=f"partition {record.partition()}, offset {record.offset()}: {error.evidence}",
-                next_step=f"say what its records are with `content` (`record` takes anything); {error.next_step}",
+                next_step=f"name the form of the records with `content` (`record` takes anything); {error.next_step}",
             ) from None
 
     def _position(self, topic: str, timestamp: int) -> Message:
@@ -316,7 +316,7 @@ class KafkaReader(Reader):
 
     def _make(self) -> Any:
         own = {
-            "group.id": "harvest-pipeline",  # asked for by the client; nobody joins it
+            "group.id": "harvest-pipeline",  # the client requires a group; the reader never joins it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,  # the ends of transactions have offsets, and never come
@@ -339,7 +339,7 @@ def _place(topic: str) -> str:
 
 
 def _when(record: Record) -> int:
-    return max(0, record.timestamp()[1])  # -1 where it has none
+    return max(0, record.timestamp()[1])  # -1: no timestamp
 
 
 def _damaged(record: Record, error: ClientError) -> AdaptorError:
@@ -376,6 +376,6 @@ def _lost(cause: str, evidence: str, *, wears_off: bool = False) -> PositionLost
         cause,
         wears_off=wears_off,
         evidence=evidence,
-        next_step="what lies between is gone from Kafka; to go on with what is there, move the pipeline's folder away "
+        next_step="the records in between are gone from Kafka; to read the rest, move the pipeline's folder away "
         "and start again",
     )

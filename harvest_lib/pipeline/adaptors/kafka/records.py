@@ -1,7 +1,7 @@
 """Messages as records of Kafka: key and value.
 
 A record's key names its row: `{"id":1}`, the fields that `key` names, or `{"namespace":"public.flights"}`
-where it names none; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
+where it names no fields; in a topic of several namespaces `{"namespace":"public.flights","key":{"id":1}}`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from harvest_lib.pipeline.message import Message, Op
 KeyAndValue = tuple[bytes, bytes | None]
 
 _LATEST = (1 << 63) - 1
-"""Kafka's times are milliseconds in 64 bits with a sign; those of messages have none."""
+"""Kafka's times are signed 64-bit milliseconds; messages have unsigned times."""
 
 
 def records_of(messages: Sequence[Message], options: KafkaWriting) -> Sequence[KeyAndValue]:
@@ -61,7 +61,7 @@ def handed_over(messages: LoggedMessages, options: KafkaWriting, topics: Mapping
 
 
 def _joined(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
-    """Return the records of joined messages, without making an object of any; None where that cannot be done."""
+    """Return the records of joined messages without making message objects; None if that is impossible."""
     values = encode_joined(messages, options.content)
     around: dict[Head, Wrapping] = {}
     if values is None or messages.joined is None:
@@ -90,7 +90,7 @@ _PLACE = "\0"
 
 
 def _key_wrapping(head: Head, options: KafkaWriting) -> Wrapping | None:
-    """Return the JSON of `_key` around a field of `_FIELDS`; None where the key has other fields."""
+    """Return the JSON of `_key` around a field of `_FIELDS`; None if the key has other fields."""
     op, namespace = PARTS[head[1]][1], head[2].decode()
     fields = options.key.get(namespace)
     if options.content == "data" and (fields is None or op is Op.COMMAND):
@@ -125,7 +125,7 @@ def _record(message: Message, options: KafkaWriting) -> KeyAndValue:
         raise MessageRefused(
             f"message {message.offset} has no key",
             evidence=f"{missing} is missing or null, namespace {namespace}",
-            next_step="correct `key`, or the transform that took it away",
+            next_step="correct `key`, or the transform that removed it",
         )
     is_tombstone = options.content == "data" and message.op is Op.DELETE
     return dumps(_key(namespace, named, options)), None if is_tombstone else encode(message, options.content)
@@ -138,8 +138,8 @@ def _key(namespace: str, named: Mapping[str, Any], options: KafkaWriting) -> Map
 
 
 def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAndValue] | None:
-    """Return the same as `_record` for each, from columns of bytes; None where it has to look at each of them: one is
-    refused, or something else than text and whole numbers is in its key."""
+    """Return the same as `_record` for each, from columns of bytes; None if each message needs a check of its own: a
+    message is refused, or its key has other values than text and whole numbers."""
     kinds: dict[Head, tuple[str, tuple[str, ...]]] = {}
     for head in messages.kinds:
         op, namespace = PARTS[head[1]][1], head[2].decode()
@@ -165,7 +165,7 @@ def _quickly(messages: LoggedMessages, options: KafkaWriting) -> Sequence[KeyAnd
 def _keys(
     namespace: str, names: Sequence[str], columns: Sequence[Sequence[object]], count: int, options: KafkaWriting
 ) -> Sequence[bytes] | None:
-    """Return the keys of so many messages of a namespace, from the values of the named fields; None as above."""
+    """Return the keys of `count` messages of a namespace, from the values of the named fields; None as above."""
     template = _template(namespace, names, options)
     try:
         texts = [template % row for row in zip(*(map(scalar, column) for column in columns), strict=True)]

@@ -3,10 +3,10 @@
 For the record of a message, see `records`.
 
 Promises
-- `write` returns once all in-sync replicas have all records: each has its offset, and one request is on the wire per
-  broker, since the client takes a record for delivered when it sees a later one acknowledged (docs/decisions/0019).
-- Records of one key are in one partition, in order and without gaps: none that fails is overtaken by a later one
-  (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure a run of them may come again.
+- `write` returns once all in-sync replicas have all records: each has its offset. Each broker gets one request at a
+  time, since the client reports a record delivered when a later record is acknowledged (docs/decisions/0019).
+- Records of a key are in one partition, in order and without gaps: a later record never overtakes a failed record
+  (`enable.gapless.guarantee`, no `message.timeout.ms`). After a failure a run of records may come again.
 - Nothing of a batch that failed is sent any more afterwards: the producer is discarded with its queue.
 - Topics are never made by accident.
 """
@@ -81,7 +81,7 @@ def _is_refusal(error: ClientError) -> bool:
 
 
 def _rank(failure: _Failure) -> int:
-    """Return a rank that is higher the less an error says of its cause; 0: it is of a refused record."""
+    """Return a rank: 0 for the error of a refused record, else higher the less the error explains its cause."""
     error, topic, _ = failure
     if error.code() in _REFUSED:
         return 0
@@ -154,7 +154,7 @@ class KafkaWriter:
         self._deliver(producer, written, handing_over, failures)
 
     def _natively(self, messages: Sequence[Message], failures: list[_Failure]) -> Iterator[None] | None:
-        """Return the hand-over of messages of the log as bytes; None if Python has to hand them over."""
+        """Return the native hand-over of messages that the log has as bytes; None if Python has to hand them over."""
         if self._sender is None or not isinstance(messages, LoggedMessages):
             return None
         topics = {name: self._topic(name) for name in dict.fromkeys(key.decode() for _, _, key in messages.kinds)}
@@ -211,8 +211,8 @@ class KafkaWriter:
             raise self._late(len(messages))
 
     def _await_reason(self, producer: KafkaProducer, failures: list[_Failure]) -> None:
-        """Wait a little for the cause: a refused record takes along those in its batch, those behind it and the
-        producer, and any of their errors may be reported first."""
+        """Wait briefly for the cause: a refused record also fails the records of its batch, the records behind it and
+        the producer, and any of their errors may be reported first."""
         deadline = Deadline(_WHY_SECONDS)
         while _rank(min(failures, key=_rank)) and len(producer) and not deadline.passed:
             self._serve(partial(producer.flush, _WAIT_SECONDS), failures)
@@ -221,7 +221,7 @@ class KafkaWriter:
         """Serve delivery reports by a call of the producer's, which raises fatal errors; collect the failures."""
         try:
             call()
-        except RAISED as error:  # after one that broke the order no other is taken
+        except RAISED as error:  # after an error that broke the order the producer takes no record
             failures.append(_Failure(raised(error)))
         if self._sender is not None:
             failures += [_Failure(error, topic) for error, topic in self._sender.take_failures()]
@@ -279,8 +279,8 @@ class KafkaWriter:
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
     def _suspects(self, messages: Sequence[Message], failure: _Failure) -> Sequence[int]:
-        """Return the offsets of the messages that may be to blame. Kafka refuses batches, of which a topic is known;
-        the client refuses one record."""
+        """Return the offsets of the messages that may have caused the failure. Kafka refuses batches: then only the
+        topic is known. The client refuses a single record."""
         if failure.place is not None:
             return [messages[failure.place].offset]
         places = [

@@ -1,6 +1,6 @@
 """Requirements for reading tables: log level, privileges, publication, keys; and the tables themselves.
 
-A missing one is an error which has the statement that fixes it.
+The error for a missing requirement has the statement that fixes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,11 +96,13 @@ _FIRST_OF_USERS = 16384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table that is published. `columns` are those that are sent, with their types' numbers; `key` names a row.
+    """A table that is published. `columns` are the columns that Postgres sends, with their types' numbers; `key`
+    identifies a row.
 
-    `oid` stays when it is renamed; another table that takes its name has another. `membership` has the numbers of its
-    entries in the publication, others once it was taken out and put back; `altered` is the transaction that last
-    changed the options of the publication. `files` hold its rows: others once it was rewritten or emptied.
+    `oid` stays when the table is renamed; another table of the same name has another `oid`. `membership` has the
+    numbers of its entries in the publication, which change when it is removed and added again. `altered` is the
+    transaction that last changed the options of the publication. `files` hold its rows, and change when it is rewritten
+    or emptied.
     """
 
     oid: int
@@ -120,7 +122,7 @@ class Table:
 
     @property
     def rows(self) -> sql.Composable:
-        """Relation to select from: a table's own rows, not those of tables that inherit from it, which are theirs."""
+        """Relation to select from: a table's own rows, without the rows of tables that inherit from it."""
         name = sql.Identifier(self.schema, self.name)
         return name if self.is_partitioned else sql.SQL("ONLY {}").format(name)
 
@@ -136,14 +138,14 @@ class Standing:
 
 
 def split(namespace: str) -> tuple[str, str]:
-    """Return schema and table of a namespace, `public` where none is named."""
+    """Return schema and table of a namespace; the default schema is `public`."""
     schema, dot, name = namespace.partition(".")
     return (schema, name) if dot else ("public", namespace)
 
 
 @contextmanager
 def refusals(what: str, next_step: str) -> Iterator[None]:
-    """Turn psycopg's errors into ours, in the words of somebody who wanted `what`."""
+    """Raise HarvestError for psycopg's errors. `what` names the failed step."""
     try:
         yield
     except (pg.InsufficientPrivilege, pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedObject) as error:
@@ -169,12 +171,12 @@ def rows_of(
 
 
 def require_decoding(connection: psycopg.Connection[Any]) -> None:
-    """Raise unless changes can be decoded here, by us."""
+    """Raise unless this role can decode changes on this server."""
     require_primary(connection)
     ((wal_level, may_replicate, role, _),) = rows_of(connection, "its settings", _ROLE)
     if wal_level != "logical":
         raise AdaptorError(
-            "the server does not write what logical decoding needs",
+            "the server's log lacks the details that logical decoding needs",
             evidence=f"wal_level is {wal_level}",
             next_step="ALTER SYSTEM SET wal_level = logical; and restart the server",
         )
@@ -187,7 +189,7 @@ def require_decoding(connection: psycopg.Connection[Any]) -> None:
 
 
 def publish(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> None:
-    """Ensure that a publication is there and has these tables (none named: those that it has)."""
+    """Ensure that a publication exists and has these tables; without names, the tables that it has."""
     name = sql.Identifier(publication)
     tables = sql.SQL(", ").join(sql.Identifier(*split(each)) for each in namespaces)
     absent = [each for each in namespaces if not rows_of(connection, "publications", _TABLE, split(each))]
@@ -210,7 +212,7 @@ def publish(connection: psycopg.Connection[Any], publication: str, namespaces: S
         if not namespaces:
             raise AdaptorError(
                 f"there is no publication {publication!r}",
-                evidence="and no `tables` are named that one could be made of",
+                evidence="and no `tables` are named from which it could be made",
                 next_step="name `tables`, or make it: CREATE PUBLICATION … FOR TABLE …",
             )
         statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
@@ -240,13 +242,13 @@ def standing(connection: psycopg.Connection[Any], publication: str, oid: int, na
 
 
 def placed(connection: psycopg.Connection[Any], table: Table) -> Table | None:
-    """Return a table by the schema and name that it has by now, None if it was dropped."""
+    """Return a table under its present schema and name, None if it was dropped."""
     found = rows_of(connection, table.namespace, _NAME, (table.oid,))
     return replace(table, schema=found[0][0], name=found[0][1]) if found else None
 
 
 def key_of(connection: psycopg.Connection[Any], oid: int) -> Sequence[str]:
-    """Return the columns that name a row of a table now; none if nothing does, or it was dropped."""
+    """Return the columns that identify a row of a table now; none without such columns, or if it was dropped."""
     found = rows_of(connection, "keys", _KEY_OF, (oid,))
     return found[0][0] if found else ()
 
@@ -257,7 +259,7 @@ def present(connection: psycopg.Connection[Any], table: Table) -> frozenset[str]
 
 
 def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Sequence[str]) -> list[Table]:
-    """Return the tables that are to be read, by name. Raises AdaptorError for those that cannot be."""
+    """Return the tables to read, by name. Raises AdaptorError for tables that cannot be read."""
     wanted = {".".join(split(each)) for each in namespaces}
     missing, found, keyless = set(wanted), [], []
     for listed in _published(connection, publication):
@@ -315,7 +317,7 @@ def tables(connection: psycopg.Connection[Any], publication: str, namespaces: Se
 
 
 def base_type(connection: psycopg.Connection[Any], oid: int) -> int:
-    """Return the number of a type, for a domain that of the type below it."""
+    """Return the number of a type; for a domain, the number of its base type."""
     if oid < _FIRST_OF_USERS:
         return oid
     return next((int(row[0]) for row in rows_of(connection, "types", _BASE_TYPE, (oid,))), oid)

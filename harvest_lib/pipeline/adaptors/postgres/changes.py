@@ -1,15 +1,15 @@
 """Decoded changes of transactions that committed, as messages. No input and output: its lookups are passed in.
 
-- An update of a key is a delete of the old one and an insert of the new one. With the full row as replica identity
-  Postgres does not say which columns are the key. Where they are others by now, or had other names, each update that
-  changes anything is a delete of the old row and an insert of the new one: that is right whatever the key was.
-- An update does not carry a large value that it left alone. If it belongs to the key, or the table's replica identity
-  is the full row, it comes with the old row. Else it is asked for, as it is by now. Where the row is gone by now the
-  update is left out: its delete follows. Where the column is gone by now it is left out of the message.
+- An update of a key is a delete of the old row and an insert of the new row. With the full row as replica identity
+  Postgres does not send which columns are the key. If the key's columns changed since, or had other names, each update
+  that changes anything is a delete of the old row and an insert of the new row: correct for every key.
+- An update lacks a large value that it did not change. If the value belongs to the key, or the table's replica identity
+  is the full row, it comes with the old row. Otherwise its present value is queried. If the row is gone, the update is
+  left out: its delete follows. If the column is gone, it is left out of the message.
 - A row is never named by part of its key: a change without all of it is an error.
 - A table that was emptied is a command, `{"command": "truncate"}`.
-- A table is known by its number, whatever it is called; columns, and which of them name a row, are as they were when
-  the change was made. Another table under the name of one that is followed is an error.
+- A table is known by its number, whatever its name; columns and keys are as they were at the time of the change.
+  Another table under the name of a followed table is an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,15 +39,14 @@ TRUNCATE = {"command": "truncate"}
 
 Row = Sequence[Value]
 Fetch = Callable[[Table, Mapping[str, str], Sequence[str]], Mapping[str, Any] | None]
-"""Return columns of the row with a key, but dropped ones, each as a value of the type that it has by now; None if there
-is no such row."""
+"""Return columns of the row with a key, without dropped columns, with their present types; None if no such row."""
 
 KeyOf = Callable[[int], Sequence[str]]
 """Return the columns that name a row of a table now."""
 
 _FULL = "f"
 _INDEXED = {"d", "i"}
-"""Replica identities whose columns alone are marked in the description of a table."""
+"""Replica identities that mark only their own columns in the description of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class _Layout:
     table: Table
     names: Sequence[str]
     key: Sequence[str] | None
-    """None where nothing says which columns they were: the whole row is sent."""
+    """None if the key's columns of that time are unknown: the whole row is sent."""
     readers: Sequence[Callable[[str], Any]]
 
 
@@ -118,7 +117,7 @@ class Changes:
         )
 
     def _key_then(self, table: Table, relation: Relation, names: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that named a row when changes were made, None if that cannot be told."""
+        """Return the columns that identified a row when changes were made, None if they are unknown."""
         if relation.identity in _INDEXED:
             return [column.name for column in relation.columns if column.is_key]
         if relation.identity != _FULL:
@@ -150,7 +149,7 @@ class Changes:
     def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
         new, old = update.new, update.old
         if old is not None:
-            named = zip(layout.names, old, new, strict=True)  # a value that is not sent is none of NULL
+            named = zip(layout.names, old, new, strict=True)  # a value that is not sent is UNCHANGED, not None
             new = [after if after is not UNCHANGED or before is None else before for _, before, after in named]
         if layout.key is None:
             return self._replaced(layout, old, new)
@@ -169,7 +168,7 @@ class Changes:
         return [self._message(Op.DELETE, layout, self._row(layout, old)), self._message(Op.INSERT, layout, row)]
 
     def _fetched(self, layout: _Layout, key: Mapping[str, str], new: Row) -> Mapping[str, Any] | None:
-        """Return the values of the new row that were not sent; None if it is gone."""
+        """Return the values of the new row that were not sent; None if the row is gone."""
         missing = [name for name, value in zip(layout.names, new, strict=True) if value is UNCHANGED]
         return self._fetch(layout.table, key, missing) if missing else {}
 

@@ -28,16 +28,16 @@ _log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.2
 _PATIENCE_SECONDS = 5.0
-"""Waiting longer for others is logged."""
+"""A longer wait for other sessions is logged."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PATIENCE, _NO_PATIENCE = "SET LOCAL lock_timeout = 500", "SET LOCAL lock_timeout = 0"
-"""Shorter than `deadlock_timeout`: of two that wait for each other we give way."""
+"""Shorter than `deadlock_timeout`: in a deadlock the copy gives up, not the other session."""
 _LOCK = sql.SQL("SELECT {} FROM {} LIMIT 0")
 """It locks the partitions too, and needs no more rights than to read the columns."""
 _NOW = "SELECT (extract(epoch FROM now()) * 1000)::int8"
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8"
-# Who holds the lock of a transaction's number: all roles see that, and it has prepared ones.
+# The holders of transaction ids: every role can see these locks, which include prepared transactions.
 _OPEN = """
 SELECT coalesce('pid ' || l.pid || coalesce(' (' || a.state || ')', ''),
                 'the prepared transaction ' || quote_literal(p.gid), 'a prepared transaction')
@@ -61,8 +61,8 @@ class Copy:
         again: Callable[[Sequence[Table]], Sequence[Table] | None],
         note: Callable[[Sequence[Table]], Message],
     ) -> None:
-        """Prepare. `again` reads tables from the catalogue once more, on a connection of its own, None while another
-        holds a lock on one; `note` returns the message that says how they are followed."""
+        """Prepare. `again` reads tables from the catalogue once more, on its own connection; it returns None while
+        another session locks a table. `note` returns the message that records how the tables are followed."""
         self._slot, self._batch_rows = options.slot, options.batch_rows
         self._connect = connect
         self._again = again
@@ -71,11 +71,10 @@ class Copy:
     def run(
         self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
     ) -> Generator[Sequence[Message], None, Mapping[str, Table]]:
-        """Copy tables, whose last message each says COMPLETE, as of a snapshot: one that was exported, by its name, or
-        one of now. Return the tables as they are by then, by namespace.
+        """Copy tables as of a snapshot: the exported snapshot of this name, or a new one. The last message of each
+        table is marked COMPLETE. Return the tables as they are by then, by namespace.
 
-        `sent` has the namespaces of which something was sent before: PositionLost is raised if such a table was not
-        followed all the time.
+        `sent` has the namespaces that were sent before: PositionLost is raised if such a table was not always followed.
         """
         patience, settled_for = waiting(self._slot, "locks on the tables"), None
         with closing(self._connect()) as connection:
@@ -101,7 +100,7 @@ class Copy:
     def _noted(
         self, tables: Sequence[Table], sent: Collection[str]
     ) -> Generator[Sequence[Message], None, Sequence[Table] | None]:
-        """Return the tables as they are now, None if that cannot be told; note if others are followed by now."""
+        """Return the tables as they are now, None if they are unknown; yield a note if they changed."""
         known, now = known_of(tables, {}), self._again(tables)
         if now is not None and known_of(now, {}) != known:
             require_followed([each for each in now if each.namespace in sent], known, slot=self._slot)
@@ -111,8 +110,8 @@ class Copy:
     def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
         """Wait until all transactions that are open now have ended.
 
-        One that wrote before a table was published is not sent. Before a snapshot is taken for a slot that was there
-        already, such have to be over, so that the snapshot sees their changes.
+        Changes from before a table was published are not sent. If the slot existed, transactions with such changes end
+        before the snapshot is taken, so that the snapshot contains them.
         """
         (latest,) = rows_of(connection, "transactions", _XMAX)
         patience = waiting(self._slot, lambda: open_transactions(connection))
@@ -125,14 +124,14 @@ class Copy:
         """Return all rows by the transaction that `_held` began, and end it."""
         with refusals("to copy", SELECT_GRANT):
             row = connection.execute(_NOW).fetchone()
-            assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+            assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
             for table in tables:
                 yield from _table(connection, table, row[0], self._batch_rows)
             connection.execute("COMMIT")
 
 
 def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
-    """Log, once it has taken long, that others are waited for. Asked at each turn of the wait."""
+    """Log a wait for other sessions once it is long. The caller iterates at each turn of the wait."""
     deadline = Deadline(_PATIENCE_SECONDS)
     while not deadline.passed:
         yield
@@ -142,22 +141,22 @@ def waiting(slot: str, what: str | Callable[[], str]) -> Iterator[None]:
 
 
 def open_transactions(connection: psycopg.Connection[Any]) -> str:
-    """Return a text that names who has the oldest transactions that are open, on the whole server."""
+    """Return a text that names the oldest open transactions of the whole server."""
     names = [str(name) for (name,) in rows_of(connection, "transactions", _OPEN)]
     return ": ".join(["transactions that are open", *([", ".join(names)] if names else [])])
 
 
 @contextmanager
 def impatient(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """Let statements fail that wait long for a lock: Postgres locks tables to tell what is published."""
+    """Limit the time that statements wait for a lock: Postgres locks tables to list a publication's tables."""
     with refusals("to read the catalogue", SELECT_GRANT), connection.transaction():
         connection.execute(_PATIENCE)
         yield connection
 
 
 def _held(connection: psycopg.Connection[Any], tables: Sequence[Table], *, snapshot: str | None) -> bool:
-    """Begin a transaction with one snapshot that keeps tables as they are. False if it cannot at the moment: another
-    holds one of them, or it is not what it was."""
+    """Begin a transaction with one snapshot that keeps tables as they are. Return False if that is impossible for now:
+    another session locks a table, or a table has changed."""
     with refusals("to copy", SELECT_GRANT):
         lift_timeouts(connection)
         connection.execute(_BEGIN)

@@ -1,4 +1,4 @@
-"""Single values of a table, as they are by now: those that an update left alone, and that are not sent therefore."""
+"""Present values of single columns, for columns that an update did not change and Postgres therefore did not send."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,9 +30,9 @@ ORDER BY a.attname, i.indisreplident DESC, i.indisprimary DESC
 def row_of(
     connection: psycopg.Connection[Any], table: Table, key: Mapping[str, str], columns: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return columns of the row with a key, but dropped ones; None if there is no such row.
+    """Return columns of the row with a key, without dropped columns; None if there is no such row.
 
-    A value is of the type that its column has now: that may be another than when the row was changed.
+    A value has its column's present type, which may differ from the type at the time of the change.
 
     The table is found by its number, whatever it is called by now. A table that was dropped has no columns.
     """
@@ -81,7 +81,7 @@ def _row(connection: psycopg.Connection[Any], table: Table, key: Mapping[str, st
             for name, value in key.items()
         ),
     )
-    with refusals(f"to read what a change of {table.namespace} left out", SELECT_GRANT):
+    with refusals(f"to read the values that a change of {table.namespace} left out", SELECT_GRANT):
         found = connection.execute(statement).pgresult
     if found is None or found.get_value(0, 0) != b"t":
         return _Found(is_same=False, values=None)

@@ -1,10 +1,10 @@
-"""Comparison of the changes that a slot sends again with the changes that were read: is the log the same one?
+"""Comparison of the changes that a slot sends again with the changes that were read: is it the same log?
 
-A server that was put back to an earlier time, slot and all (a snapshot of its volume, a standby that was promoted),
-writes other transactions where the log has those that were read: going on from a place in it would skip them. Its slot
-stands at an earlier place then, too. So changes are asked for from the place of the slot, not from that of the
-pipeline's log, and passed over up to there. In between there have to be no other transactions than those that were
-read: the last of them is known by its end, its number and its time, as another may well have the first two. That
+A server may be restored to an earlier time with its slot (a snapshot of its volume, a promoted standby). Its log then
+has other transactions where the pipeline's log has the transactions that were read, and reading on would skip them. The
+slot is then at an earlier place too. So changes are requested from the slot's place, not from the place of the
+pipeline's log, and skipped up to there. In between there may be only transactions that were read: the last of these is
+known by its end, its number and its time, since another transaction may well have the same end and number. That
 evidence stays however long the log grows, and as long as nothing is confirmed to the slot.
 """
 
@@ -18,7 +18,7 @@ from harvest_lib.source.server_identity import lsn_number
 
 
 class Resent:
-    """Passes over what was read before. Used for one connection."""
+    """Skips changes that were read before. Used for one connection."""
 
     def __init__(self, place: Mapping[str, Any], confirmed: str, *, next_step: str) -> None:
         """`place` is the position of the pipeline's log, `confirmed` the slot's."""
@@ -30,8 +30,8 @@ class Resent:
         self._xid = 0
         self._is_passing = True
         self.is_checked = False
-        """True once the log is known to be the one that was read. To confirm a place before would move the slot on, and
-        with it what is sent again at the next start: the evidence."""
+        """True once the server's log is known to be the log that was read. A confirmation before that would advance the
+        slot, and Postgres would not send the evidence again at the next start."""
 
     def is_new(self, change: Decoded) -> bool:
         """Return True for a change that was not read before, or describes a table. Raises PositionLost."""
@@ -46,24 +46,24 @@ class Resent:
         return not self._is_passing or isinstance(change, Relation)
 
     def alive(self, lsn: int) -> None:
-        """Take that all changes before a place have come. Raises PositionLost."""
+        """Note that all changes before a place have come. Raises PositionLost."""
         if lsn >= self._end:
             self._check()
 
     def _check(self) -> None:
         if not self.is_checked and self._found != self._expected:
             raise PositionLost(
-                "the server's log is not the one that was read: it was put back to an earlier time, and written anew",
+                "the server's log is not the log that was read: the server was restored to an earlier time",
                 wears_off=True,
                 evidence=f"before {self._place['lsn']} its last transaction is {_told(self._found)}, "
-                f"that which was read is {_told(self._expected)}",
+                f"the last transaction that was read is {_told(self._expected)}",
                 next_step=self._next_step,
             )
         self.is_checked = True
 
 
 def fork_of(history: str, timeline: int) -> int | None:
-    """Return the LSN at which a server's history left a timeline, None if it never was on it."""
+    """Return the LSN at which a server's history left a timeline, None if it was never on that timeline."""
     for line in history.splitlines():
         if (found := re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", line)) and int(found[1]) == timeline:
             return lsn_number(found[2])

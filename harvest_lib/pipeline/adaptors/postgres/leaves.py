@@ -1,8 +1,8 @@
-"""Tables and partitions whose changes Postgres does not send, though a publication has them.
+"""Tables and partitions of a publication whose changes Postgres does not send.
 
-Changes of an unlogged table are in no log. A partition may have a replica identity of its own: its deletes then name a
-row by other columns than its table's key, or its old rows lack columns that the table's are said to have. There are no
-foreign partitions: a table with a key takes none.
+Changes of an unlogged table are not in the log. A partition may have its own replica identity. Its deletes may then
+name a row by other columns than the table's key, or its old rows may lack columns that Postgres describes as present.
+Foreign partitions need no check: a table with a key refuses them.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ SELECT kind, name, columns FROM (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsent:
-    """A table or partition whose changes do not come. `is_lost`: those that it had are gone."""
+    """A table or partition whose changes do not come. `is_lost`: its earlier changes are gone."""
 
     is_lost: bool
     evidence: str
@@ -42,7 +42,7 @@ class Unsent:
 
 
 def unsent(connection: psycopg.Connection[Any], table: Table) -> Unsent | None:
-    """Return the first partition of a table, or the table, whose changes Postgres does not send; None if it sends all.
+    """Return the first partition of a table, or the table, with unsent changes; None if Postgres sends all changes.
 
     Raises as `catalog.refusals` does.
     """

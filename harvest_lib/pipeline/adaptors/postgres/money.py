@@ -1,9 +1,9 @@
 """Values of the type `money`, between servers whose `lc_monetary` differs.
 
-Postgres stores a number of the smallest unit, and the session's `lc_monetary` says where the point goes. Sessions of
-pipelines have `C`: `$1,234.50`, so text carries the number itself. It means the same where both servers' own settings
-have two digits after the point, as most do. Others (yen: none, dinar: three) are refused, and so is text as another
-locale spells it: `12,50` is 1250 in `C`.
+Postgres stores the number of the smallest unit, and the session's `lc_monetary` sets the decimal places. Sessions of
+pipelines use `C`: `$1,234.50`, so text carries the number itself. It means the same if both servers' own settings
+have two decimal places, as most do. Other settings (yen: none, dinar: three) are refused, and so is text in the
+spelling of another locale: `12,50` is 1250 in `C`.
 """
 
 import re
@@ -39,15 +39,15 @@ _C = "SELECT set_config('lc_monetary', 'C', false)"
 
 
 def require_two_digits(connection: psycopg.Connection[Any], what: str) -> None:
-    """Raise AdaptorError if the server's own `lc_monetary` has other than two digits after the point. `what` has
-    columns of money. Raises psycopg.Error."""
+    """Raise AdaptorError unless the server's own `lc_monetary` has two decimal places. `what` has columns of money.
+    Raises psycopg.Error."""
     row = connection.execute(_OWN).fetchone()
     one = connection.execute(_ONE).fetchone()
     connection.execute(_C)
     assert row is not None and one is not None  # noqa: S101, PT018 - a setting of every server, a SELECT without FROM
     if int(one[0], 16) != 10**_DIGITS:
         raise AdaptorError(
-            f"values of the type money in {what} mean something else on another server",
+            f"values of the type money in {what} have another meaning on another server",
             evidence=f"lc_monetary is {row[1]}, in which 1 is stored as {int(one[0], 16)}, elsewhere as 100",
             next_step="ALTER TABLE … ALTER COLUMN … TYPE numeric, or leave the column out (a transform, or the column "
             "list of the publication)",
@@ -66,6 +66,6 @@ def is_carried(value: object) -> bool:
 
 
 def columns_of_money(connection: psycopg.Connection[Any], oid: int) -> Mapping[str, bool]:
-    """Return the columns of a table in which there is money, by name; True for those that are nothing else (an array,
-    a domain), False for composites and ranges. Raises psycopg.Error."""
+    """Return the columns of a table that contain money, by name: True for money alone (an array, a domain), False for
+    composites and ranges. Raises psycopg.Error."""
     return dict(connection.execute(_HELD, (oid,)).fetchall())

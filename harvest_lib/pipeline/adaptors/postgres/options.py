@@ -15,7 +15,7 @@ class PostgresReading(Options):
     """The Postgres server and database, as in `dataSource`. The role needs REPLICATION, and SELECT on the tables."""
 
     slot: str = Field(pattern=r"^[a-z0-9_]{1,63}$")
-    """The replication slot, made if it is not there. No two pipelines may share one."""
+    """The replication slot, created if it is missing. Two pipelines cannot share a slot."""
 
     publication: str | None = Field(default=None, min_length=1, max_length=63)
     """The publication, made if it is not there (if the role owns the tables). Default: named as the slot."""
@@ -37,8 +37,8 @@ class PostgresWriting(Options):
     """The server and database, as in `dataSource`. The role needs SELECT, INSERT, UPDATE and DELETE on the tables."""
 
     table: str | None = None
-    """The one table that all messages go to. Default: the one that the namespace names."""
+    """The table for all messages. Default: the table that the namespace names."""
 
     key: Mapping[str, Sequence[str]] = Field(default_factory=dict)
-    """Per table (`schema.table`): the columns that name a row, for which there has to be a unique index. Default: the
+    """Per table (`schema.table`): the columns that identify a row, with a unique index. Default: the
     primary key."""

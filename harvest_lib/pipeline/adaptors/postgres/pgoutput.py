@@ -1,6 +1,6 @@
 """Messages of Postgres' output plugin `pgoutput`, protocol version 1, decoded. Pure: bytes in, values out.
 
-Values come as text, as Postgres spells them; `UNCHANGED` stands for a large one (TOAST) that an update left alone and
+Values come as text, as Postgres spells them; `UNCHANGED` stands for a large value (TOAST) that an update left alone and
 that is therefore not sent. Numbers are big-endian; times are microseconds since 2000-01-01.
 """
 
@@ -14,7 +14,7 @@ from harvest_lib.sql_ascii import ESCAPED
 
 
 class Unchanged(enum.Enum):
-    """The type of the one value in place of those that were not sent."""
+    """The type of the single value that replaces unsent values."""
 
     UNCHANGED = "unchanged"
 
@@ -108,7 +108,7 @@ _OTHERS = b"OYM"
 
 
 def decode(payload: bytes) -> Decoded:
-    """Decode one message. Raises AdaptorError if it is none of protocol version 1."""
+    """Decode one message. Raises AdaptorError if it is not a message of protocol version 1."""
     try:
         cursor = _Cursor(payload)
         decoded = _decode(cursor)
@@ -144,7 +144,7 @@ def _decode(cursor: "_Cursor") -> Decoded | None:
             lsn, committed, xid = cursor.numbers(">QqI")
             return Begin(lsn, _milliseconds(committed), xid)
         case "C":
-            _, lsn, end, committed = cursor.numbers(">BQQq")  # flags first, none so far
+            _, lsn, end, committed = cursor.numbers(">BQQq")  # flags first, unused so far
             return Commit(lsn, end, _milliseconds(committed))
         case "R":
             (oid,), schema, name = cursor.numbers(">I"), cursor.string(), cursor.string()
@@ -216,5 +216,5 @@ def _undecodable(payload: bytes, evidence: str) -> AdaptorError:
     return AdaptorError(
         "Postgres sent a change that cannot be decoded",
         evidence=f"kind {payload[:1]!r}, {len(payload)} bytes: {evidence}",
-        next_step="report it with the server's version: the protocol that was asked for is pgoutput's version 1",
+        next_step="report it with the server's version: the requested protocol is pgoutput's version 1",
     )

@@ -11,17 +11,17 @@
 Promises
 - Nothing is missed: the slot is made first, and keeps all changes from then on; the rows of the tables are read under
   the snapshot of that very moment. A snapshot does not show a table that was rewritten after it: if that happened
-  before the tables were locked, they are read under a new one.
-- Stopped anywhere, it goes on: after the last transaction that the log has whole; and a table whose copy was not
-  complete is copied again, under a new snapshot, with all changes since the slot was made still to follow. Versions of
-  a row in between may come after a newer one then, until the changes have caught up.
-- A gap is an error: a table that was left out for a while, or out of the publication, or is another under the same
+  before the tables were locked, they are read under a new snapshot.
+- Stopped anywhere, it continues after the last transaction that the log has whole. A table with an incomplete copy is
+  copied again, under a new snapshot, with all changes since the slot was made still to follow. Until the changes have
+  caught up, an older version of a row may come after a newer version.
+- A gap is an error: a table that was left out for a while, or out of the publication; another table of the same
   name; a publication whose options were altered, even if they are back; a server that lacks changes that were read from
   it.
 - Only positions that `kept` names are confirmed to the slot. Later changes are there again, whatever happens here.
-- A transaction's messages come together and in order, transactions in the order in which they committed; one that did
-  not commit never comes. A large one comes in several batches.
-- While the server is away it is waited for, once the changes have begun to be followed.
+- A transaction's messages come together and in order, transactions in the order of their commits; a transaction that
+  did not commit never comes. A large transaction comes in several batches.
+- Once it follows changes, it waits for a server that is unavailable.
 """
 
 import logging
@@ -73,7 +73,7 @@ _ALL_ROWS = {"row_security": "off"}
 
 _WAIT_SECONDS = 0.2
 _BUSY_SECONDS = 30.0
-"""A server may take a while to notice that the one before us is gone."""
+"""A server may take a while to notice that the previous reader is gone."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -105,7 +105,7 @@ class PostgresReader:
         require_whole(before.data if before is not None else None, known, slot=options.slot)
         catalog.publish(connection, self._publication, options.tables)
         tables = catalog.tables(connection, self._publication, options.tables)
-        # Of one that is copied, and of which nothing was sent, nothing is missing whatever happened to it.
+        # A table that is copied, and of which nothing was sent, has no gap whatever happened to it.
         kept = [each for each in tables if each.namespace in last or not options.initial_copy]
         require_followed(kept, known, slot=options.slot)
         require_sent(connection, tables, {each.namespace for each in kept} & set(known), slot=options.slot)
@@ -163,7 +163,7 @@ class PostgresReader:
     def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
         """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
-        remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` say how many there can be"
+        remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` limit their number"
         patience = waiting(self._options.slot, lambda: open_transactions(self._connect()))
         while True:
             with catalog.refusals(f"to make the slot {self._options.slot!r}", remedy):
@@ -207,7 +207,7 @@ class PostgresReader:
     def _attached(
         self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str
     ) -> Iterator[Sequence[Message]]:
-        """Follow changes on one connection, from the slot's place: what was read is passed over."""
+        """Follow changes on one connection, from the slot's place; skip changes that were read before."""
         slot = self._options.slot
         if self._stream is None:
             connection = self._connect()
@@ -237,7 +237,7 @@ class PostgresReader:
             if answer is not None:
                 break
             yield []
-        # Again, now that the slot is ours: another connection of ours may have had a confirmation still to be read.
+        # Again, now that the slot is held: a previous connection of this reader may have sent a late confirmation.
         confirmed = place_of(self._connect(), slot, place) or confirmed
         changes = Changes(
             tables,
@@ -263,7 +263,7 @@ class PostgresReader:
                 case Change():
                     taken = changes.take(change) if resent.is_new(change := decode(received.payload)) else []
                     batch += taken
-                    for each in taken:  # by what it holds: a large value that was fetched is not in the payload
+                    for each in taken:  # not by the payload: it lacks large values that were fetched
                         room.take(size_of(each.data))
                     if not room.is_full:
                         continue

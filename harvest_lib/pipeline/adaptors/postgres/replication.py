@@ -1,13 +1,13 @@
 """Postgres' replication protocol over psycopg's libpq: make a slot, follow it, confirm kept positions.
 
 psycopg has no class for it; libpq's calls for COPY in both directions are all that is needed. Nothing here waits longer
-than its timeout: the caller asks again for a late answer.
+than its timeout: the caller calls again for a late answer.
 
 Promises
 - Only positions given to `confirm` are reported to the server as kept.
-- `receive` answers the server when it asks for a sign of life. The server has no timeout to give us up: a transaction
-  that takes longer to be written than a timeout would come from its beginning again and again. A host that is gone
-  it notices by TCP.
+- `receive` answers the server's keepalive requests. The server has no timeout after which it drops the reader: a
+  transaction that takes longer to be written than a timeout would come from its beginning again and again. A host that
+  is gone it notices by TCP.
 """
 
 import selectors
@@ -50,7 +50,7 @@ class Alive(NamedTuple):
 
 
 class Replication:
-    """A connection for replication of one database. Used by one thread."""
+    """A replication connection to a database. Used by one thread."""
 
     def __init__(self, conninfo: str, settings: Mapping[str, str]) -> None:
         """Connect; `settings` are the session's. Raises DatabaseError."""
@@ -68,7 +68,7 @@ class Replication:
         self._flush()
 
     def answer(self, timeout_seconds: float) -> list[tuple[str, ...]] | None:
-        """Wait so long for the answer, and return its rows, None if it is not there yet. Raises psycopg.Error."""
+        """Return the rows of the answer, None if it does not come within the timeout. Raises psycopg.Error."""
         deadline = Deadline(timeout_seconds)
         while self._pgconn.is_busy():
             if not self._selector.select(deadline.remaining_seconds):
@@ -97,12 +97,12 @@ class Replication:
         return rows
 
     def follow(self, slot: str, publication: str, lsn: str) -> None:
-        """Ask for all changes after a place; `answer` returns [] if they come, `receive` returns them."""
+        """Request all changes after a place; `answer` returns [] if they come, `receive` returns them."""
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
         self.ask(f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn} (proto_version '1', publication_names {names})")
 
     def receive(self, timeout_seconds: float) -> Change | Alive | None:
-        """Return the next message, or None if none comes for so long. Raises psycopg.Error."""
+        """Return the next message, or None if none comes within the timeout. Raises psycopg.Error."""
         deadline = Deadline(timeout_seconds)
         while True:
             size, data = self._pgconn.get_copy_data(1)
@@ -143,7 +143,7 @@ class Replication:
             with selector:
                 selector.register(self._pgconn.socket, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 if not selector.select(_SEND_SECONDS):
-                    raise psycopg.OperationalError("the server does not take what is sent to it")
+                    raise psycopg.OperationalError("the server does not read from the connection")
             self._pgconn.consume_input()
 
     def _ended(self) -> None:

@@ -20,16 +20,16 @@ from harvest_lib.source.server_identity import lsn_number
 
 Known = Mapping[str, Sequence[int] | None]
 """Tables that were ever followed, by namespace: their numbers (the table's, the transaction that last changed the
-publication's options, those of its entries there), None for those that are not followed any more."""
+publication's options, its entries in the publication); None for a table that is not followed any more."""
 
 _PLACE = frozenset({"lsn", "system", "timeline", "commit"})
 _FEWEST_NUMBERS = 3
-"""Of a followed table: its own, that of the publication's options, and an entry."""
+"""Of a followed table: its own number, the number of the publication's options, and an entry."""
 
 _SLOT = """
 SELECT plugin, database, confirmed_flush_lsn::text, wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s
 """
-# Until a slot is made its first connection has it, and it has no place yet. A physical one never has.
+# The first connection holds a slot until it is made; before that it has no place. A physical slot never has a place.
 _MAKER = """
 SELECT coalesce(active_pid, 0) FROM pg_replication_slots
 WHERE slot_name = %s AND slot_type = 'logical' AND confirmed_flush_lsn IS NULL
@@ -43,7 +43,7 @@ def system_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def maker_of(connection: psycopg.Connection[Any], slot: str) -> int | None:
-    """Return the process id of the connection that makes a slot and has not done so yet, None if none does.
+    """Return the process id of the connection that is still making a slot, None if there is no such connection.
 
     It waits for transactions that were open, and does not notice meanwhile that its client has gone: a pipeline that
     was stopped while it waited leaves it behind. It goes, and the slot with it, once it need not wait any more.
@@ -64,7 +64,7 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
     if not found:
         if before is None:
             return None
-        # Not noted: a failover may bring it late. One that is made anew is told by where it begins.
+        # Not permanent: a failover may restore the slot late. A slot that was made again is recognized by its start.
         raise PositionLost(
             f"the slot {slot!r} is not there any more",
             evidence=f"the pipeline's log has come to {before['lsn']} of it",
@@ -91,9 +91,9 @@ def place_of(connection: psycopg.Connection[Any], slot: str, before: Mapping[str
         return str(confirmed)
     if lsn_number(confirmed) > lsn_number(before["lsn"]):
         raise PositionLost(
-            f"somebody else has moved the slot {slot!r} on",
+            f"another reader has moved the slot {slot!r} on",
             evidence=f"it is at {confirmed}, the pipeline's log has come to {before['lsn']}",
-            next_step=f"find who reads it, and give each a `slot` of its own; {copy_again}",
+            next_step=f"find the other reader, and give each a `slot` of its own; {copy_again}",
         )
     return str(confirmed)
 
@@ -107,7 +107,7 @@ def require_timeline(replication: Replication, before: Mapping[str, Any], slot: 
         fork = fork_of(history, known)
         if fork is None or fork < lsn_number(before["lsn"]):
             raise PositionLost(
-                "another server was promoted before it had all that was read, or this one was restored",
+                "another server was promoted before it had all changes that were read, or this server was restored",
                 evidence=f"its timeline is {now}, which left {known} "
                 + (f"at {fork >> 32:X}/{fork & 0xFFFFFFFF:X}" if fork is not None else "at no place that it knows")
                 + f", the pipeline's log has come to {before['lsn']}",
@@ -117,12 +117,12 @@ def require_timeline(replication: Replication, before: Mapping[str, Any], slot: 
 
 
 def require_log(error: DatabaseUnavailable, slot: str) -> None:
-    """Raise PositionLost if a server that was asked for changes has lost a file of its log, or of the slot. Postgres
-    answers with the class of errors of the system, most of which pass."""
+    """Raise PositionLost if the server has lost a file of its log, or of the slot. Postgres reports that in the class
+    of system errors, most of which pass."""
     if isinstance(error.__cause__, pg.UndefinedFile):
         raise PositionLost(
-            f"the server's log lacks what was kept for the slot {slot!r}: it was reset (pg_resetwal), or files of it "
-            "were removed",
+            f"the server's log lacks changes kept for the slot {slot!r}: it was reset (pg_resetwal), or files "
+            "of it were removed",
             evidence=error.evidence,
             next_step=f"compare the destinations with the source; {gone_for_good(slot)}",
         ) from error
@@ -130,23 +130,23 @@ def require_log(error: DatabaseUnavailable, slot: str) -> None:
 
 def gone_for_good(slot: str) -> str:
     """Return the next step where changes are gone."""
-    return f"what changed since is gone: {_how_to_copy_again(slot)}; all tables are copied again then"
+    return f"the changes since then are gone: {_how_to_copy_again(slot)}; all tables are copied again then"
 
 
 def require_whole(place: Mapping[str, Any] | None, known: Known, *, slot: str) -> None:
-    """Raise PositionLost if a log's position lacks what tells a gap: it was written by other code than this."""
+    """Raise PositionLost if a log's position lacks the fields that reveal a gap: another version wrote it."""
     lacking = sorted(_PLACE - place.keys()) if place is not None else []
     lacking += [name for name, numbers in known.items() if numbers is not None and len(numbers) < _FEWEST_NUMBERS]
     if lacking:
         raise PositionLost(
-            "the position in the pipeline's log was written by another version, and does not say enough to go on from",
-            evidence=f"it lacks what is noted now of: {', '.join(lacking)}",
+            "the position in the pipeline's log was written by another version, and does not hold enough to go on from",
+            evidence=f"it lacks fields of this version: {', '.join(lacking)}",
             next_step=f"go on with the version that wrote it; or have all copied again: {_how_to_copy_again(slot)}",
         )
 
 
 def known_of(tables: Sequence[Table], before: Known) -> dict[str, Sequence[int] | None]:
-    """Return the known tables once these are followed."""
+    """Return the known tables once these tables are followed."""
     return {
         **dict.fromkeys(before),
         **{each.namespace: [each.oid, each.altered, *each.membership] for each in tables},
@@ -204,7 +204,7 @@ def require_members(
         if not now.is_there:
             continue
         if not set(table.membership) <= set(now.membership):
-            raise _gap(table.namespace, slot, f"somebody took it out of the publication {publication!r}")
+            raise _gap(table.namespace, slot, f"it was taken out of the publication {publication!r}")
         if now.altered != table.altered:
             raise _gap(table.namespace, slot, _altered(table.altered, now.altered))
 
@@ -240,7 +240,7 @@ def _server(connection: psycopg.Connection[Any]) -> tuple[str, str]:
 
 def _gap(namespace: str, slot: str, evidence: str, *, remedy: str = "") -> PositionLost:
     return PositionLost(
-        f"{namespace} was not followed for a while, and what changed in it meanwhile is gone",
+        f"{namespace} was not followed for a while, and its changes of that time are gone",
         evidence=evidence,
         next_step=f"{remedy}leave it out here, and give it a pipeline of its own, which copies it (another `folder`, "
         f"`slot` and `publication`); or have all copied again: {_how_to_copy_again(slot)}",

@@ -1,7 +1,7 @@
-"""The state of a replication slot: what the server keeps for it, and how soon it gives the slot up.
+"""The state of a replication slot: the log that the server keeps for it, and how soon it gives the slot up.
 
 Promises
-- Postgres is asked only while somebody asks us, once a minute at most, over a connection that is closed again: however
+- Postgres is queried only on demand, once a minute at most, over a connection that is closed again: however
   long the reader waits for writers, the state is known.
 - One row of `pg_replication_slots` is read, which every role may read.
 """
@@ -22,7 +22,7 @@ FROM pg_replication_slots WHERE slot_name = %s AND NOT pg_is_in_recovery()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
     """One slot. `status` is Postgres' `wal_status`: reserved, extended, unreserved or lost. `retained_bytes` of its log
-    are kept for the slot, None once it is lost; after `safe_bytes` more it may be: None where nothing limits them."""
+    are kept for the slot, None once it is lost; it may be lost after `safe_bytes` more: None without such a limit."""
 
     slot: str
     status: str
@@ -31,14 +31,14 @@ class SlotState:
 
 
 class SlotWatch:
-    """Of one slot, of the server that a connection string names."""
+    """Watches one slot of the server in a connection string."""
 
     def __init__(self, conninfo: str, slot: str) -> None:
         self._conninfo, self._slot = conninfo, slot
         self._answer: RareAnswer[SlotState | None] = RareAnswer(self._ask, None, name="harvest-slot")
 
     def seen(self) -> SlotState | None:
-        """Return the last answer, None where there is no such slot, or no answer. For any thread; does not wait."""
+        """Return the last answer, None without an answer or a slot. For any thread; does not wait."""
         return self._answer.seen()
 
     def _ask(self) -> SlotState | None:

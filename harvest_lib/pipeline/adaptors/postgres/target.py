@@ -1,7 +1,7 @@
-"""A table that is written to: its columns, what names a row of it, and the statements that write rows.
+"""A destination table: its columns, the columns that identify a row, and the statements that write rows.
 
-It is looked at again in each transaction, under a lock that a change of the table waits for: a cast that was right for
-the column's type of before would round or cut values.
+Each transaction reads its definition again, under a lock that blocks changes of the table: a cast that was right for
+the column's former type would round or cut values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from harvest_lib.pipeline.message import Message, Op
 _LOCK = "SELECT FROM {} WHERE false"
 
 # -1 gives a type without its length: NULL would give `character`, and `bit`, which have one character. `family` is the
-# table at the top of those that it is a partition or a child of: their rows are the same. Types of users, whose oids
+# root of the tables that it is a partition or a child of: their rows are the same. Types of users, whose oids
 # begin with 16384, may be made of money.
 _COLUMNS = """
 WITH RECURSIVE found AS (
@@ -80,8 +80,8 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A table: its columns' types; the columns that name a row, that have to be given, that are never
-    changed, and that Postgres makes of others."""
+    """A table: its columns' types; the columns that identify a row, that have to be given, that are never
+    changed, and that Postgres generates from other columns."""
 
     name: tuple[str, str]
     types: Mapping[str, str]
@@ -92,7 +92,7 @@ class Target:
     collations: Mapping[str, str]
     """Of columns that have another than their type, quoted."""
     by_bytes: frozenset[str]
-    """Columns of text in which other bytes are another value."""
+    """Text columns in which different bytes are a different value."""
     money: Mapping[str, bool]
     """Columns with money: see `columns_of_money`."""
     family: int
@@ -116,7 +116,7 @@ class Target:
         return self._fill(_DELETE, self.key)
 
     def ranks(self) -> sql.Composed:
-        """Return the statement that numbers keys: equal ones, as Postgres compares them, have the same number."""
+        """Return the statement that numbers keys: keys that Postgres compares as equal get the same number."""
         order = [
             sql.SQL("{} COLLATE {}").format(self._cast(each), sql.SQL(self.collations[each]))
             if each in self.collations
@@ -136,7 +136,7 @@ class Target:
         if unknown:
             what = f"has no column {', '.join(unknown)}"
         elif missing:
-            what = f"needs {', '.join(missing)} to name a row"
+            what = f"needs {', '.join(missing)} to identify a row"
         else:
             what = f"takes for {', '.join(foreign)} (money) a number with two decimals, or text such as `$1,234.50`"
         raise MessageRefused(
@@ -175,7 +175,7 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
     """Return the table of a namespace as it is, and stays until the end of the transaction. Raises AdaptorError."""
     name = split(options.table or namespace)
     with refusals(f"to read {'.'.join(name)}", "check the user's grants"):
-        _require_own_rows(name, connection.execute(_OTHER, name).fetchall())  # before a foreign server is asked
+        _require_own_rows(name, connection.execute(_OTHER, name).fetchall())  # before a foreign server is queried
         try:
             connection.execute(sql.SQL(_LOCK).format(sql.Identifier(*name)))
         except (pg.UndefinedTable, pg.InvalidSchemaName) as error:
@@ -208,8 +208,8 @@ def find(connection: psycopg.Connection[Any], namespace: str, options: PostgresW
 
 
 def _require_own_rows(name: tuple[str, str], found: Sequence[tuple[str | None]]) -> None:
-    """Raise AdaptorError for what has its rows elsewhere: two names may be of one row then, and Postgres does not tell
-    where a row is really written."""
+    """Raise AdaptorError for a relation that stores its rows elsewhere: two names may then lead to one row, and
+    Postgres does not report where a row is really written."""
     if found and found[0][0] is not None:
         raise AdaptorError(
             f"rows of {'.'.join(name)} cannot be written in order",

@@ -2,7 +2,7 @@
 
 Numbers, booleans, bytes and points in time become Python's; all else stays the text that it is (timestamps without a
 zone, dates, JSON, arrays, UUIDs, enums, ranges …), which Postgres reads back exactly. The session must have the
-settings of `SETTINGS`, whose spelling this is.
+settings of `SETTINGS`, which determine this spelling.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 from harvest_lib.pipeline.extended_json import document
 
 SETTINGS: Mapping[str, str] = {"timezone": "UTC", "lc_monetary": "C", "xmloption": "content"}
-"""Beside those that every session of `harvest_lib.database` has, of readers, their replication, and writers alike."""
+"""Set beside the session settings of `harvest_lib.database`, for readers, their replication, and writers."""
 READING: Mapping[str, str] = {**SETTINGS, "search_path": ""}
 """Of readers: the name of a table in a value (`regclass` and its like) has its schema then, and means the same there.
 Writers keep the path of their role, on which triggers of the destination may rely."""

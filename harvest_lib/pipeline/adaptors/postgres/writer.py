@@ -1,10 +1,10 @@
-"""Tables of Postgres, written in bulk: each batch is one transaction.
+"""Tables of Postgres, written in bulk, in a transaction per batch.
 
 Promises
 - `write` returns once the transaction is durable. A batch that fails leaves nothing behind.
 - Inserts and updates both add the row or change it; a delete of a row that is not there does nothing. So writing a
   batch again has the same result as writing it once.
-- Several messages of one row have the effect of one after the other, whatever else the batch has, whichever namespaces
+- Several messages of one row take effect one after the other, whatever else the batch has, whichever namespaces
   they come from, and however they spell its key.
 - A table is as it is at each batch: columns that are added or get another type meanwhile are taken as they are then.
 - A column that a message does not have is left alone.
@@ -35,7 +35,7 @@ from harvest_lib.pipeline.message import Message, Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of a row. `clears`: its state before is of no account. `data`: its columns afterwards, None if it is
+    """Outcome of a row. `clears`: its previous state does not matter. `data`: its columns afterwards, None if it is
     deleted. `is_new`: it is known to have been inserted; else columns that are not in `data` stay."""
 
     clears: bool
@@ -44,8 +44,8 @@ class Outcome:
 
 
 def outcomes(keyed: Iterable[tuple[Key, Message]]) -> dict[Key, Outcome]:
-    """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once leaves
-    the same rows as writing the messages one after the other."""
+    """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once results
+    in the same rows as writing the messages in order."""
     found: dict[Key, Outcome] = {}
     for key, message in keyed:
         if message.op is Op.DELETE:
@@ -97,7 +97,7 @@ class PostgresWriter:
         self, connection: psycopg.Connection[Any], targets: dict[str, Target], messages: Iterable[Message]
     ) -> None:
         # By the tables that are written, whatever the messages come from. Of tables that may have the same rows, each
-        # run of messages is written before the next one.
+        # run of messages is written before the next run.
         families: dict[int, list[tuple[Target, list[Message]]]] = defaultdict(list)
         for message in messages:
             if message.op is Op.NOOP:
@@ -153,7 +153,7 @@ class PostgresWriter:
 def _keyed(
     connection: psycopg.Connection[Any], target: Target, messages: Sequence[Message]
 ) -> list[tuple[Key, Message]]:
-    """Return each message with the key of its row, one text for each row: `1.0` and `1.00` may name the same."""
+    """Return each message with the key of its row, one text for each row: `1.0` and `1.00` may be the same row."""
     keys = [target.key_of(message) for message in messages]
     distinct = list(dict.fromkeys(keys))
     if len(distinct) > 1 and not all(map(target.is_plain, messages)):
@@ -172,7 +172,7 @@ def _execute(
 
 
 def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
-    """Return the error of refused messages, with those parts of the server's that hold no values."""
+    """Return the error of refused messages, with only the parts of the server's error that hold no values."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
         if postgres_causes.answered(error):
