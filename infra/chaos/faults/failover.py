@@ -185,10 +185,10 @@ def _await(condition: Callable[[], bool], otherwise: str) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "failover-sync": Fault(
-        promise="nothing is lost, and nobody has to do anything", inject=_failover("sync"), seconds=(1, 4)
+        promise="nothing is lost, and no manual step is needed", inject=_failover("sync"), seconds=(1, 4)
     ),
     "failover-async": Fault(
-        promise="what the new primary has is delivered; who knew more than it halts and says so",
+        promise="the new primary's records are delivered; a harvester that knew more halts with an error",
         inject=_failover("async"),
         seconds=(1, 4),
         fits=lambda mode: mode.delivery != "sequenced",  # its checkpoint is the server's, so records after it repeat

@@ -110,7 +110,7 @@ def _await(condition: Callable[[], bool], otherwise: str, tick_seconds: float = 
 
 FAULTS: Mapping[str, Fault] = {
     "topic-recreated": Fault(
-        promise="what nobody had read is gone; all that follows is in the new one, in order",
+        promise="unread records are gone; all later records are in the new topic, in order",
         inject=_topic_recreated,
         seconds=(1, 5),
     ),
