@@ -32,9 +32,7 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             found += problems_of(error)
-        if (
-            found
-        ):  # outside the handler, so that pydantic's error and the values it carries are no context of this error
+        if found:  # outside the handler: pydantic's error carries values, and is no context of this error
             raise config_error(found, origins)
 
     def __setattr__(self, name: str, value: object) -> None:
