@@ -22,7 +22,7 @@ class Checkpoint:
     seen: str = "1:1:"
     holds: int | None = None
     kept_in: str = "postgres"
-    """Place of the checkpoint that counts: `postgres`, or `kafka`, of which this is a mirror."""
+    """Place of the checkpoint that counts: `postgres`, or `kafka`, with this as its mirror."""
     intents: Sequence[Sequence[Any]] = ()
     """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -51,7 +51,7 @@ class Checkpoint:
         found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
         for name, kinds in _KINDS_OF.items():
             if not isinstance(found[name], kinds) or isinstance(found[name], bool):
-                raise ValueError(f"its {name} is {str(found[name])[:60]!r}")  # noqa: TRY004 - as of all that is wrong with one
+                raise ValueError(f"its {name} is {str(found[name])[:60]!r}")  # noqa: TRY004 - the same error for every invalid field
         return cls(**found, origin={name: value[name] for name in ORIGIN if name in value})
 
 
@@ -82,10 +82,11 @@ ORIGIN = (
     *("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed"),
     "witness",
 )
-"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier ones that an operator confirmed (`was`);
-`leaders` by epoch, those since the last that saved; `timeline` of the server; `kafka`, the group and the topic it was
-written under; `placed`, if an operator put it there and no leader has saved since; `witness`, how often the row of the
-subscription was written in this generation, so that a row that went back with its server is told by Kafka's."""
+"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier identities that an operator confirmed
+(`was`); `leaders` by epoch, since the last that saved; `timeline` of the server; `kafka`, the group and the topic it
+was written under; `placed`, if an operator put it there and no leader has saved since; `witness`, the number of writes
+of the subscription's row in this generation, so that Kafka's checkpoint reveals a row that went back with its
+server."""
 
 
 def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> Checkpoint:
@@ -97,7 +98,7 @@ def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> 
 
 
 def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
-    """Return the error of a row whose checkpoint is none."""
+    """Return the error of a row with an invalid checkpoint."""
     return CheckpointError(
         f"the checkpoint of the subscription {subscription!r}, shard {shard}, in Postgres cannot be read",
         evidence=why,
@@ -106,6 +107,6 @@ def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
 
 
 def begin_anew(subscription: str, mirror: Checkpoint | None = None) -> str:
-    """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is one."""
+    """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is valid."""
     to = "mirror" if mirror is not None and mirror.position is not None else "beginning|now|SNAPSHOT"
     return f"`harvest subscriptions rewind {subscription} --to {to}`"

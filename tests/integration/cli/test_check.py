@@ -586,8 +586,8 @@ def test_a_name_under_which_nothing_was_delivered_is_refused_before_its_topic_is
     other = configured(**how, **{wrong: f"{group_id}-wrong"})
     before = topic_partitions({"bootstrap.servers": bootstrap_servers})
     (error,) = preflight.inspect(other).errors
-    assert "is not the one that the subscription was delivered under" in error.cause
-    with pytest.raises(CheckpointError, match="is not the one that the subscription was delivered under"):
+    assert "is not the topic that the subscription was delivered under" in error.cause
+    with pytest.raises(CheckpointError, match="is not the topic that the subscription was delivered under"):
         Harvest(other).drain(60)
     assert topic_partitions({"bootstrap.servers": bootstrap_servers}) == before
     assert preflight.inspect(configured(**how)).errors == []
