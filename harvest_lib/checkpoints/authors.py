@@ -1,7 +1,7 @@
 """The leaders that may have written the checkpoint of a shard in Kafka, and the origin that checkpoints name.
 
 A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row in Postgres
-lists the leaders that there were since the last one that saved, so that a checkpoint of any other is noticed.
+lists all leaders since the last leader that saved, so that a checkpoint of any other leader is detected.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from harvest_lib.outbox.identity import OutboxIdentity
 from harvest_lib.record.checkpoint import Checkpoint
 
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
-"""So many are listed, and so many of the last ones once the author of Kafka's checkpoint is known."""
+"""Most leaders that the row lists, and most leaders after the author of Kafka's checkpoint, once it is known."""
 
 
 class Authors:
-    """The authors of the checkpoints of one shard, as its leader knows them."""
+    """The authors of a shard's checkpoints, as its leader knows them."""
 
     def __init__(self) -> None:
         self.identity: OutboxIdentity | None = None
-        """That of the outbox; None where nobody asks for it."""
+        """The outbox's identity; None where it is not checked."""
         self.leaders: dict[str, str] = {}
-        """By epoch: the leaders since the last that saved, and the present one."""
+        """By epoch: the leaders since the last that saved, the present leader included."""
         self._origin: dict[str, Any] = {}
 
     @property
@@ -38,18 +38,18 @@ class Authors:
             self.leaders[str(epoch)] = str(leader_id)
 
     def sign(self, row: Mapping[str, Any], epoch: int, leader_id: UUID | None) -> None:
-        """Have checkpoints saved from now on name this leader as their author."""
+        """Name this leader as the author of checkpoints from now on."""
         self.leaders[str(epoch)] = str(leader_id)
         signature = {**row, "leader_id": str(leader_id), "epoch": epoch}
         self._origin = {"identity": str(self.identity), **self._origin, **signature}
 
     def add(self, **more: Any) -> None:
-        """Have the checkpoints say more of where they come from."""
+        """Add fields to the origin of the checkpoints."""
         self._origin |= more
 
     def forget_before(self, record: Mapping[str, Any]) -> bool:
-        """Forget those before the author of Kafka's checkpoint, which cannot have written a later one; False if there
-        are none."""
+        """Forget the leaders before the author of Kafka's checkpoint, which cannot have written a later checkpoint;
+        False if there are none."""
         author = str(record.get("epoch"))
         if author not in self.leaders or self.leaders[author] != record.get("leader_id"):
             return False
@@ -60,9 +60,10 @@ class Authors:
         return is_longer
 
     def listed(self) -> Mapping[str, Any]:
-        """Return the list for the row: the first and the last ones, if they are too many."""
+        """Return the list for the row: the first and the last leaders, if they are too many."""
         if len(self.leaders) > _MOST_LEADERS:
-            # A delivering leader has read Kafka's checkpoint and forgotten most before it: its author is an early one.
+            # A delivering leader has read Kafka's checkpoint and forgotten most leaders before it: its author is listed
+            # early.
             listed, half = sorted(self.leaders, key=int), _MOST_LEADERS // 2
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
         return {"leaders": self.leaders}

@@ -2,9 +2,9 @@
 
 Promises
 - A checkpoint of another outbox never counts, whatever the names are. Nor does a record that names no outbox.
-- One that no leader of this subscription and shard can have written never counts: of an epoch that Postgres did not
-  give, of a leader that it has not recorded, of a generation that is still to come, or with a position that is none.
-- After a failover Postgres may have lost epochs that it gave: those of another timeline are not judged by it.
+- A checkpoint that no leader of this subscription and shard can have written never counts: of an epoch that Postgres
+  did not give, of a leader that it has not recorded, of a future generation, or with an invalid position.
+- After a failover Postgres may have lost epochs that it gave: epochs of another timeline are not judged.
 """
 
 import time
@@ -26,8 +26,8 @@ _GENERATION_SLACK_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChoice:
-    """Our side of the comparison with a checkpoint in Kafka. `outbox` names database and table, for errors; `identity`
-    is None where nobody asks. `leaders` by epoch: those that Postgres remembers."""
+    """Postgres' side of the comparison with a checkpoint in Kafka. `outbox` names database and table, for errors;
+    `identity` is None where it is not checked. `leaders` by epoch: the leaders that Postgres has recorded."""
 
     mirror: Checkpoint
     place: str
@@ -41,19 +41,20 @@ class CheckpointChoice:
     """The server's, now; None if it is not known."""
     leaders: Mapping[str, str] = field(default_factory=dict)
     difference: Callable[[Mapping[str, Any]], str] = lambda _record: ""
-    """Returns in which the outbox of a checkpoint differs from ours: `server`, `table`, or nothing."""
+    """Returns the part in which a checkpoint's outbox differs from this outbox: `server`, `table`, or nothing."""
     written_under: Mapping[str, Any] = field(default_factory=dict)
     """The group, and the topic's name and id, as they are now."""
 
     def owns(self, record: Mapping[str, Any]) -> bool:
-        """Return True if a checkpoint names our outbox, or an earlier identity of it that an operator has confirmed."""
+        """Return True if a checkpoint names this outbox, or an earlier identity of it that an operator has
+        confirmed."""
         return record.get("identity") in self.mirror.origin.get("was", ()) or not self.difference(record)
 
     def judge(self, record: Mapping[str, Any]) -> str:
-        """Say why a checkpoint was not written by a leader of this subscription and shard; empty if it may have been.
+        """Return why no leader of this subscription and shard can have written a checkpoint; empty if it may have.
 
-        One of another outbox, or of another generation, is not judged: `newest` says what that means. Nor is one that
-        does not count, as the mirror's is later.
+        A checkpoint of another outbox, or of another generation, is not judged here but in `newest`. Nor is a
+        checkpoint that does not count because the mirror's is later.
         """
         mirror = self.mirror
         if self.identity is not None and "identity" not in record:
@@ -76,7 +77,7 @@ class CheckpointChoice:
             return ""
         epoch, leader_id = record.get("epoch"), record.get("leader_id")
         if str(epoch) not in self.leaders:
-            return f"it is of epoch {epoch!r}, which Postgres gave to nobody since the mirror was written"
+            return f"it is of epoch {epoch!r}, which Postgres gave to no leader since the mirror was written"
         if self.leaders[str(epoch)] != leader_id:
             return f"it is of leader {leader_id!r}, but epoch {epoch} was that of {self.leaders[str(epoch)]}"
         return ""
@@ -121,16 +122,16 @@ class CheckpointChoice:
         if self.mirror.kept_in != "kafka" and number <= self.mirror.number:
             return  # it does not count: the subscription was delivered without transactions since
         if self.mirror.position is None or record["generation"] != self.mirror.generation or theirs <= ours:
-            return  # a row that is new is told by its leaders
+            return  # a new row is recognized by its leaders
         raise ServerRegressed(
             f"the server was put back to an earlier time than {self.place}: it may lack records that were harvested",
             evidence=f"the subscription's row was written {theirs} times before checkpoint number {number} went to "
-            f"Kafka; here it was written {ours} times, the last one with number {self.mirror.number}",
+            f"Kafka; here it was written {ours} times, the last with number {self.mirror.number}",
             next_step=remedy_of(self.subscription, self.source),
         )
 
     def _behind(self, theirs: Checkpoint | None) -> CheckpointError:
-        """Say why Kafka has less than its mirror: the name is another one, the topic is, or its records are gone."""
+        """Return the error for Kafka having less than its mirror: another name, another topic, or lost records."""
         mirror = self.mirror
         numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"
         before, now = mirror.origin.get("kafka", {}), self.written_under
@@ -141,7 +142,7 @@ class CheckpointChoice:
         if moved := [each for each in _SETTINGS if each in before and each in now and before[each] != now[each]]:
             changes = ", ".join(f"{_SETTINGS[each]} was {before[each]!r} and is {now[each]!r}" for each in moved)
             return CheckpointError(
-                f"{self.place} is not the one that the subscription was delivered under: the configuration names "
+                f"{self.place} is not the topic that the subscription was delivered under: the configuration names "
                 "another",
                 evidence=f"{changes}; {numbers}",
                 next_step=f"set it back to what it was; if it was changed on purpose, {remedy}",
@@ -159,14 +160,14 @@ class CheckpointChoice:
         )
 
     def check_outbox(self, record: Mapping[str, Any]) -> None:
-        """Raise CheckpointError unless a checkpoint is of our outbox, or of an earlier identity of it (`owns`)."""
+        """Raise CheckpointError unless a checkpoint is of this outbox, or of an earlier identity of it (`owns`)."""
         if not self.owns(record):
             raise CheckpointError(
-                f"{self.place} belongs to another outbox: two configurations share one name",
+                f"{self.place} belongs to another outbox: two configurations share a name",
                 evidence=f"it is of {_spelled(record.get('outbox'), record.get('identity'))}, this is "
                 f"{_spelled(self.outbox, self.identity)}",
-                next_step="give one of them another `leaderGroupID` or `subscription`, and a `checkpointTopic` of its "
-                "own if it names one; if the other outbox is gone permanently, delete the topic",
+                next_step="give either of them another `leaderGroupID` or `subscription`, and a `checkpointTopic` of "
+                "its own if it names a topic; if the other outbox is gone permanently, delete the topic",
             )
 
 
@@ -176,7 +177,7 @@ def _timeline(origin: Mapping[str, Any], position: Mapping[str, Any] | None) -> 
 
 
 def _check_position(position: Mapping[str, Any] | None, source: str) -> None:
-    """Raise if a position is not one that the source can go on from."""
+    """Raise if the source cannot continue from a position."""
     if position is None or not source:
         return
     if position.get("source") != source:

@@ -42,15 +42,15 @@ _log = logging.getLogger(__name__)
 _MARKERS_SECONDS = 5.0
 """Kafka decides a transaction first, and then marks its end in each partition, within milliseconds."""
 _ANSWER_SECONDS = 2.0
-"""A stop waits for this attempt; a longer one is abandoned and retried."""
+"""A stop waits for this attempt; a longer attempt is abandoned and retried."""
 
 _CATCH_UP_SECONDS = 5.0
 """A broker that has just come back knows all topics by then."""
 _AGAIN_SECONDS = 0.2
 
 _VOUCH_SECONDS = 0.2
-"""No transaction commits when the row was written longer ago than this: of a server that is put back to before that
-time, its row tells."""
+"""No transaction commits when the row was written longer ago than this, so that the row shows whether the server was
+put back to an earlier time."""
 
 
 class KafkaStore(PostgresStore):
@@ -89,7 +89,7 @@ class KafkaStore(PostgresStore):
         try:
             self._refuse_hidden()
             record = self._read(choice)
-        except TopicMissing:  # it was there when we started
+        except TopicMissing:  # it existed at the start
             record = self._read_anew(choice)
         newest = choice.newest(record)
         self._checkpoints.require(newest)
@@ -98,14 +98,14 @@ class KafkaStore(PostgresStore):
         return newest
 
     def _refuse_hidden(self) -> None:
-        """Wait until readers of committed records see all of our partition. Raises CheckpointError if they do not.
+        """Wait until readers of committed records see the shard's whole partition. Raises CheckpointError otherwise.
 
-        Ours all have ended once a leader has begun, and nobody else writes to the partition. So a transaction that is
-        left open *hangs*: Kafka has forgotten to end it, and never will. The checkpoint in it may count: read without
-        it, records that are in Kafka would be sent again.
+        The harvester's transactions have all ended once a leader has begun, and no other program writes to the
+        partition. So a transaction that is left open *hangs*: Kafka has forgotten to end it, and never will. Its
+        checkpoint may count: without it, records that are in Kafka would be sent again.
         """
         place = self._place
-        if self._is_placed:  # by an operator, who has read this error
+        if self._is_placed:  # by an operator, after this error
             return
         try:
             settled_ends(
@@ -117,7 +117,7 @@ class KafkaStore(PostgresStore):
         except KafkaUnavailable:
             if place.partition < topic_partitions(self._kafka).get(place.topic, 0):
                 raise
-            # It is missing, which reading it says.
+            # It is missing, which reading it reports.
         except TransactionOpen as error:
             raise CheckpointError(
                 f"{self._where} is hidden behind a transaction that hangs: Kafka forgot to end it",
@@ -141,9 +141,9 @@ class KafkaStore(PostgresStore):
         return f"the checkpoint {self._place.key!r} in topic {self._place.topic!r}"
 
     def refuse_another(self, *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the record in Kafka names another outbox, or, where `lost` is asked for, if Kafka
-        has no record and the mirror in Postgres one that was there. Raise ServerRegressed if the server lacks what the
-        record has passed. Nobody is fenced by asking."""
+        """Raise CheckpointError if the record in Kafka names another outbox, or, with `lost`, if Kafka has no record
+        but the mirror in Postgres has its copy. Raise ServerRegressed if the server lacks records that it has passed.
+        This check fences no leader."""
         mirror, place = self._checkpoints.look(), self._place
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
         found: Sequence[Found] = ()
@@ -151,7 +151,7 @@ class KafkaStore(PostgresStore):
             found = self._find_surely(choice) if lost and mirror.kept_in == "kafka" else self._find(choice)
         except TopicMissing as error:
             if isinstance(error.__cause__, KafkaException) and is_refusal(error.__cause__.args[0]):
-                return  # it is not ours to see, which others say
+                return  # it is not visible to this role, which other checks report
         for each in found:
             if "identity" in each.record:  # a leader refuses a record without
                 choice.check_outbox(each.record)
@@ -160,8 +160,8 @@ class KafkaStore(PostgresStore):
             choice.newest(None)
 
     def _find_surely(self, choice: CheckpointChoice) -> Sequence[Found]:
-        """Read Kafka's checkpoints, where a topic that is missing is a loss: ask again before that is said. Raises
-        KafkaUnavailable if only a broker does not know it, TopicMissing if the controller does not, or does not say."""
+        """Read Kafka's checkpoints, where a missing topic is a loss: query again before it is reported. Raises
+        KafkaUnavailable if only a broker does not know it, TopicMissing unless the controller confirms it."""
         deadline = Deadline(_CATCH_UP_SECONDS)
         while True:
             try:
@@ -200,8 +200,8 @@ class KafkaStore(PostgresStore):
             raise
 
     def _read_anew(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
-        """Read once more, from a topic that is made if need be. A broker that has just come back may not know it yet,
-        and a topic that is not ours to see is said not to be there: both may pass."""
+        """Read again, from a topic that is created if it is missing. A broker that has just come back may not know it
+        yet, and a topic that the role may not see is reported as missing: both may be temporary."""
         try:
             ensure_checkpoint_topic(self._kafka, self._place.topic, self._place.partition + 1)
             return self._read(choice)
@@ -211,7 +211,8 @@ class KafkaStore(PostgresStore):
             raise kind(error.cause, evidence=error.evidence, next_step=error.next_step) from error
 
     def _read(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
-        """Return Kafka's checkpoint by a leader of ours. If an operator placed the mirror, unsound ones are skipped."""
+        """Return Kafka's checkpoint by a leader of this subscription. If an operator placed the mirror, unsound
+        checkpoints are skipped."""
         found = self._find(choice, to_sound=self._is_placed)
         if not found:
             return None
@@ -227,15 +228,15 @@ class KafkaStore(PostgresStore):
                 f"Kafka has a checkpoint of the subscription {self._name!r}, which is new in Postgres",
                 evidence=f"{self._where}, offset {found[0].offset}: {found[0].trouble}",
                 next_step="if it was removed, or its row was lost, choose where it begins: "
-                f"{begin_anew(self._name)}; what is delivered again from there comes twice",
+                f"{begin_anew(self._name)}; records that are delivered again from there come twice",
             )
         raise CheckpointError(
             f"what is {self._where} was not written by a leader of this subscription",
             evidence=f"topic {self._place.topic}, partition {self._place.partition}, offset {found[0].offset}: "
             f"{found[0].trouble}",
-            next_step="see who may write to that topic, and whether Postgres was restored or failed over, and lacks "
-            "what was written last: then the checkpoint may be right, and `harvest audit` tells what is in Kafka; "
-            f"go on from the mirror in Postgres, which may repeat what was delivered since: "
+            next_step="check which principals may write to that topic, and whether Postgres was restored or failed "
+            "over, and lacks the last writes: then the checkpoint may be right, and `harvest audit` compares Kafka "
+            "with the outbox; continue from the mirror in Postgres, which may repeat records delivered since: "
             f"{begin_anew(self._name, self._mirror)}",
         )
 
@@ -254,7 +255,7 @@ class KafkaStore(PostgresStore):
 
     def _refuse_shared(self, choice: CheckpointChoice, record: Mapping[str, Any]) -> None:
         """Raise CheckpointError for a record of another subscription, if it is of another outbox, or of a group whose
-        names make our topic's. One of ours may have been renamed, and keep its topic."""
+        names lead to the same topic. A subscription of this group may have been renamed, and keep its topic."""
         group, name = (record.get("kafka") or {}).get("group"), record.get("subscription")
         ours, theirs = (self._group, self._name), (group, name)
         is_one_name = all(default_checkpoint_topic(*map(str, each)) == self._place.topic for each in (ours, theirs))

@@ -22,7 +22,7 @@ def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> 
 
 
 def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
-    """Return the error of a row whose checkpoint is none."""
+    """Return the error of a row with an invalid checkpoint."""
     return CheckpointError(
         f"the checkpoint of the subscription {subscription!r}, shard {shard}, in Postgres cannot be read",
         evidence=why,
@@ -31,6 +31,6 @@ def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
 
 
 def begin_anew(subscription: str, mirror: Checkpoint | None = None) -> str:
-    """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is one."""
+    """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is valid."""
     to = "mirror" if mirror is not None and mirror.position is not None else "beginning|now|SNAPSHOT"
     return f"`harvest subscriptions rewind {subscription} --to {to}`"

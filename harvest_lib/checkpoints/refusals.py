@@ -1,9 +1,8 @@
-"""Evidence that the server lacks what a checkpoint has passed, and the memory of it in the subscription's row.
-
-After a restore, ids of transactions and records come again with other content, and going on would skip them. That the
-log or the transactions end before the checkpoint is evidence that wears off: the writers go on, and both grow past it.
-So the first process that finds it writes it into the row. Each later one is refused by the same evidence, until an
-operator places the subscription again, which replaces the row's checkpoint.
+"""Evidence that the server lacks records that a checkpoint has passed, and its storage in the subscription's row.
+After a restore, ids of transactions and records come again with other content, and continuing would skip them. A log,
+or a transaction number, that ends before the checkpoint is evidence that wears off: the writers continue, and both grow
+past it. So the first process that finds it writes it into the row. Each later process is refused by the same evidence,
+until an operator places the subscription again, which replaces the row's checkpoint.
 """
 
 from collections.abc import Mapping
@@ -21,8 +20,8 @@ from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 
-# No epoch is asked for: each process notes it, also before it leads. A row that was written since it was compared is
-# another leader's, who knows better.
+# No epoch is needed: each process stores it, even before it leads. A row that was written since the comparison belongs
+# to another leader, which has newer knowledge.
 REMEMBER = """
 UPDATE {table} SET checkpoint = checkpoint || %(refused)s
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND generation = %(generation)s AND checkpoint IS NOT NULL
@@ -36,12 +35,12 @@ FIELD = "refused"
 def check_server(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: Checkpoint, subscription: str
 ) -> None:
-    """Raise ServerRegressed or CheckpointError if the server lacks what `checkpoint` has passed, or was found to lack
-    it before. `saved` is what the row has."""
+    """Raise ServerRegressed or CheckpointError if the server lacks records that `checkpoint` has passed, or was found
+    to lack them before. `saved` is the row's content."""
     if (refusal := saved.get(FIELD)) and _names(refusal, checkpoint):
         raise ServerRegressed(
             refusal["cause"],
-            evidence=f"{refusal['evidence']}; found at {refusal['at']}, and nobody has placed the subscription since",
+            evidence=f"{refusal['evidence']}; found at {refusal['at']}, and the subscription was not placed since",
             next_step=refusal["next_step"],
         )
     position = checkpoint.position or {}
@@ -60,7 +59,8 @@ def remember(
     *,
     witness: int,
 ) -> None:
-    """Write into the row of a shard why `checkpoint` was refused, if our role may, and its witness is the one known."""
+    """Write the reason why `checkpoint` was refused into the row of a shard, if this role may, and its witness is
+    unchanged."""
     refusal = {
         **_identity(checkpoint),
         "cause": error.cause,
@@ -74,7 +74,7 @@ def remember(
 
 
 def refusal_of(saved: Mapping[str, Any]) -> str:
-    """Return in one line the refusal that a row remembers; empty if there is none."""
+    """Return the refusal that a row stores, as a line; empty if there is none."""
     refusal = saved.get(FIELD)
     return f"{refusal['cause']}: {refusal['evidence']}; {refusal['next_step']}" if refusal else ""
 

@@ -1,4 +1,4 @@
-"""The statements on a subscription's row, for one shard and its leader. {table} is the table of subscriptions."""
+"""The statements on a subscription's row, for a shard and its leader. {table} is the table of subscriptions."""
 
 FIRST = """
 INSERT INTO {table} (subscription, shard, shards, source) VALUES (%(subscription)s, 0, %(shards)s, %(source)s)
@@ -33,7 +33,7 @@ SELECT epoch, leader_id, checkpoint, generation FROM {table}
 WHERE subscription = %(subscription)s AND shard = %(shard)s
 """
 
-# As above, and below: a statement whose connection was lost may still come, and must not undo later ones.
+# As above, and below: a statement of a lost connection may still arrive, and must not undo later statements.
 VOUCH = """
 UPDATE {table} SET checkpoint = checkpoint || %(witness)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s AND checkpoint IS NOT NULL

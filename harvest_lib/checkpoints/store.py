@@ -8,20 +8,20 @@ from harvest_lib.record.checkpoint import Checkpoint
 
 
 class CheckpointStore(Protocol):
-    """Store of the checkpoints of one subscription and shard. `kept_in` names it: `postgres` or `kafka`."""
+    """Store of the checkpoints of a subscription's shard. `kept_in` names it: `postgres` or `kafka`."""
 
     kept_in: str
     keeps_positions: bool
-    """False if the table alone says what is delivered: positions are not read again."""
+    """False if the table alone shows which records are delivered: positions are not read again."""
 
     @property
     def epoch(self) -> int | None:
-        """Return the epoch under which we led last; None without epochs."""
+        """Return the epoch under which this process led last; None without epochs."""
         ...
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> None:
-        """Fence the previous leader; if another has raised the epoch since it was `after_epoch`, we are fenced. Raises
-        DatabaseUnavailable."""
+        """Fence the previous leader; if another has raised the epoch since it was `after_epoch`, this leader is fenced.
+        Raises DatabaseUnavailable."""
         ...
 
     def leadership_status(self) -> LeadershipStatus:
@@ -29,12 +29,12 @@ class CheckpointStore(Protocol):
         ...
 
     def load(self) -> Checkpoint:
-        """Return the last checkpoint, once the delivery has begun: then no other leader can add one. Readers see all
-        that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
+        """Return the last checkpoint, once the delivery has begun: then no other leader can add a checkpoint. Readers
+        see all records that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint to Postgres; False if we were fenced, or the subscription was moved."""
+        """Write a checkpoint to Postgres; False if this leader was fenced, or the subscription was moved."""
         ...
 
     def close(self) -> None:

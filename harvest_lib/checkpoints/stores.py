@@ -1,4 +1,4 @@
-"""The stores of checkpoints in Postgres, with or without pending acknowledgements, and the one that stores none."""
+"""The stores of checkpoints in Postgres, with or without pending acknowledgements, and a store of nothing."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.sequencing.publisher import Intent
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
-"""Write acknowledgements, wait until Kafka has them, and return those that cannot be written, as their topic is not
-there or refuses them. Raises KafkaUnavailable."""
+"""Write acknowledgements, wait until Kafka has them, and return the rest, whose topic is missing or refuses them.
+Raises KafkaUnavailable."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PostgresStore:
         self._acknowledge_again()
         if self._mirror.kept_in == "postgres":
             return self._mirror
-        # Kafka's may be ahead of its mirror: numbers that go on from here are above those that it has given.
+        # Kafka's may be ahead of its mirror: numbers continue from here, above all numbers that it has given.
         return replace(self._mirror, number=self._mirror.number + _LEAP)
 
     def save(self, checkpoint: Checkpoint) -> bool:
@@ -120,7 +120,7 @@ class IntentStore(PostgresStore):
 
     def load(self) -> Checkpoint:
         checkpoint = self._checkpoints.renew()
-        if checkpoint is None:  # the new leader acknowledges; `leadership_status` says so
+        if checkpoint is None:  # the new leader acknowledges; `leadership_status` reports it
             return self._mirror
         self._mirror = checkpoint
         return super().load()

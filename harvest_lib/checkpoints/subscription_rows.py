@@ -16,8 +16,8 @@ _KINDS = "SELECT DISTINCT shards, source FROM {table} WHERE subscription = %(sub
 
 
 def lock_subscription(connection: psycopg.Connection[Any], table: sql.Identifier, name: str) -> bool:
-    """Keep others from leading, moving or dividing a subscription, until the end of the transaction; False if it has no
-    row to lock. `table` is that of the subscriptions."""
+    """Prevent leading, moving and dividing a subscription until the end of the transaction; False if it has no row to
+    lock. `table` is the table of subscriptions."""
     locked = connection.execute(sql.SQL(_LOCK).format(table=in_statement(table)), {"subscription": name})
     return locked.fetchone() is not None
 

@@ -1,17 +1,17 @@
-"""Progress of subscriptions: one row each, and one per shard, in the table `<outbox>_subscriptions`.
+"""Progress of subscriptions: a row for each shard of each, in the table `<outbox>_subscriptions`.
 
 Promises
-- Epochs fence: a leader raises the row's epoch first, and only the holder of the present one saves. A fenced leader's
-  save changes nothing, and it learns that it was fenced.
+- Epochs fence: a leader raises the row's epoch first, and only the holder of the present epoch saves. A fenced leader's
+  save changes nothing, and returns that it was fenced.
 - A checkpoint never goes backwards within a generation: each is numbered, and a lower number is refused.
-- Rewinding raises the generation: a leader's save of the one before is refused. It keeps its epoch, so it still leads,
-  and `leadership_status` has it go on from the new place.
-- Nobody leads a subscription that is divided or read otherwise than configured, or of which the checkpoint is another
-  outbox's: CheckpointError, before any epoch is raised.
-- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka names the one that was on disk before:
-  a row that has a lower one was put back to an earlier time, together with its server.
-- A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row lists the
-  leaders that there were since the last one that saved.
+- Rewinding raises the generation: a leader's save of the previous generation is refused. It keeps its epoch, so it
+  still leads, and `leadership_status` makes it continue from the new position.
+- No process leads a subscription with other shards or another source than configured, or with the checkpoint of
+  another outbox: CheckpointError, before any epoch is raised.
+- Each save raises the row's witness, and so does `vouch`. A checkpoint in Kafka names the witness that was on disk
+  before: a row with a lower witness was put back to an earlier time, together with its server.
+- A checkpoint names its author: the outbox's identity, the subscription, the leader and its epoch. The row lists all
+  leaders since the last leader that saved.
 - A save is on disk when it returns.
 """
 
@@ -42,9 +42,9 @@ from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription
 
 _NO_EPOCH = -1
-"""That of a leader that did not come to lead. Lower than any."""
+"""The epoch of a process that never led. Lower than any other."""
 _SHARDS = 2**31 - 1
-"""So many numbers there are for one."""
+"""Range of the numbers of rehearsed shards."""
 
 
 class LeadershipStatus(enum.Enum):
@@ -57,9 +57,9 @@ class LeadershipStatus(enum.Enum):
 
 
 class CheckpointTable:
-    """The checkpoints of one subscription and shard, in Postgres. Used by one thread at a time.
+    """The checkpoints of a subscription's shard, in Postgres. Used by one thread at a time.
 
-    All calls raise DatabaseUnavailable when the database cannot be asked; the next one connects again.
+    All calls raise DatabaseUnavailable when the database does not answer; the next call connects again.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CheckpointTable:
         outbox: sql.Identifier | None = None,
         rivals: Rivals | None = None,
     ) -> None:
-        """`outbox` is the table whose checkpoints they have to be; `rivals` notices other pools."""
+        """`outbox` is the table to which the checkpoints must belong; `rivals` detects other pools."""
         self._conninfo = conninfo
         self._outbox = outbox
         self.authors = Authors()
@@ -87,19 +87,19 @@ class CheckpointTable:
         self._connection: psycopg.Connection[Any] | None = None
         self._leader_id: UUID | None = None
         self._tried: set[UUID] = set()
-        """The leader ids under which we may have raised the epoch, heard of or not, since an answer was heard last."""
+        """The leader ids under which this process may have raised the epoch since the last answer, confirmed or not."""
         self._generation = self._epoch = 0
         self._until: str | None = None
-        self._saved: Mapping[str, Any] = {}  # what the row had when it was read last
+        self._saved: Mapping[str, Any] = {}  # the row's content at the last read
         self.witness = 0
-        """The row's, as we have read or written it last."""
+        """The row's value at the last read or write."""
 
     def lead(self, leader_id: UUID, after_epoch: int | None = None) -> Checkpoint:
         """Raise the epoch, fencing the previous leader, and return the subscription's checkpoint.
 
-        If somebody has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` says that we
-        were fenced. Raises CheckpointError if it has another number of shards or another source, and PoolConflict if a
-        leader of another pool has it.
+        If another leader has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` reports
+        that this leader was fenced. Raises CheckpointError if it has another number of shards or another source, and
+        PoolConflict if a leader of another pool has it.
         """
         subscription = self.subscription
         values = {
@@ -135,7 +135,7 @@ class CheckpointTable:
         return self._checkpoint(self._generation, saved)
 
     def _read_authors(self, connection: psycopg.Connection[Any], outbox: sql.Identifier) -> None:
-        """Read who the last leaders are, once their checkpoint is known to be of this outbox."""
+        """Read the last leaders, once their checkpoint is known to be of this outbox."""
         statement = sql.SQL(rows.LAST + "FOR UPDATE").format(table=in_statement(self._table))
         identity = self.authors.identity = identity_of(connection, outbox)
         row = connection.execute(statement, self._row).fetchone()
@@ -160,7 +160,7 @@ class CheckpointTable:
         return checkpoint
 
     def forget_leaders(self, record: Mapping[str, Any]) -> None:
-        """Forget those before the author of Kafka's checkpoint."""
+        """Forget the leaders before the author of Kafka's checkpoint."""
         if self.authors.forget_before(record):
             with translated():
                 self._list_leaders(self.connected())
@@ -171,14 +171,14 @@ class CheckpointTable:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Rehearse a leader's statements, on a shard that does not exist, and undo them with all that is done inside.
+        """Rehearse a leader's statements, on a shard that does not exist, and undo them with all changes made inside.
 
-        Raises DatabaseAccessDenied for statements that a leader would be refused later, when it would be waited out.
-        Nobody leads by these checkpoints afterwards.
+        Raises DatabaseAccessDenied for statements that a leader would be refused later, when it would wait for the
+        right. No process leads by these checkpoints afterwards.
         """
         leader: dict[str, Any] = {"leader_id": UUID(int=0), "after": None, "tried": []}
         leader |= {"shards": self.subscription.shards, "source": self.subscription.source}
-        self._row["shard"] = shard = -1 - secrets.randbelow(_SHARDS)  # of its own: no other one waits for it
+        self._row["shard"] = shard = -1 - secrets.randbelow(_SHARDS)  # of its own: no other shard waits for it
         with translated(), self.connected().transaction(force_rollback=True):
             led = self.connected().execute(self._lead, {**self._row, **leader})
             if not led.rowcount:
@@ -186,7 +186,8 @@ class CheckpointTable:
                 raise OutboxTableError(
                     f"the table {table} does not keep what is written into it",
                     evidence="the row of a leader was passed over, without an error",
-                    next_step=f"see its triggers and rules with psql's `\\d {table}`, and disable the one that does it",
+                    next_step=f"see its triggers and rules with psql's `\\d {table}`, and disable the trigger that "
+                    "does it",
                 )
             self.save(Checkpoint(generation=0))
             self.leadership_status()
@@ -212,7 +213,7 @@ class CheckpointTable:
         return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, self._checkpoint(self._generation, saved)
 
     def renew(self) -> Checkpoint | None:
-        """Raise the epoch once more and return the subscription's checkpoint; None if we were fenced.
+        """Raise the epoch again and return the subscription's checkpoint; None if this leader was fenced.
 
         An earlier save without an answer counts now, or never will.
         """
@@ -226,8 +227,8 @@ class CheckpointTable:
         return self._checkpoint(self._generation, saved)
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the checkpoint
-        is older than the one there."""
+        """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the stored
+        checkpoint is newer."""
         values = {
             **self.holder,
             "generation": checkpoint.generation,
@@ -252,8 +253,8 @@ class CheckpointTable:
         return written
 
     def require(self, checkpoint: Checkpoint, *, tell: bool = True) -> None:
-        """Raise ServerRegressed or CheckpointError if the server lacks what a checkpoint has passed, or was found to
-        lack it before. The row remembers it, unless `tell` is false."""
+        """Raise ServerRegressed or CheckpointError if the server lacks records that a checkpoint has passed, or was
+        found to lack them before. The row stores it, unless `tell` is false."""
         try:
             check_server(self.connected(), self._saved, checkpoint, self.subscription.name)
         except (ServerRegressed, CheckpointError) as error:
@@ -273,7 +274,7 @@ class CheckpointTable:
 
     @property
     def epoch(self) -> int:
-        """Return the epoch under which this leader led last; one that nobody has if it did not come to lead."""
+        """Return the epoch under which this leader led last; -1 if this process never led."""
         return self._epoch
 
     def close(self) -> None:
@@ -289,7 +290,7 @@ class CheckpointTable:
         return replace(checkpoint, generation=generation)
 
     def connected(self) -> psycopg.Connection[Any]:
-        """Return the connection; others write with it too, under the epoch."""
+        """Return the connection; other modules write with it too, under the epoch."""
         if self._connection is None or self._connection.closed:
             settings = {"statement_timeout": "30s"}
             if self._leader_id is not None:

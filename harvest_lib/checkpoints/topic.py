@@ -1,7 +1,6 @@
-"""Checkpoints in Kafka: the last committed record of a partition that one subscription's shard has to itself.
-
-The topic is compacted. It has a partition for each shard because a reader of committed records stops at the first open
-transaction of a partition: in a shared one another shard's would hide ours.
+"""Checkpoints in Kafka: the last committed record of a partition that a subscription's shard has to itself.  The topic
+is compacted. It has a partition for each shard because a reader of committed records stops at the first open
+transaction of a partition: in a shared partition another shard's open transaction would hide a checkpoint.
 
 Which checkpoint counts, Kafka's or its mirror in Postgres, is decided in `harvest_lib.checkpoints.choice`.
 """
@@ -36,7 +35,7 @@ _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0
 _READ_SECONDS = 5.0
 """A stop waits for this; a longer request is asked again."""
 _MAKE_SECONDS = 30.0
-"""Shards that start at once all add partitions, which a busy cluster shows one after the other."""
+"""Shards that start together all add partitions, which a busy cluster shows gradually."""
 _POLL_SECONDS = 0.2
 _FIRST_STEP = 100
 
@@ -64,8 +63,9 @@ def ensure_checkpoint_topic(settings: Mapping[str, object], topic: str, partitio
 
 
 def known_to_controller(settings: Mapping[str, object], topic: str) -> bool | None:
-    """Ask the controller whether a topic is there, by an attempt to create it that changes nothing: a broker that has
-    just come back may not know it yet. None if the controller does not say, as to a role that may not create it."""
+    """Ask the controller whether a topic exists, by an attempt to create it that changes nothing: a broker that has
+    just come back may not know it yet. None if the controller does not answer, for example to a role that may not
+    create it."""
     with AdminClient(client_settings(settings)) as admin:
         asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=_READ_SECONDS)
         try:
@@ -100,9 +100,9 @@ def read_checkpoints(
     to_sound: bool = False,
     hear_other: Callable[[Mapping[str, Any]], None] = lambda _record: None,
 ) -> Sequence[Found]:
-    """Return the last committed records of the key, the last one first, or none: one, or as many as it takes to come
-    to one that is a checkpoint, if `to_sound`. `judge` says what is wrong with one, if anything. Read backwards.
-    `hear_other` is called with checkpoints that have other keys and came later.
+    """Return the last committed record of the key; with `to_sound` all from the last back to the first valid
+    checkpoint, newest first. `judge` returns the fault of a checkpoint, if any. Reads backwards. `hear_other` is called
+    with later checkpoints of other keys.
 
     Raises TopicMissing if there is no such partition, or KafkaUnavailable.
     """
@@ -180,7 +180,7 @@ def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) ->
             if error.code() == error._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
                 return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                continue  # the client looks for the coordinator of a group that nobody joins: no ACL is owed for that
+                continue  # the client searches the coordinator of a group without members: that needs no ACL
             raise KafkaException(error)
         if message.key() == key.encode() and message.value():
             found.append(message)

@@ -7,7 +7,7 @@ Exit codes, for every command: 0 done; 1 another error, or a crash; 2 usage erro
 """
 
 # Help must be quick. A module that declares a command imports only typer, the standard library and light modules of
-# ours at its top, and everything else in its functions. tests/unit/cli/test_imports.py checks this for every command.
+# harvest_lib at its top, and other modules in its functions. tests/unit/cli/test_imports.py checks this.
 
 import sys
 from contextlib import suppress
@@ -56,7 +56,7 @@ class _Harvest(Group):
     """The commands of `harvest`. A command that only a clone has is named as such where it is missing."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; a usage error says where a missing one is to be had."""
+        """Find the command; the usage error for a command of the source checkout says so."""
         if args[0] in _CHECKOUT_ONLY and args[0] not in self.commands and not ctx.resilient_parsing:
             ctx.fail(f"`harvest {args[0]}` is part of a source checkout only: clone the repository, run `make setup`.")
         return super().resolve_command(ctx, args)
@@ -104,8 +104,7 @@ def _options(
 def version() -> None:
     """Print the versions of the harvester and of the client libraries for Kafka and Postgres.
 
-    The last line tells whether records are handed over natively or by Python,
-    and why.
+    The last line names the hand-over in use, native or Python, and the reason.
 
     Example:  harvest version
     """
@@ -128,7 +127,7 @@ def main() -> None:
     except HarvestError as error:
         from harvest_lib.cli.tables import print_line
 
-        with suppress(OSError):  # the exit code says it, too
+        with suppress(OSError):  # the exit code reports it, too
             if _is_log_read():
                 print_line(("error:", "red"), f" {error}", err=True)
         sys.exit(error.exit_code)
@@ -137,6 +136,6 @@ def main() -> None:
 
 
 def _is_log_read() -> bool:
-    """Return False for a command whose log has a reader that reads no more: it is to end nevertheless."""
-    log = sys.modules.get("harvest_lib.cli.log_output")  # of the commands that have one
+    """Return False if the reader of the command's log has stopped reading; the command ends nevertheless."""
+    log = sys.modules.get("harvest_lib.cli.log_output")  # loaded by commands that log
     return log is None or bool(log.log_is_read())

@@ -79,7 +79,7 @@ def audit(
         ),
     ] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="Which records of Kafka count: committed ones, or all.")
+        Isolation, typer.Option(help="Kafka records that count: committed records, or all.")
     ] = "read_committed",
     show_examples: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N of each anomaly.")] = 5,
     show_keys: Annotated[bool, typer.Option("--show-keys", help="Show keys. They may be personal data.")] = False,
@@ -103,13 +103,13 @@ def audit(
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
-    """Compare committed records with Kafka: find lost, duplicated, reordered and unknown ones.
+    """Compare committed records with Kafka: find lost, duplicated, reordered and unknown records.
 
-    Without --committed or --committed-file, only the outbox table is known.
-    Records that it no longer has count as delivered and purged: their losses
-    cannot be detected. Of a table that keeps them, the position of the
-    subscription tells those that must be in Kafka. Records that a topic's
-    retention or compaction removed count as lost. Within a key, ids must ascend.
+    Without --committed or --committed-file, only the outbox table is known. Records
+    that it no longer has count as delivered and purged: their losses cannot be
+    detected. If the table keeps records, records before the subscription's position
+    must be in Kafka. Records that a topic's retention or compaction removed count
+    as lost. Within a key, ids must ascend.
 
     Exits with 0 if there are no anomalies, 13 if there are, 3, 5 or 6 if
     configuration, Postgres or Kafka failed, 10 if there was nothing to compare:
@@ -174,7 +174,7 @@ def audit(
 
 
 class _Sources(NamedTuple):
-    """Committed records, a function that reads those of a query again, and records that are not delivered yet."""
+    """Committed records, a function that repeats their query, and undelivered records."""
 
     committed: "_Records"
     committed_again: "Callable[[], _Records] | None"
@@ -188,8 +188,8 @@ def _sources(
     pending: str | None,
     id_header: str | None,
 ) -> _Sources:
-    """Return the records to compare with. `committed` is a query or a file. Where that or `pending` is not given, the
-    outbox says it, if it has these ids."""
+    """Return the records to compare with. `committed` is a query or a file. The outbox is the default of `committed`
+    and `pending`, if it has the same ids."""
     from harvest_lib import audit as audits
 
     conninfo = harvest.data_source.conninfo()
@@ -209,10 +209,10 @@ def _sources(
 
 
 def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.Composed, sql.Composed]":
-    """Return the queries of the outbox's records for topics that the subscription reads, with `columns` applied: of
-    all, and of those that are not delivered yet, or parked.
+    """Return two queries of the outbox for topics that the subscription reads, with `columns` applied: all records, and
+    undelivered or parked records.
 
-    Where rows stay in the outbox, the subscription's position says which are delivered. The queries fail if row
+    Where rows stay in the outbox, the subscription's position decides which are delivered. The queries fail if row
     security hides rows from this role: hidden rows would look delivered. Raises DatabaseError and CheckpointError.
     """
     from psycopg import sql

@@ -1,4 +1,4 @@
-"""`harvest check`: everything that keeps a harvester from working, before one runs."""
+"""`harvest check`: all obstacles to a harvester, before a start."""
 
 import logging
 import sys
@@ -33,7 +33,7 @@ def check(
 
     Run it as the role and with the settings of the harvester. It changes nothing.
     Errors keep the harvester from starting or records from arriving, warnings do
-    neither. The exit code is that of the first error.
+    neither. The first error determines the exit code.
 
     Examples:
 
@@ -54,8 +54,7 @@ def check(
 
 
 def refuse_to_start(config: "HarvestConfig", error: HarvestError) -> None:
-    """Show everything that keeps a harvester from starting, and exit as `error` does. Raises `error` itself if there is
-    nothing more to say."""
+    """Show all obstacles to a start, and exit as `error` does. Raises `error` itself if no other problem is found."""
     from harvest_lib.harvester.preflight import Finding, inspect
 
     report = inspect(config)

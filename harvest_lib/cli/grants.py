@@ -54,8 +54,8 @@ def postgres(
 ) -> None:
     """Print SQL that gives each role exactly the privileges it needs on the outbox. Changes nothing itself.
 
-    Run the output as the owner of the tables. Name all writers in one call. The
-    owner of the tables loses no privileges. The SQL skips a role that does not
+    Run the output as the owner of the tables. Name all writers in the same call.
+    The owner of the tables loses no privileges. The SQL skips a role that does not
     exist, with a warning.
 
     Examples:
@@ -114,8 +114,7 @@ def kafka(
 ) -> None:
     """Print the ACLs that harvester and reader need, as commands of kafka-acls.sh or as JSON. Changes nothing itself.
 
-    With `source: auto`, the table decides which delivery and which election they
-    are for.
+    With `source: auto`, the table decides the delivery and the election of the ACLs.
 
     Examples:
 
@@ -234,8 +233,8 @@ def elected(harvest: "HarvestConfig") -> "HarvestConfig":
 
 
 def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[str, list[str] | None]:
-    """Return the topics of each writer. Raise ConfigError for a role with two parts: the grants of one would undo the
-    other's."""
+    """Return the topics of each writer. Raise ConfigError for a role with two parts: the grants of either part would
+    undo the other's."""
     writers: dict[str, list[str] | None] = dict.fromkeys(names)
     for each in allowed:
         name, _, topic = each.rpartition("=")  # a topic's name has no `=`
@@ -254,13 +253,13 @@ def _writer_topics(names: list[str], allowed: list[str], *others: str) -> dict[s
             raise ConfigError(
                 f"the role {name!r} is used for two parts",
                 field="--writer, --harvester, --reader, --operator",
-                next_step="use a separate role for each part; one login can be a member of both",
+                next_step="use a separate role for each part; a login can be a member of both",
             )
     return writers
 
 
 def _check_name(name: str, field: str) -> None:
-    """Raise ConfigError for the name of nobody."""
+    """Raise ConfigError for an empty name."""
     if not name.strip():
         raise ConfigError("the name is empty", field=field, next_step="name the role, or omit the option")
 

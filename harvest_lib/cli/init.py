@@ -24,7 +24,7 @@ def init(
     table: TableName = None,
     native: Annotated[
         bool | None,
-        typer.Option("--native/--goharvest", help="The layout. Default: that of the existing table, else native."),
+        typer.Option("--native/--goharvest", help="The layout. Default: the existing table's, else native."),
     ] = None,
     value_type: Annotated[
         ColumnType, typer.Option(help="Type of kafka_value in a native table; varchar holds 10,000 characters.")
@@ -46,11 +46,11 @@ def init(
 ) -> None:
     """Create the outbox table and its companion tables if they do not exist.
 
-    Existing tables are not changed, with one exception: a native table gets the
-    constraints and the trigger that it lacks. They do not apply to existing
-    rows, and writers wait for milliseconds.
+    Existing tables are not changed, except that a native table gets missing
+    constraints and a missing trigger. They do not apply to existing rows, and
+    writers wait for milliseconds.
 
-    The native layout works with every source. The goharvest layout is the one
+    The native layout works with every source. The goharvest layout is the layout
     that goharvest creates. The companion tables hold parked records and, for a
     native outbox, subscriptions and segments.
 
@@ -123,7 +123,7 @@ def _create_beside_mapped(connection: "Connection", outbox: "OutboxTable", colum
 
 @contextmanager
 def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]:
-    """Say who may create tables, where our role may not."""
+    """Explain a refusal to create the tables, with the roles that may."""
     from psycopg import sql
 
     try:
@@ -140,7 +140,7 @@ def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]
 
 
 def _create_tables(connection: "Connection", definition: "NativeTable", *, native: bool | None) -> None:
-    """Create missing tables, and say of each table whether it was created."""
+    """Create missing tables, and report each table as created or present."""
     from harvest_lib.outbox import ParkedRecords
 
     outbox, parked = definition.outbox, ParkedRecords(definition.outbox)

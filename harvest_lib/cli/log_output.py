@@ -20,7 +20,7 @@ _SHARED: list[structlog.typing.Processor] = [
 
 
 def _on_one_line(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Join the lines of texts, of which the console would show the breaks as `\\n`."""
+    """Join the lines of texts: the console would show their line breaks as `\\n`."""
     return {
         name: "; ".join(filter(None, map(str.strip, value.splitlines()))) if isinstance(value, str) else value
         for name, value in event.items()
@@ -63,8 +63,8 @@ def configure_logging(log_format: LogFormat, level: str) -> "logging.StreamHandl
 
 
 def log_is_read() -> bool:
-    """Wait for a while until the log is written; return False if standard error takes no more: who writes there waits
-    for its reader."""
+    """Wait for a while until the log is written; return False if standard error takes no more: a writer there waits for
+    its reader."""
     for each in logging.getLogger().handlers:
         each.flush()
     return not _has_file(sys.stderr) or bool(select.select((), (sys.stderr,), (), FLUSH_SECONDS)[1])

@@ -7,7 +7,7 @@ Promises
   nothing but the log.
 - Lines for which there is no room are dropped and counted: `log_lines_dropped` stands where they are missing, once the
   reader reads again.
-- `flush` waits for a while, and so does the end of the process: what is read is read in full.
+- `flush` waits for a while, and so does the end of the process: a reader that reads gets every line.
 """
 
 import logging
@@ -31,7 +31,8 @@ class LogWriter(logging.StreamHandler[Any]):
     """Writes each record to a stream, on a thread of its own."""
 
     def __init__(self, stream: TextIO, most_characters: int = MOST_CHARACTERS) -> None:
-        """`stream` has a file descriptor. That is written to, so that nobody waits for the locks of the stream."""
+        """`stream` has a file descriptor, which is written directly, so that no thread waits for the locks of the
+        stream."""
         super().__init__(_Descriptor(stream))
         assert self.lock is not None  # noqa: S101 - a handler makes it
         self._changed = threading.Condition(self.lock)  # logging makes it anew in a child of `fork`
@@ -41,7 +42,7 @@ class LogWriter(logging.StreamHandler[Any]):
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begin with no lines: those of a parent process are written there."""
+        """Begin with no lines: the parent process writes its own lines."""
         self._lines: deque[tuple[logging.LogRecord, str]] = deque()
         self._characters = self._dropped = 0
 
@@ -99,7 +100,7 @@ class _Descriptor:
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # another program has set the pipe that we share to non-blocking
+            except BlockingIOError:  # another program has set the shared pipe to non-blocking
                 select.select((), (self._descriptor,), ())
         return len(text)
 

@@ -1,4 +1,4 @@
-"""`harvest migrate`: convert a table from goharvest's layout to the native one, in place."""
+"""`harvest migrate`: convert a table from goharvest's layout to the native layout, in place."""
 
 from typing import Annotated
 
@@ -17,12 +17,12 @@ def migrate(
     restamp: Annotated[
         bool,
         typer.Option(
-            "--restamp", help="Instead of migrating: give records of another server a transaction id of this one."
+            "--restamp", help="Instead of migrating: give records of another server a transaction id of this server."
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Restamp even if a subscription is active.")] = False,
 ) -> None:
-    """Convert a table from goharvest's layout to the native one. Writers and harvesters may stay active.
+    """Convert a table from goharvest's layout to the native layout. Writers and harvesters may stay active.
 
     Run it as the owner of the table. It waits for a lock for at most 0.2 s and
     then tries again. If it is killed, run it again to continue. It does nothing

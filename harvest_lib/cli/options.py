@@ -74,7 +74,7 @@ def names_of(given: Iterable[str] | None) -> list[str]:
 
 
 def names_as_given(given: Iterable[str] | None) -> list[str]:
-    """Return the same, where an empty name, or one with a space, is no slip to overlook: it stays, to be refused."""
+    """Return the names of an option; an empty name, or a name with a space, stays and is refused later."""
     return list(dict.fromkeys(name for each in given or () for name in re.split(r"\s*,\s*", each)))
 
 

@@ -51,7 +51,7 @@ def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List parked records and those held behind them, in order, without payloads.
+    """List parked records and the records held behind them, in order, without payloads.
 
     Examples:
 
@@ -116,14 +116,14 @@ def retry(
     subscription: _Subscription = None,
     as_json: Json = False,
 ) -> None:
-    """Put parked records, and those held behind them, back into the outbox. Do this after you removed the cause.
+    """Put parked records, and the records held behind them, back into the outbox. Do this after you removed the cause.
 
     The records keep their old positions. A record waits if an earlier record of
     its key stays parked, unless the policy is `parking: skip`. The command needs
     INSERT on the outbox.
 
-    In an outbox that is harvested in batches, the records never left it. The
-    leader sends them within about a second; without a leader, the next one does.
+    In an outbox that is harvested in batches, the records never left it. The leader
+    sends them within about a second; without a leader, the next leader does.
 
     Examples:
 
@@ -199,7 +199,7 @@ def parked_table(
     config: "HarvestConfig",
     subscription: str | None = None,
 ) -> "ParkedRecords | ParkedIdTable":
-    """Return the table in which the configuration's source parks records: of a subscription if it reads in batches."""
+    """Return the table in which the configuration's source parks records: the subscription's if it reads in batches."""
     from harvest_lib.outbox import ParkedIdTable, ParkedRecords
     from harvest_lib.source.selection import COLUMNS, columns_of
 

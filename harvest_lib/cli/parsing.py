@@ -24,7 +24,7 @@ class Group(TyperGroup):
 
 
 class OptionlessCommand(TyperCommand):
-    """A command whose only option is `--help`."""
+    """A command with no option but `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and process `--help` only if there are arguments."""

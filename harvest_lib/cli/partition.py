@@ -1,4 +1,4 @@
-"""`harvest partition`: to which partition of a topic keys go, and which of them moved when partitions were added."""
+"""`harvest partition`: the partition of each key, and the keys that moved when partitions were added."""
 
 import os
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ def partition(
     config: ConfigFile = None,
     before: Annotated[
         int | None,
-        typer.Option(min=1, help="How many partitions there were. Default: what a harvester has noticed."),
+        typer.Option(min=1, help="Former number of partitions. Default: the number that a harvester has seen."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say to which partition of a topic keys go, and whether they went to another before partitions were added.
+    """Show the partition of each key, and whether adding partitions changed it.
 
     Examples:
 

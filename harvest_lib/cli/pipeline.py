@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harvest_lib.pipeline.message import Message
     from harvest_lib.pipeline.operations import PipelineStatus
 
-app = group("pipeline", "Pipelines: one reader, any number of writers, and a commit log. See docs/pipelines.md.")
+app = group("pipeline", "Pipelines: a reader, any number of writers, and a commit log. See docs/pipelines.md.")
 
 _File = Annotated[Path, typer.Option("--file", "-f", help="The YAML file that declares the pipeline.")]
 _Writer = Annotated[str | None, typer.Option("--writer", "-w", help="Only the writer with this name.")]

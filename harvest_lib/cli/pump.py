@@ -37,7 +37,7 @@ def pump(
 ) -> None:
     """Write test records into the outbox.
 
-    One connection writes one transaction after the other. Ctrl-C stops it after
+    A single connection writes transaction after transaction. Ctrl-C stops it after
     the current transaction; committed records stay.
 
     Examples:
@@ -103,7 +103,7 @@ def _progress_bar() -> "Progress":
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """Records a second, over the last ones."""
+        """Rate of the latest records, per second."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed or 0:,.0f}/s", style="cyan")

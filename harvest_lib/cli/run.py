@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _LOOK_SECONDS = 0.2
-"""Between looks at a harvester that runs, and at one that may have been asked to stop."""
+"""Pause between checks of a running harvester, and of a requested stop."""
 _START_SECONDS = 1.0
 """Limit of the wait for a start that was asked to stop."""
 
@@ -46,17 +46,17 @@ def run(
         Path | None,
         typer.Option(
             envvar="HARVEST_ALIVE_FILE",
-            help="A file that is touched each second while `/livez` would say yes, for probes. --drain makes none.",
+            help="A file that is touched each second while `/livez` is healthy, for probes. --drain makes none.",
         ),
     ] = None,
     listen: Listen = None,
 ) -> None:
     """Harvest until SIGTERM or Ctrl-C. Then wait for records in flight, and release leadership.
 
-    You can start any number of processes, on any number of machines. One of them
-    harvests, the others are on standby.
+    You can start any number of processes, on any number of machines. A single
+    process leads, the others stand by.
 
-    If it cannot start, it prints all that is wrong, as `harvest check` does.
+    If it cannot start, it prints all problems, as `harvest check` does.
 
     Examples:
 

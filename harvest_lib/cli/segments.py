@@ -48,11 +48,11 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 @app.command()
 def ensure(
     config: ConfigFile = None,
-    ahead: Annotated[int, typer.Option(min=1, help="Number of segments with an end, including the current one.")] = (
+    ahead: Annotated[int, typer.Option(min=1, help="Number of segments with an end, the current segment included.")] = (
         DEFAULT_AHEAD
     ),
     segment_size: Annotated[
-        int | None, typer.Option(min=1, help="Ids in a new segment. Default: the size of the last one.")
+        int | None, typer.Option(min=1, help="Ids in a new segment. Default: the size of the last segment.")
     ] = None,
 ) -> None:
     """Create segments in advance. Run it about every hour as the owner of the table. Writers wait milliseconds.
@@ -77,7 +77,7 @@ def rotate(
         bool, typer.Option("--due", help="Only if they are older than the configuration's maxSegmentAge.")
     ] = False,
 ) -> None:
-    """Have the next record written into the next segment. Run it as the owner of the table.
+    """Direct the next record into the next segment. Run it as the owner of the table.
 
     Writers wait milliseconds. While a transaction that has written stays open
     they wait for 0.2 s at a time, for a minute at most.
@@ -176,7 +176,7 @@ def archive(
 def verify(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where the archive is.")],
 ) -> None:
-    """Read a whole archive: every file has the bytes and records that its manifest says, and no ids are missing.
+    """Read a whole archive: every file has the bytes and records of its manifest, and no ids are missing.
 
     Example:  harvest segments verify /srv/archive/orders
     """
@@ -204,7 +204,7 @@ def _open_native(config: Path | None) -> "Iterator[tuple[HarvestConfig, OutboxTa
 
 
 def _seconds(duration: str, option: str) -> float:
-    """Return a duration of the command line in seconds. Raises BadParameter for one that is spelled wrong."""
+    """Return a duration of the command line in seconds. Raises BadParameter for a misspelled duration."""
     from harvest_lib.config.durations import SPELLING, parse_duration
 
     try:

@@ -1,7 +1,7 @@
 """`harvest up | down | ps | logs`: the local stack from the command line.
 
-Exit codes: 0 done, 7 the stack could not be started or stopped (the message says why), and 13 from `ps` when no stack
-is up.
+Exit codes: 0 done, 7 the stack could not be started or stopped (the message has the reason), and 13 from `ps` when no
+stack is up.
 """
 
 import importlib
@@ -41,10 +41,12 @@ def up(
     ] = "dagster_harvest.example_flights.definitions",
     dags: Annotated[
         Path | None,
-        typer.Option(help="With --all: the folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER"),
+        typer.Option(
+            help="With --all: the folder of DAGs that Airflow runs, instead of the example's.", metavar="FOLDER"
+        ),
     ] = None,
     observe: Annotated[
-        bool, typer.Option("--observe", help="With --all: start a Prometheus with our alert rules as well.")
+        bool, typer.Option("--observe", help="With --all: start a Prometheus with the alert rules as well.")
     ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
@@ -58,12 +60,12 @@ def up(
     """Start Postgres and Kafka on this machine, and return once they answer. With --all, start Dagster and Airflow too.
 
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder).
-    HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use
-    instead. Airflow runs our DAGs unless --dags is given, at each `harvest up`.
-    With --observe, Prometheus scrapes the run that harvests in Dagster.
-    With --secure, clients need TLS and explicit grants. A secure stack
-    has its own data; keys and passwords are in the folder `secure` next to it.
-    Exits with 7 if the stack does not start.
+    HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use instead.
+    Airflow runs the example's DAGs unless --dags is given, at each `harvest up`.
+    With --observe, Prometheus scrapes the run that harvests in Dagster. With
+    --secure, clients need TLS and explicit grants. A secure stack has its own data;
+    keys and passwords are in the folder `secure` next to it. Exits with 7 if the
+    stack does not start.
     """
     supervisor, state = _local_stack("supervisor"), _state_folder()
     if dags is not None and not all_:
@@ -114,7 +116,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
 ) -> None:
-    """Show the logs of the servers, including stopped ones. Exits with 7 if there is no such log."""
+    """Show the logs of the servers, including stopped servers. Exits with 7 if there is no such log."""
     files = sorted((_state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(
@@ -147,7 +149,7 @@ def _state_folder() -> Path:
 
 
 def _local_stack(name: str) -> Any:
-    """Return a module of the local stack, whose requirements are not those of the library."""
+    """Return a module of the local stack, which has requirements of its own."""
     try:
         return importlib.import_module(f"harvest_lib.local_stack.{name}")
     except ModuleNotFoundError as error:

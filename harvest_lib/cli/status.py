@@ -27,7 +27,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show backlog, age of the oldest record, leader and delivery rate. Reads twice, one second apart.
+    """Show backlog, age of the oldest record, leader and delivery rate. Reads twice, a second apart.
 
     Examples:
 
@@ -70,14 +70,14 @@ class Status:
     records_per_second: float
     outbox_bytes: int
     database_bytes: int | None
-    """None where our role may not see it."""
+    """None where this role may not see it."""
     database_limit_bytes: int | None
     kafka_trouble: str | None
-    """Why Kafka could not tell the leader."""
+    """The reason why Kafka did not report the leader."""
     notes: list[str]
     """Why there is no leader, why a process cannot lead, or another pool that is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then that of the
+    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog then belongs to the
     configured subscription, counted up to 100,000."""
 
 

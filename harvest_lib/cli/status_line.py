@@ -30,7 +30,7 @@ class StatusLine:
         self._readings: deque[tuple[float, int]] = deque()
 
     def render(self, now: float) -> Text:
-        """Return the line. The rate is that of the last three seconds."""
+        """Return the line. The rate covers the last three seconds."""
         harvest = self._harvest
         delivered = harvest.delivered_records
         self._readings.append((now, delivered))
@@ -79,7 +79,7 @@ def status_line(harvest: Harvest, log: "logging.StreamHandler[Any]") -> Iterator
 
 
 class _Above:
-    """A stream whose lines go above the status line, as they are."""
+    """A stream that writes its lines unchanged above the status line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harvest_lib.config import HarvestConfig
     from harvest_lib.subscriptions.admin import Moved, Subscriptions
 
-app = group("subscriptions", "Readers of one outbox, each with its own position: list, add, move and remove them.")
+app = group("subscriptions", "Readers of an outbox, each with its own position: list, add, move and remove them.")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's name.", show_default=False)]
 
@@ -73,7 +73,8 @@ def add(
         str | None, typer.Option(help="snapshot or transaction_id. Default: the configuration's.")
     ] = None,
 ) -> None:
-    """Add a subscription. Only one with a filter needs this: a harvester adds its own, starting at `startFrom`.
+    """Add a subscription. This is needed only for a filter: a harvester adds its own subscription, starting at
+    `startFrom`.
 
     A harvester joins by `subscription: NAME` in its configuration, with the same
     `shards` and `source`.
@@ -169,13 +170,13 @@ def move(
         ),
     ] = False,
 ) -> None:
-    """Continue all subscriptions on this server after the outbox was moved to it from another one.
+    """Continue all subscriptions on this server after the outbox was moved to it.
 
     Use it after dump and restore, pg_upgrade or logical replication. Stop the
-    harvesters first; writers may write to this server. Copied records that were
-    not delivered come before records written here. Records that the last
-    checkpoint has passed are not repeated. Run it as the owner of the tables. All
-    copied rows get new transaction ids, in one transaction.
+    harvesters first; writers may write to this server. Copied records that were not
+    delivered come before records written here. Records that the last checkpoint has
+    passed are not repeated. Run it as the owner of the tables. All copied rows get
+    new transaction ids, in a single transaction.
 
     Examples:
 
@@ -227,9 +228,9 @@ def reshard(
 ) -> None:
     """Change the number of shards. Each key keeps its order; no record is skipped or repeated.
 
-    The harvesters of the old shards must be running. The old shards stop at one
-    common snapshot, and the new shards start there. Harvesters with the old
-    number stop with an error: restart them with the new number.
+    The harvesters of the old shards must be running. The old shards stop at a
+    common snapshot, and the new shards start there. Harvesters with the old number
+    stop with an error: restart them with the new number.
 
     Examples:
 

@@ -2,8 +2,8 @@
 
 - Not a terminal: a table as wide as needed; nothing is cut or wrapped.
 - A terminal that is wide enough: a table.
-- A terminal that is too narrow: each row as lines, one per column. The terminal breaks a line that is too long, so
-  that a selected value stays one word.
+- A terminal that is too narrow: each row as lines, a line per column. The terminal breaks a line that is too long, so
+  that a selected value stays whole.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _ENOUGH = 100_000
 
 
 def print_line(*parts: str | tuple[str, str], err: bool = False) -> None:
-    """Print texts, of which some have a style, as one line."""
+    """Print texts, styled or not, as a line."""
     Console(stderr=err, highlight=False).print(Text.assemble(*parts), soft_wrap=True)
 
 
@@ -81,7 +81,7 @@ def _width(table: Table, console: Console) -> int:
 
 
 def _lines(table: Table, console: Console) -> Iterable[Text]:
-    """Return a table as lines: of a table with a header each row is a block, of one without it a line."""
+    """Return a table as lines: with a header each row is a block, without a header a line."""
     if table.title:
         yield Text.assemble((Text.from_markup(str(table.title)).plain, "bold"))
     names = [_text(column.header, console) for column in table.columns]

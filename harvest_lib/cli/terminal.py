@@ -20,7 +20,7 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
     def ask_to_stop(*_: object) -> None:
         for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second one must not interrupt the first
+            signal.signal(number, signal.SIG_IGN)  # once is enough, and a second signal must not interrupt the first
         stop()
 
     for number in _ENDING:
@@ -29,7 +29,8 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
 @contextmanager
 def unread_output() -> Iterator[None]:
-    """Let a command print to a reader that goes away, as `head` does: the rest is dropped, and it exits as it would."""
+    """Let a command print to a reader that stops reading, as `head` does: the rest is dropped, and the exit code
+    stays."""
     try:
         yield
         if sys.stdout is not None:
@@ -40,7 +41,7 @@ def unread_output() -> Iterator[None]:
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Have standard output raise OutputLost when it cannot be written, unless its reader has gone away."""
+    """Make standard output raise OutputLost when it cannot be written, unless its reader has gone away."""
     if sys.stdout is None:  # it was closed before the process began
         yield
         return

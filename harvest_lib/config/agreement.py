@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def disagreements(config: "HarvestConfig") -> list[Problem]:
-    """Return the conflicts between settings that are valid one by one."""
+    """Return the conflicts between settings that are each valid."""
     return [*_election_problems(config), *_session_problems(config), *_delivery_problems(config)]
 
 
@@ -24,7 +24,7 @@ def _election_problems(config: "HarvestConfig") -> Iterator[Problem]:
         yield Problem(
             path=("leader_group_id",),
             message="is missing. goharvest would take its program's name (`reaper` for the stand-alone one); "
-            "then two programs of one name share an election by accident, and a renamed one leaves its pool",
+            "then two programs of the same name share an election by accident, and a renamed program leaves its pool",
             remedy="name the pool: `leaderGroupID: billing-outbox` in a file, or HARVEST_LEADER_GROUP_ID "
             "(beside a running goharvest, its group); a process that is alone may be `leadership: solo`",
         )
@@ -67,7 +67,7 @@ def _delivery_problems(config: "HarvestConfig") -> Iterator[Problem]:
         yield from _in_flight_problems(config)
     most = config.limits.max_in_flight_records
     if most is not None and most < config.shards:
-        message = f"is {most}, less than `shards` ({config.shards}): one process may lead all, each with a record"
+        message = f"is {most}, less than `shards` ({config.shards}): a process may lead all, each with a record"
         remedy = "raise it, or remove it: batches have bounds of their own"
         yield Problem(path=("limits", "max_in_flight_records"), message=message, remedy=remedy)
     if config.columns is not None and config.source == "mark":

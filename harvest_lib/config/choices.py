@@ -6,10 +6,10 @@
 | goharvest's | `mark` | `barrier` | `neli` |
 
 Promises
-- All three are chosen together, from one look at the table, so that they fit each other.
-- Named settings of a configuration are kept, and the chosen ones follow from them: `source: mark` is delivered by
+- All three are chosen together, by the same state of the table, so that they fit each other.
+- Named settings of a configuration are kept, and the choices follow from them: `source: mark` is delivered by
   `barrier`, and a delivery that does not fence a former leader elects by `neli`, whatever the table.
-- With more than one shard the election is `neli`: under `postgres` one process leads them all.
+- With several shards the election is `neli`: under `postgres` a single process leads them all.
 """
 
 from dataclasses import dataclass
@@ -127,9 +127,9 @@ def _leadership(
     if leadership != "auto":
         return leadership, NAMED
     if marks:
-        return "neli", "what a former leader has marked is not fenced"
+        return "neli", "rows marked by a former leader are not fenced"
     if shards > 1:
-        return "neli", "several processes can share the shards, where the lock in Postgres is one for all"
+        return "neli", "several processes can share the shards, but a lock in Postgres covers all of them"
     if delivery in FENCED:
-        return "postgres", f"{delivery} delivery fences a former leader, so nobody waits for it"
+        return "postgres", f"{delivery} delivery fences a former leader, so its successor does not wait"
     return "neli", f"{delivery} delivery does not fence a former leader"

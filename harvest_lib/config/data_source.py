@@ -1,10 +1,11 @@
 """Connection string of Postgres: goharvest's `dataSource`, read by lib/pq's rules, handed on to libpq.
 
 Both spellings are read: `key=value` pairs (spaces around `=` allowed, values with spaces in single quotes, a backslash
-takes the next character as it is) and `postgres://` URLs. One rule is ours. lib/pq, like libpq, skips spaces after `=`,
-so it reads the default in goharvest's documentation, `password= dbname=postgres`, as the password `dbname=postgres`.
-Here a word after such spaces that begins with a connection keyword and `=` ends an empty value: that text has no
-password and the database `postgres`, while `user = bob` is still bob. A value that looks so has to be quoted.
+takes the next character as it is) and `postgres://` URLs. A single rule differs. lib/pq, like libpq, skips spaces after
+`=`, so it reads the default in goharvest's documentation, `password= dbname=postgres`, as the password
+`dbname=postgres`. Here a word after such spaces that begins with a connection keyword and `=` ends an empty value: that
+text has no password and the database `postgres`, while `user = bob` is still bob. A value of this form has to be
+quoted.
 
 As in lib/pq, a name that is no connection keyword is a run-time parameter of the session (`search_path=billing`).
 """
@@ -52,7 +53,8 @@ _CHOICES = {
     "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     "load_balance_hosts": ("disable", "random"),
 }
-"""Values that libpq takes, as it spells them. It knows them as it connects, and calls another one no connection."""
+"""Values that libpq accepts, in its spelling. It checks them only when it connects, and reports a wrong value as a
+failed connection."""
 
 _NAME = re.compile(r"(?P<name>[^\s=]+)\s*=(?P<spaces>\s*)")
 _QUOTED = re.compile(r"'(?P<value>(?:[^'\\]|\\.)*)'\s*", re.DOTALL)
@@ -191,12 +193,12 @@ def _parse_url(text: str) -> dict[str, str]:
     # With a bare / or ? in a password, the rest of it would pass for a host, a database or a setting.
     malformed = "@" in path or (not at and "@" in query)
     try:
-        # A bare @ in a password is one for lib/pq; for libpq it would begin the host.
+        # lib/pq takes a bare @ in a password literally; for libpq it would begin the host.
         base = f"{scheme}://{user.replace('@', '%40')}{at}{host}{slash}{path}"
         parameters = {name: str(value) for name, value in conninfo_to_dict(base).items()}
         parameters |= dict(parse_qsl(query, strict_parsing=bool(query), errors="strict"))
     except (psycopg.Error, ValueError):
-        malformed = True  # no exception of theirs goes on: they quote the text, password included
+        malformed = True  # their exceptions end here: they quote the text, password included
     if malformed:
         raise _error(
             "is not a URL that libpq understands",

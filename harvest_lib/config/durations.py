@@ -30,7 +30,7 @@ SPELLING = "write a number with its unit, for example `500ms`, `5s` or `1m30s`"
 def parse_duration(text: str) -> float:
     """Read a duration in Go's spelling and return seconds.
 
-    Errors: ValueError, whose text says what is wrong without repeating the input.
+    Errors: ValueError with the problem, without the input.
     """
     unsigned = text[1:] if text[:1] in {"+", "-"} else text
     if unsigned == "0":

@@ -10,8 +10,8 @@
     HARVEST_BOOTSTRAP_SERVERS=kafka:9092             into the base Kafka config
     HARVEST_DATA_SOURCE=host=db dbname=shop          or HARVEST_DSN
 
-An empty variable is one that is not set. Variables that no field has are left alone: other programs and our own command
-line have theirs. Only below `HARVEST_LIMITS__` an unknown name is an error.
+An empty variable counts as not set. Variables without a field are ignored: other programs and the command line have
+variables too. Only below `HARVEST_LIMITS__` an unknown name is an error.
 """
 
 import json
@@ -73,7 +73,7 @@ def _path(variable: str, fields: Collection[str]) -> Place:
 
 
 def _plain(field: str, text: str) -> object:
-    """Read a number as seconds where the variable's name says seconds; the rest is for the model to read."""
+    """Read a number as seconds if the variable's name ends in seconds; the model reads every other value."""
     if field.endswith("_seconds"):
         try:
             return float(text)

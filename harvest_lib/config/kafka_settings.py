@@ -1,4 +1,4 @@
-"""Raw librdkafka settings: passed through as they are, except those on which a promise of ours rests.
+"""Raw librdkafka settings: passed through unchanged, except settings on which a promise rests.
 
 Reading a value (`settings["sasl.password"]`) gives it in clear, as a client needs it. Every printed form (`repr`,
 `str`, `redacted()`, a model's dump) hides values that are or may be secret.
@@ -16,11 +16,11 @@ from harvest_lib.config.problems import Problem, raise_in_validator, unsendable
 HIDDEN = "***"
 
 SESSION_TIMEOUT = "session.timeout.ms"
-DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for one setting
+DELIVERY_TIMEOUTS = ("delivery.timeout.ms", "message.timeout.ms")  # librdkafka's two names for the same setting
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 BATCH_BYTES = "batch.size"  # producers compare it with the topics' limits
 TRANSLATED = frozenset({SESSION_TIMEOUT, *DELIVERY_TIMEOUTS})
-"""Settings that our own, checked ones stand for; clients get those."""
+"""Settings that a checked field replaces; clients get the field's value."""
 
 _SECRET_WORDS = re.compile(r"password|passphrase|secret|token|private|credential|key\.pem|ssl_key", re.IGNORECASE)
 _SECRET_NAMES = frozenset({"sasl.jaas.config", "sasl.oauthbearer.config", "sasl.kerberos.kinit.cmd"})
@@ -43,10 +43,10 @@ _KEPT = {
         "a pool is elected by the name `leaderGroupID`, and a pipeline reads without a group",
         remedy="remove it; a pool's name is `leaderGroupID`",
     ),
-    "enable.auto.commit": _Kept("the leader topic's offsets belong to the election, those of a pipeline to its log"),
+    "enable.auto.commit": _Kept("the leader topic's offsets belong to the election, a pipeline's offsets to its log"),
     "auto.offset.reset": _Kept(
-        "the leader topic is read from its end, for a leader hears only heartbeats of its own term; a pipeline begins "
-        "where `start` of its reader says",
+        "the leader topic is read from its end, because a leader needs only heartbeats of its own term; a pipeline "
+        "begins at `start` of its reader",
     ),
     "group.protocol": _Kept(
         "the session timeout that a leader fences itself by is the client's, as in the classic protocol",
@@ -70,15 +70,17 @@ _KEPT = {
     ),
     "retries": _Kept(
         "the producer sends again until the delivery timeout, so that no later record of a key is in its place",
-        remedy="remove it; `delivery.timeout.ms` says for how long",
+        remedy="remove it; `delivery.timeout.ms` sets the duration",
     ),
     "partitioner": _Kept(
         "a key's records keep their order, so all go to one partition; `random` spreads every key, "
-        "`consistent_random` the empty one",
+        "`consistent_random` the empty key",
         frozenset({"consistent", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random"}),
         "remove it, or set `consistent`, which puts any other key where `consistent_random` does",
     ),
-    "transactional.id": _Kept("this delivery commits no transactions, so records of one would never become visible"),
+    "transactional.id": _Kept(
+        "this delivery commits no transactions, so records of a transaction would never become visible"
+    ),
     "enable.gapless.guarantee": _Kept(
         "it comes with `delivery`: pipelined rests on it, barrier on its absence", _FALSE
     ),
@@ -88,7 +90,7 @@ _KEPT = {
         remedy="remove it, and set an event handler on the harvester",
     ),
     "allow.auto.create.topics": _Kept(
-        "a misspelled topic is an error, not a new topic that nobody reads",
+        "a misspelled topic is an error, not a new topic without readers",
         _FALSE,
         "remove it, and create the topics beforehand",
     ),
@@ -152,7 +154,7 @@ class KafkaSettings(Mapping[str, object]):
 
 
 def canonical(settings: Mapping[Any, object]) -> dict[Any, object]:
-    """Return settings with one name where librdkafka has two for a setting that we read and merge."""
+    """Return settings with a single name where librdkafka has two for a setting that is read and merged here."""
     return {_ALIASES.get(name, name): value for name, value in settings.items()}
 
 
@@ -179,12 +181,12 @@ def _check(name: object, value: object) -> Iterator[Problem]:
     elif value is None:
         yield Problem(path=(name,), message="has no value", remedy="write a value, or remove it")
     elif name != "logger" and not callable(value) and not isinstance(value, str | int | float | bool):
-        remedy = "write one value; librdkafka's settings are flat, also those for topics"
+        remedy = "write a single value; librdkafka's settings are flat, topic settings included"
         yield Problem(path=(name,), message="is not text, a number, true or false", remedy=remedy)
     elif name.endswith("_cb") and not callable(value):
         yield Problem(path=(name,), message="is a function, which only Python can give", remedy="remove it")
     elif name == "default.topic.config":
-        remedy = "write its entries beside the others; librdkafka's settings are flat, also those for topics"
+        remedy = "write its entries beside the other settings; librdkafka's settings are flat, topic settings included"
         yield Problem(path=(name,), message="is not a setting of librdkafka", remedy=remedy)
     elif isinstance(value, int) and abs(value) >= _BEYOND_LIBRDKAFKA:
         yield Problem(path=(name,), message="is out of range", remedy="choose a number that librdkafka can hold")

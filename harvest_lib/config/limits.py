@@ -1,4 +1,4 @@
-"""goharvest's limits: how long, how many, how often. Checked one by one and against each other."""
+"""goharvest's limits of durations, counts and rates. Checked individually and against each other."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
@@ -14,7 +14,7 @@ from harvest_lib.config.spelling import goharvest_name
 _SHORTEST_SECONDS = 0.001
 
 _WITHOUT_EFFECT = ("send_concurrency", "send_buffer")
-"""Limits of goharvest that nothing here reads: each shard has one producer, which has the only queue."""
+"""Limits of goharvest that nothing here reads: each shard has a single producer, which has the only queue."""
 
 
 def _seconds(value: object) -> float:
@@ -45,12 +45,12 @@ class Limits(Settings):
     io_error_backoff_seconds: Seconds = Field(default=0.5, ge=0)
     """`ioErrorBackoff`: pause after an I/O error before the next attempt. Default 500ms."""
     poll_duration_seconds: Seconds = Field(default=0.001, ge=_SHORTEST_SECONDS)
-    """`pollDuration`: how long one poll of the leader topic waits at most. Default 1ms."""
+    """`pollDuration`: longest wait of a poll of the leader topic. Default 1ms."""
     min_poll_interval_seconds: Seconds = Field(default=0.1, ge=_SHORTEST_SECONDS)
     """`minPollInterval`: the leader topic is polled no more often than this. Default 100ms."""
     heartbeat_timeout_seconds: Seconds = Field(default=5.0, ge=_SHORTEST_SECONDS)
-    """`heartbeatTimeout`, also `receiveDeadline`: a leader that has not heard itself for so long fences itself.
-    Default 5s."""
+    """`heartbeatTimeout`, also `receiveDeadline`: a leader that has not received its own heartbeat for this time fences
+    itself. Default 5s."""
     max_poll_interval_seconds: Seconds = Field(
         default_factory=lambda checked: checked["heartbeat_timeout_seconds"] / 2, ge=_SHORTEST_SECONDS
     )
@@ -82,8 +82,8 @@ class Limits(Settings):
 
     @classmethod
     def checked(cls, values: object) -> object:
-        """Make limits inside another model's validator: pydantic's own error, which that model merges with others.
-        A value that is no mapping is returned as it is."""
+        """Make limits inside another model's validator: pydantic's own error, which that model merges with its errors.
+        A value that is no mapping is returned unchanged."""
         if not isinstance(values, Mapping):
             return values
         limits = cls.__new__(cls)
@@ -119,7 +119,7 @@ class Limits(Settings):
         if self.poll_duration_seconds >= deadline:
             yield Problem(
                 path=("poll_duration_seconds",),
-                message=f"is {format_duration(self.poll_duration_seconds)}, so that one poll could outlast "
+                message=f"is {format_duration(self.poll_duration_seconds)}, so that a poll could outlast "
                 f"`heartbeatTimeout` ({format_duration(deadline)}) and a leader notice too late",
                 remedy="set it below `heartbeatTimeout`",
             )

@@ -1,4 +1,4 @@
-"""The configuration of a harvester: goharvest's fields, and a few of ours.
+"""The configuration of a harvester: goharvest's fields, and a few more.
 
 A value comes from, in falling precedence: a Python argument, an environment variable
 (`harvest_lib.config.environment`), a file (`harvest_lib.config.yaml_file`), the default. The two Kafka mappings and the
@@ -46,7 +46,8 @@ def _default_leader_topic(checked: Mapping[str, Any]) -> str:
 
 
 def default_checkpoint_topic(group: str, subscription: str) -> str:
-    """Return the name of a subscription's checkpoint topic unless one is configured. Names with dots may share one."""
+    """Return the name of a subscription's checkpoint topic unless one is configured. Names with dots may lead to the
+    same topic."""
     return f"{group}.{subscription}.checkpoint" if group else ""
 
 
@@ -82,19 +83,19 @@ class HarvestConfig(Settings):
     )
     """`baseKafkaConfig`: librdkafka settings for all clients. Default: bootstrap.servers localhost:9092."""
     producer_kafka_config: KafkaSettings = Field(default_factory=KafkaSettings)
-    """`producerKafkaConfig`: librdkafka settings for the producers, over the base ones. Default none."""
+    """`producerKafkaConfig`: librdkafka settings for the producers, which override the base settings. Default none."""
     leadership: Literal["auto", "neli", "postgres", "solo"] = "auto"
-    """Leader election: `neli` elects through Kafka, `postgres` by a lock in the database, `solo` trusts
-    that there is only one process. `auto` is `postgres` where a table is only read, in one shard, and the delivery
-    fences a former leader (`transactional`, `sequenced`), else `neli`. Default auto."""
+    """Leader election: `neli` elects through Kafka, `postgres` by a lock in the database, `solo` trusts that there is a
+    single process. `auto` is `postgres` if the table is only read, in a single shard, and the delivery fences a former
+    leader (`transactional`, `sequenced`), else `neli`. Default auto."""
     source: Literal["auto", "mark", "snapshot", "transaction_id"] = "auto"
     """Reading of records: `mark` marks and purges them; `snapshot` and `transaction_id` only read, and need the
     native table. `auto` is `snapshot` on that, else `mark`. Default auto."""
     delivery: Literal["auto", "barrier", "pipelined", "transactional", "sequenced"] = "auto"
-    """Duplicates of a key's records after a failure: `barrier`, the last one may repeat; `pipelined`, a run of
-    them may; `transactional`, nothing repeats for readers of committed records, by Kafka's transactions; `sequenced`,
-    nothing repeats for readers by `harvest_lib.consume`, without these. `auto` is `barrier` where the source marks,
-    else `transactional`. Default auto."""
+    """Duplicates of a key's records after a failure: `barrier`, the last record may repeat; `pipelined`, a run of them
+    may; `transactional`, nothing repeats for readers of committed records, with Kafka's transactions; `sequenced`,
+    nothing repeats for readers with `harvest_lib.consume`, without Kafka's transactions. `auto` is `barrier` if the
+    source marks, else `transactional`. Default auto."""
     subscription: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,100}$")
     """The name under which `snapshot` and `transaction_id` remember where they are; an outbox may have many.
     Default `default`."""
@@ -106,7 +107,8 @@ class HarvestConfig(Settings):
     leader_group_id: str = ""
     """`leaderGroupID`: the consumer group that the pool stands for election in. Required, unless `solo`; then empty."""
     leader_topic: str = Field(default_factory=_default_leader_topic)
-    """`leaderTopic`: the topic of which the leader of a shard owns the partition. Default `<leaderGroupID>.neli`."""
+    """`leaderTopic`: the topic with a partition for each shard, which its leader owns. Default
+    `<leaderGroupID>.neli`."""
     checkpoint_topic: str = Field(default_factory=_default_checkpoint_topic)
     """`checkpointTopic`: the compacted topic that `transactional` keeps its checkpoints in, and the beginning of its
     transactional ids. Default `<leaderGroupID>.<subscription>.checkpoint`."""
@@ -115,19 +117,20 @@ class HarvestConfig(Settings):
     outbox_table: str = "outbox"
     """`outboxTable`: `table` or `schema.table`, exactly as the catalogue has it. Default `outbox`."""
     keep_segments_seconds: Seconds = Field(default=86_400.0, ge=0)
-    """`keepSegments`: how long a segment of the native table stays after nobody can write into it any more and every
-    subscription has passed it; until then a subscription may be rewound to it. Default 24h."""
+    """`keepSegments`: how long a segment of the native table stays after it was closed and every subscription has
+    passed it; until then a subscription may be rewound to it. Default 24h."""
     max_segment_age_seconds: Seconds = Field(default=86_400.0, ge=0)
     """`maxSegmentAge`: how old the first record of the segment that is written may get before the next segment begins,
     so that `keepSegments` reaches tables with few records too. 0: a segment ends with its ids only. Default 24h."""
     database_limit_bytes: Count | None = Field(default=None, ge=1)
-    """`databaseLimitBytes`: size limit of the database of the outbox, in bytes: the room on its disk. Nothing is
-    refused beyond it; it is reported, so that an alert can say when it will be reached. Default: none, and no alert."""
+    """`databaseLimitBytes`: size limit of the database of the outbox, in bytes: the room on its disk. Writes are not
+    refused beyond it; it is reported, so that an alert can predict when it is reached. Default: none, and no alert."""
     columns: ColumnMapping | None = None
-    """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: as in ours."""
+    """Columns for the parts of a record in a table of another layout: see `ColumnMapping`. Default: the native
+    names."""
     shards: Count = Field(default=1, ge=1, le=1000)
-    """Number of shards that keys are hashed into, each led by one process. All processes of a pool need the same.
-    Default 1."""
+    """Number of shards over which keys are hashed, each with its own leader. All processes of a pool need the same
+    number. Default 1."""
     limits: Annotated[Limits, BeforeValidator(Limits.checked)] = Field(default_factory=Limits)
     """Times and numbers: see `Limits`."""
     name: str = Field(default_factory=_default_name, min_length=1)
@@ -135,9 +138,9 @@ class HarvestConfig(Settings):
     create_leader_topic: bool = True
     """`createLeaderTopic`: make the leader topic, with a partition for each shard, if it is missing. Default true."""
     record_header: bool = True
-    """`recordHeader`: put one header of ours on each record (outbox id, term), which audits rely on. Default true."""
+    """`recordHeader`: put the header `harvest` on each record (outbox id, term), which audits rely on. Default true."""
     session_timeout_seconds: Seconds = Field(default_factory=_default_session_timeout, ge=0.001, le=3600)
-    """`sessionTimeout`: after so long without a sign of the leader's process Kafka elects another; more than
+    """`sessionTimeout`: Kafka elects another leader after this time without a sign of the leader's process; more than
     `limits.heartbeatTimeout`. Default: `session.timeout.ms` of the base Kafka config, else 10s."""
 
     def __init__(self, _file: FileContents | None = None, *, _file_first: bool = False, **arguments: Any) -> None:
@@ -191,8 +194,8 @@ class HarvestConfig(Settings):
         return ReadingMode.of(self.source, self.delivery, is_mapped=mapped, stops=stops)
 
     def is_own_topic(self, topic: str) -> bool:
-        """Return True if a topic is of the election, or of checkpoints: the configured one, and those of other
-        subscriptions of the group, which may be delivered otherwise than this one."""
+        """Return True for the topic of the election and for topics of checkpoints, of this subscription and of other
+        subscriptions of the group, whatever their delivery."""
         if topic == self.checkpoint_topic or (self.leadership in {"auto", "neli"} and topic == self.leader_topic):
             return True
         group, ending = self.leader_group_id, ".checkpoint"
@@ -202,7 +205,7 @@ class HarvestConfig(Settings):
     def kafka_settings(self, *, for_producer: bool) -> dict[str, object]:
         """Return the raw Kafka settings of a client, secrets in clear.
 
-        Without the timeouts for which `session_timeout_seconds` and `delivery_timeout_seconds` stand.
+        Without the timeouts that `session_timeout_seconds` and `delivery_timeout_seconds` replace.
         """
         merged = {**self.base_kafka_config, **(self.producer_kafka_config if for_producer else {})}
         return {name: value for name, value in merged.items() if name not in TRANSLATED}
@@ -272,7 +275,7 @@ def _durations(settings: Settings) -> dict[str, str]:
 
 
 def _named(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return values by the names of fields, those inside mappings as well, and problems of misnamed ones."""
+    """Return values by the names of fields, nested fields included, and the problems of misspelled names."""
     elsewhere = {alias: f"limits.{alias}" for name in Limits.model_fields for alias in (name, goharvest_name(name))}
     renamed, problems = to_field_names(HarvestConfig, values, elsewhere=elsewhere)
     for name in ("base_kafka_config", "producer_kafka_config"):

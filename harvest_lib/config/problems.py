@@ -1,6 +1,5 @@
-"""Problems of a configuration: all of them at once, each with its place, and never with its value.
-
-Values may be secrets, so no problem repeats one: it names the field, the rule, and the remedy.
+"""Problems of a configuration: all of them together, each with its place, and never with its value.  Values may be
+secrets, so no problem repeats a value: it names the field, the rule, and the remedy.
 """
 
 import difflib
@@ -20,7 +19,7 @@ Place = tuple[str, ...]
 
 _OURS = "harvest"
 _WITH_NAMES_OF_OTHERS = ("base_kafka_config", "producer_kafka_config", "columns")
-"""Keys in these mappings have one spelling: Kafka's, or the name of a record's part."""
+"""Keys in these mappings have a single spelling: Kafka's, or the name of a record's part."""
 
 _RANGES = {
     "greater_than_equal": ("at least", "ge"),
@@ -66,7 +65,7 @@ class Origins:
     arguments: AbstractSet[Place] = frozenset()
 
     def place(self, path: Place) -> tuple[str, int | None]:
-        """Return the source and the line of a path, or of the nearest thing around it that has one."""
+        """Return the source and the line of a path, or of the nearest enclosing path with a line."""
         for length in range(len(path), 0, -1):
             prefix = path[:length]
             if prefix in self.arguments:
@@ -79,7 +78,7 @@ class Origins:
 
 
 def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
-    """Put problems into one error, in the order of their lines; its attributes are those of the first."""
+    """Put problems into a single error, in the order of their lines; its attributes come from the first problem."""
     errors = [_error(each, origins) for each in problems]
     errors.sort(key=lambda each: (each.line is None, each.line or 0))
     first = errors[0]
@@ -94,7 +93,7 @@ def config_error(problems: Iterable[Problem], origins: Origins) -> ConfigError:
 
 
 def _error(problem: Problem, origins: Origins) -> ConfigError:
-    """Report one problem, its field spelled as the source does."""
+    """Report a problem, with the field in the source's spelling."""
     at = (origins.file, problem.line)
     source, line = at if problem.line is not None else origins.place(problem.path)
     path = problem.path
@@ -113,7 +112,7 @@ def _prefix(error: ConfigError) -> str:
 
 
 def unsendable(text: str) -> str:
-    """Say why neither Postgres nor Kafka could be sent a text; empty if both could."""
+    """Return the reason why a text can be sent neither to Postgres nor to Kafka; empty if it can."""
     if "\0" in text:
         return "has a NUL character in it"
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -122,8 +121,7 @@ def unsendable(text: str) -> str:
 
 
 def unknown(key: str, known: Iterable[str], *, elsewhere: Mapping[str, str] | None = None) -> Problem:
-    """Report a key that no field has, with the nearest one that exists. `elsewhere` maps a key to the place where it
-    would be right."""
+    """Report an unknown key, with the nearest known key. `elsewhere` maps a key to its right place."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(key.lower(), by_lower, n=1)
     if elsewhere and key in elsewhere:
@@ -136,7 +134,7 @@ def unknown(key: str, known: Iterable[str], *, elsewhere: Mapping[str, str] | No
 
 
 def custom_error(message: str, remedy: str) -> PydanticCustomError:
-    """Return the error that a pydantic validator raises to be reported in these words."""
+    """Return the error that a pydantic validator raises to report this text."""
     return PydanticCustomError(_OURS, "{message}", {"message": message, "remedy": remedy})
 
 
@@ -150,7 +148,7 @@ def raise_in_validator(title: str, problems: Iterable[Problem]) -> None:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """Say a pydantic error in our words, without the inputs it carries."""
+    """Return the problems of a pydantic error, reworded and without the inputs it carries."""
     found = []
     for each in error.errors(include_url=False, include_input=False):
         path = tuple(str(part) for part in each["loc"])

@@ -1,4 +1,4 @@
-"""Base of our models of settings: both spellings of a field, one error for all that is wrong, no change, no secrets."""
+"""Base of the models of settings: both spellings of a field, a single error for all problems, no change, no secrets."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ class Settings(BaseModel):
         self._check(given, problems, Origins())
 
     def _check(self, values: Mapping[str, Any], problems: Iterable[Problem], origins: Origins) -> None:
-        """Take values by the names of fields, unless there are problems, those that were found before included."""
+        """Take values by the names of fields, unless there are problems, earlier problems included."""
         found = list(problems)
         try:
             super().__init__(**values)
         except ValidationError as error:
             found += problems_of(error)
-        if found:  # outside the handler, so that pydantic's error and the values it carries are no context of ours
+        if found:  # outside the handler: pydantic's error carries values, and is no context of this error
             raise config_error(found, origins)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -78,7 +78,7 @@ def merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def paths(values: Mapping[str, Any]) -> set[Place]:
-    """Return the paths of everything that values give, entries of mappings one by one."""
+    """Return the paths of all given values, with a path for each entry of a mapping."""
     found: set[Place] = set()
     for name, value in values.items():
         found |= {(name, str(key)) for key in value} if isinstance(value, Mapping) else {(name,)}

@@ -45,11 +45,11 @@ class ReaperFile:
 
 
 def load(path: str | os.PathLike[str], *, file_first: bool = False, **arguments: Any) -> ReaperFile:
-    """Read a file; environment variables go before it, and `arguments` (fields of HarvestConfig) before both.
+    """Read a file; environment variables override it, and `arguments` (fields of HarvestConfig) override both.
 
-    With `file_first` the file goes before the environment: a process may have several files, and has one environment.
+    With `file_first` the file overrides the environment: a process may have several files, but a single environment.
 
-    Raises ConfigError with all that is wrong; its `source`, `line` and `field` are those of the first problem.
+    Raises ConfigError with all problems; its `source`, `line` and `field` belong to the first problem.
     """
     reader = _Reader(Path(path), needed="`leaderGroupID`")
     values = reader.harvest()
@@ -64,7 +64,7 @@ class _Reader(YamlReader):
     logging_level = "info"
 
     def harvest(self) -> Mapping[str, Any]:
-        """Return what the file says of the harvest, and note what it says of logging."""
+        """Return the file's settings of the harvest, and keep its settings of logging."""
         top = self.entries(self.root, ())
         if not {"harvest", "logging"} & top.keys():
             return self.mapping(top, ())
@@ -94,18 +94,18 @@ class _Reader(YamlReader):
                 self.note(Problem(path=("logging", "level"), message="is not a level", remedy=remedy), value)
 
     def value(self, node: yaml.Node, path: Place) -> Any:
-        """Read a mapping where the model has one. Anything else with parts is of no type that a field has."""
+        """Read a mapping if the model has a mapping there. Other values with parts fit the type of no field."""
         self.lines[path] = line_of(node)
         if path in _MAPPINGS:
             return super().value(node, path) if self.is_mapping(node, path) else ...
         if isinstance(node, yaml.ScalarNode) or (path == ("columns",) and isinstance(node, yaml.MappingNode)):
             return super().value(node, path)
         if path[0] == "columns" and len(path) > 1:  # taken as it is; the model checks it
-            return self.construct(node, path, remedy="write one entry a line, its texts in quotes")
+            return self.construct(node, path, remedy="write an entry a line, its texts in quotes")
         return ()
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of fields by their names; those of other mappings have the keys of the file."""
+        """Return the values of fields by their names; other mappings keep the keys of the file."""
         if path in _NAMES:
             entries = self._by_field(entries, path)
         return super().mapping(entries, path)

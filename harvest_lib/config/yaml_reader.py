@@ -22,10 +22,10 @@ _NO_VALUE = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError,
 
 
 class YamlReader:
-    """Reader of one file. A path is made of keys, and of numbers, from 0, where there is a list.
+    """Reader of a file. A path consists of keys, and of numbers, from 0, in a list.
 
     `needed` names the minimum that a file has to hold. Raises ConfigError for a file that is no YAML, or no mapping.
-    A class of a reader says how scalars are read, and what the keys of a mapping mean.
+    A subclass defines how scalars are read, and the meaning of a mapping's keys.
     """
 
     def __init__(self, path: Path, *, needed: str) -> None:
@@ -44,7 +44,7 @@ class YamlReader:
         return self.scalar(node, path)
 
     def mapping(self, entries: dict[str, yaml.Node], path: Place) -> dict[str, Any]:
-        """Return the values of the entries of a mapping, less those without one."""
+        """Return the values of the entries of a mapping, without entries that have no value."""
         values = {name: self.value(node, (*path, name)) for name, node in entries.items()}
         return {name: value for name, value in values.items() if value is not ...}
 
@@ -53,23 +53,23 @@ class YamlReader:
         return self.construct(node, path)
 
     def construct(self, node: yaml.Node, path: Place, *, remedy: str = "put it in quotes") -> Any:
-        """Return the value that YAML makes of a node. A node without one is noted, and gives `...`."""
+        """Return the value that YAML makes of a node. A node without a value is kept as a problem, and gives `...`."""
         is_scalar = isinstance(node, yaml.ScalarNode)
         try:
             return self._loader.construct_object(node, deep=not is_scalar)
         except _NO_VALUE as error:
-            if is_scalar and isinstance(error, RecursionError):  # of what is around it
+            if is_scalar and isinstance(error, RecursionError):  # of the enclosing node
                 raise
             self.note(Problem(path=path, message="is not what its tag or form says", remedy=remedy), node)
             return ...
 
     def entries(self, node: yaml.MappingNode, path: Place) -> dict[str, yaml.Node]:
-        """Return the entries of a mapping, merged ones included; the value's mark becomes the key's."""
+        """Return the entries of a mapping, merged entries included; the value's mark becomes the key's."""
         first: dict[str, int] = {}
         for key_node, _ in node.value:
             if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE:
                 if key_node.value in first:
-                    remedy = f"keep one; the first is in line {first[key_node.value]}"
+                    remedy = f"keep a single entry; the first is in line {first[key_node.value]}"
                     self.note(Problem(path=(*path, key_node.value), message="is given twice", remedy=remedy), key_node)
                 first.setdefault(key_node.value, line_of(key_node))
         found: dict[str, yaml.Node] = {}
@@ -95,7 +95,7 @@ class YamlReader:
         return isinstance(node, yaml.MappingNode)
 
     def note(self, problem: Problem, node: yaml.Node) -> None:
-        """Keep a problem, to be reported with the others."""
+        """Keep a problem for the joint report."""
         written = problem.written or self.spelled(problem.path)
         self.problems.append(replace(problem, line=line_of(node), written=written))
 
@@ -110,7 +110,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 def _compose(path: Path, needed: str) -> tuple[yaml.MappingNode, yaml.SafeLoader]:
-    """Return the nodes of a file, whose marks give their places, and the loader that makes values of them."""
+    """Return the nodes of a file, with marks for their places, and the loader that makes values of them."""
     text, source = _read_text(path), str(path)
     root, failure = None, None
     try:

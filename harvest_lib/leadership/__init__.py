@@ -1,4 +1,4 @@
-"""Leadership: each shard is harvested by one process of a pool at a time."""
+"""Leadership: a single process of a pool harvests each shard at a time."""
 
 from harvest_lib.leadership.lock_session import lock_holder
 from harvest_lib.leadership.neli import Neli

@@ -1,4 +1,4 @@
-"""Proofs that a member of the group leads one shard, and the lease of its term. No I/O.
+"""Proofs that a member of the group leads a shard, and the lease of its term. No I/O.
 
 not assigned ──assigned──► candidate ──both proofs──► leader ──no fresh proofs──► fenced, candidate again
      ▲                         │                         │
@@ -15,7 +15,7 @@ from harvest_lib.leadership.term_registry import TermRegistry
 NEVER = float("-inf")
 
 _STALLED_TIMEOUTS = 2
-"""A candidacy of so many heartbeat timeouts has met with something."""
+"""Heartbeat timeouts after which a candidacy counts as stalled."""
 
 
 class Candidacy:
@@ -26,7 +26,7 @@ class Candidacy:
         """The partition of the leader topic too."""
         self.assigned = False
         self.leader_id = uuid.uuid4()
-        """The id of its term, if it is to have one."""
+        """The id of its term, if one is to begin."""
         self.position: int | None = None
         """In the partition, once anything was received."""
         self.next_heartbeat = NEVER

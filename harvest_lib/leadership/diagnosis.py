@@ -17,7 +17,7 @@ _INTERVAL_SECONDS = 5.0
 
 
 class Diagnosis:
-    """Ask Kafka about the leader topic when requested, and now and then about other pools while this member waits.
+    """Query Kafka for the leader topic on request, and now and then for other pools while this member waits.
 
     `assigned` returns for each shard True if its partition is assigned to this member.
     """
@@ -40,7 +40,7 @@ class Diagnosis:
         )
 
     def request(self) -> None:
-        """Have the leader topic checked now."""
+        """Request a check of the leader topic now."""
         self._requested.set()
 
     def stop(self) -> None:

@@ -44,13 +44,13 @@ class Member:
     host: str
     owned: Sequence[tuple[str, int]]
     pool: Pool | None = None
-    """None if it does not say, or owns nothing."""
+    """None if it is unknown, or the member owns nothing."""
     trouble: str = ""
     """The trouble that keeps it from leading."""
 
 
 def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
-    """Return the metadata by which a member describes itself, with as much of its trouble as there is room for."""
+    """Return the metadata with which a member describes itself, with as much of its trouble as fits."""
     said = {"member": member_id, "pool": pool.as_json()}
     whole = {**said, "trouble": trouble[:_LONGEST_TROUBLE]} if trouble else said
     short = {**said, "trouble": trouble[: _LONGEST_TROUBLE // 8]} if trouble else said
@@ -95,7 +95,7 @@ def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Mem
 
 
 def _said(admin: AdminClient, group: str, timeout_seconds: float) -> dict[str, dict[str, Any]]:
-    """Return the metadata committed last, by member id; empty where we may not see it."""
+    """Return the metadata committed last, by member id; empty if this role may not see it."""
     try:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], request_timeout=timeout_seconds

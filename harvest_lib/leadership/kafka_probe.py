@@ -1,7 +1,7 @@
 """Probe that Kafka answers this process, beside the work: only callers that need the answer wait for it.
 
-The client and its connections stay until the end of the process. librdkafka (2.16) ends the process where a description
-of the cluster names neither brokers nor topics, as that of a broker which has just started: so a topic is described.
+The client and its connections stay until the end of the process. librdkafka (2.16) ends the process if a description of
+the cluster names neither brokers nor topics, as from a broker that has just started: so a topic is described.
 """
 
 import threading
@@ -19,7 +19,7 @@ from harvest_lib.kafka_client import client_settings
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 1.0
 _TOPIC = "__consumer_offsets"
-"""Described whether it is there, and ours to see, or not: any answer will do."""
+"""Described whether it exists and is visible or not: any answer will do."""
 
 
 class KafkaProbe:
@@ -59,7 +59,7 @@ class KafkaProbe:
             self._asked_at = self._clock()
         if self._asked is None or self._admin is None:
             return
-        self._admin.poll(0)  # what it has to log
+        self._admin.poll(0)  # writes its log lines
         try:
             self._asked.result(wait_seconds)
         except NoAnswerYet:
@@ -67,7 +67,7 @@ class KafkaProbe:
                 self._trouble = "Kafka does not answer"
             return
         except KafkaException as error:
-            self._note(error.args[0].str() if error.args[0].code() < 0 else "")  # others are a broker's
+            self._note(error.args[0].str() if error.args[0].code() < 0 else "")  # other codes are a broker's
         else:
             self._note("")
         self._asked = None

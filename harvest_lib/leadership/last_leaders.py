@@ -1,22 +1,22 @@
 """Last leaders of a subscription's shards, by their rows, and the check that their late records and commits are fenced.
 
 A server frees a lock at once when it loses the session that held it, while its holder still believes that it leads. A
-new holder need not wait for that belief to end if nothing that the old one may still do counts:
+new holder need not wait for the end of that belief if late actions of the old holder have no effect:
 
 - `transactional`: to begin is to fence the transactional ids of the shard. The old leader's open transaction is
-  aborted, and it can commit nothing more. The checkpoint, read afterwards, has all that it had committed by then.
+  aborted, and it can commit nothing more. The checkpoint, read afterwards, covers all its commits.
 - `sequenced`: to begin is to raise the epoch of the shard's row. Records that the old leader sends stay pending for
   ever, as its acknowledgements leave only once they were saved under its epoch.
 
-Both hold for the subscription's row in Postgres and the data of it (checkpoint, parked records): it is written under
-the epoch. So a leader writes its fence into its row, beside its epoch and in the same transaction. The next holder of
-the lock begins at once if it would fence by the very same means; by any other, or none, it waits.
+Both hold for the subscription's row in Postgres and its data (checkpoint, parked records), which are written under the
+epoch. So a leader writes its fence into its row, beside its epoch and in the same transaction. The next holder of the
+lock begins at once if it would fence by the very same means; by any other, or none, it waits.
 
-A holder of the lock that loses it before it came to its row has said nothing yet. Therefore the epochs are read under
-the lock, and a term begins only from the epoch that was read: of two that overlap so, the first one counts.
+A holder that loses the lock before it reached its row has written nothing yet. Therefore the epochs are read under the
+lock, and a term begins only from the epoch that was read: if two holders overlap in this way, the first counts.
 
-A shard that nobody has led yet has nobody to wait for, unless somebody marks and purges the table: a session says so by
-its name, or records at the head of the table are marked.
+A shard that never had a leader needs no wait, unless another process marks and purges the table: a session with its
+name, or marked records at the head of the table, show this.
 """
 
 import logging
@@ -48,7 +48,7 @@ _MARKS = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = %(marks)s)
 """
 
-# A leader that marks begins with the lowest ids. Marked records may be many behind a few whose marks were reset.
+# A leader that marks begins with the lowest ids. A few reset records may precede many marked records.
 _MARKED = """
 SELECT leader_id::text FROM (SELECT leader_id FROM {outbox} ORDER BY id LIMIT 100) AS head
 WHERE leader_id IS NOT NULL LIMIT 1
@@ -76,18 +76,19 @@ UNKNOWN = LastLeaders()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRows:
-    """The rows of one subscription, as a member that would lead it reads them."""
+    """The rows of a subscription, as read by a candidate for its leadership."""
 
     table: sql.Identifier
     subscription: str
     shards: int
     fence: str
-    """Means by which this member fences the previous leader: equal for two that fence each other; empty without any."""
+    """Means by which this member fences the previous leader: equal for members that fence each other; empty without
+    any."""
     outbox: sql.Identifier | None = None
-    """The table whose records may be marked; None for a layout that has no room for marks."""
+    """The table whose records may be marked; None for a layout without marks."""
 
     def read(self, connection: psycopg.Connection[Any]) -> LastLeaders:
-        """Ask. Nothing is known where the rows are not ours to see, or are not there any more."""
+        """Query the rows. Nothing is known if they are not visible to this role, or no longer exist."""
         values = {"subscription": self.subscription, "fence": self.fence}
         statement = sql.SQL(_READ).format(table=in_statement(self.table))
         try:

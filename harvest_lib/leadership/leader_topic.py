@@ -28,12 +28,12 @@ def ensure_leader_topic(settings: Mapping[str, object], topic: str, shards: int,
 
 
 def topic_trouble(settings: Mapping[str, object], topic: str, shards: int) -> str:
-    """Ask Kafka for trouble with the leader topic; empty if it knows of none."""
+    """Return the trouble of the leader topic that Kafka reports; empty without trouble."""
     try:
         with AdminClient(client_settings(settings)) as admin:
             found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics.get(topic)
     except KafkaException as error:
-        return f"the brokers do not say how the leader topic {topic!r} is: {error.args[0].str()}"
+        return f"the brokers do not describe how the leader topic {topic!r} is: {error.args[0].str()}"
     if found is None or (found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART):
         return (
             f"the leader topic {topic!r} does not exist, or may not be seen: a harvester that starts creates it, if "

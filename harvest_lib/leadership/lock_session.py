@@ -1,15 +1,15 @@
-"""The conversation with Postgres in which a pool's lock is taken, shown to be held, and let go.
+"""The session in Postgres that takes a pool's lock, proves that it holds it, and releases it.
 
 Four advisory locks of the session's database stand for a group:
 - *lead*: held by the session that leads or is about to; the server releases it when the session ends, however it ends;
-- *left*: held for a moment by a session that has just let go of *lead* in order;
-- *stand*: shared by all that stand for the first, so that its holder knows whether another would take it;
-- *group*: shared by the same sessions, so that those of the server's other databases know of them.
+- *left*: held for a moment by a session that has just released *lead* in order;
+- *stand*: shared by all candidates for *lead*, so that its holder knows whether another would take it;
+- *group*: shared by the same sessions, so that sessions in the server's other databases detect them.
 
-The keys of the first three are made of the group and of the outbox, so that two outboxes of one database do not wait
-for each other. The key of *group* is made of the group alone, and so the same in every database.
+The keys of the first three are made of the group and of the outbox, so that two outboxes in the same database do not
+wait for each other. The key of *group* is made of the group alone, and so the same in every database.
 
-Nobody can take *left* without holding *lead*, and the server lets go of it by itself: the leaver may be frozen or gone.
+No session can take *left* without holding *lead*. The server releases it by itself: the leaver may be frozen or gone.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ FROM (
 ) AS advisory
 """
 
-# One message, hence one transaction, which the server brings to its end whatever becomes of us.
+# A single message, hence a single transaction, which the server completes even if this process dies.
 _LEAVE = """
 SELECT pg_advisory_xact_lock({left});
 SELECT pg_advisory_unlock({lead});
@@ -72,19 +72,19 @@ class LockObservation:
     held: bool
     """This session holds the lock."""
     left_in_order: bool
-    """A session that has just let go in order says so still."""
+    """A session that has just released the lock in order still holds *left*."""
     others_stand: bool = False
     """Another session would take the lock if it were free."""
     elsewhere: str = ""
-    """Other databases of the server in which sessions of the group stand for their lock."""
+    """Other databases of the server with sessions of the group that stand for their lock."""
 
 
 class LockSession:
     """One connection. Every call raises DatabaseError when it fails; the lock is gone then, or will be."""
 
     def __init__(self, conninfo: str, group: str, *, idle_timeout_seconds: float, outbox: str = "") -> None:
-        """Connect. A session that says nothing for `idle_timeout_seconds` is ended by the server. `outbox` is the name
-        of the table that is led, quoted; empty for none."""
+        """Connect. The server ends a session that is silent for `idle_timeout_seconds`. `outbox` is the quoted name of
+        the table that is led; empty for none."""
         self._outbox = outbox
         self._connection: psycopg.Connection[tuple[object, ...]] = connect(conninfo)
         try:
@@ -99,17 +99,17 @@ class LockSession:
             raise
 
     def try_lock(self) -> bool:
-        """Take the lock if nobody has it."""
+        """Take the lock if no session has it."""
         with translated():
             return self._connection.execute(_TRY, self._keys).fetchone() == (True,)
 
     def look(self) -> LockObservation:
-        """Ask whether this session holds the lock, and whether another has just left in order."""
+        """Query whether this session holds the lock, and whether another has just left in order."""
         with translated():
             values = {**self._keys, "outbox": self._outbox or None, "table": self._table}
             row = self._connection.execute(_LOOK, values).fetchone()
         held, left_in_order, others_stand, is_another, elsewhere = row or (False, False, False, False, "")
-        # A table that took the place of ours, as in `harvest migrate`, has another lock.
+        # A table that replaced this outbox, as in `harvest migrate`, has another lock.
         return LockObservation(
             held=held is True and is_another is not True,
             left_in_order=left_in_order is True,
@@ -122,7 +122,7 @@ class LockSession:
         return rows.read(self._connection)
 
     def leave(self, seconds: float) -> None:
-        """Let go of the lock, and have the server say for `seconds` that it was in order. Returns when that is over."""
+        """Release the lock, and hold *left* for `seconds` as the sign that it was in order. Returns afterwards."""
         names = {name: sql.Literal(self._keys[name]) for name in ("lead", "left")}
         with translated():
             self._connection.execute(sql.SQL(_LEAVE).format(seconds=sql.Literal(seconds), **names))
@@ -155,8 +155,8 @@ def _table(connection: psycopg.Connection[Any], outbox: str) -> int | None:
         row = connection.execute(_TABLE, (outbox,)).fetchone()
     if row is None or row[0] is None:
         raise DatabaseUnavailable(
-            "the outbox is not to be seen, so nobody can stand for its lock",
-            evidence=f"there is no {outbox}, or it is in a schema that we may not use",
+            "the outbox is not visible, so no process can stand for its lock",
+            evidence=f"there is no {outbox}, or it is in a schema that this role may not use",
             next_step="create it, or grant USAGE on its schema: it is asked again",
         )
     return int(row[0])

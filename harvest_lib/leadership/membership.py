@@ -16,7 +16,7 @@ from harvest_lib.leadership.trouble import Trouble
 
 
 class Membership:
-    """Commits of one member to its leader topic, and the time of the newest that was accepted. Used by one thread."""
+    """Commits of a member to its leader topic, and the time of the newest accepted commit. Used by one thread."""
 
     def __init__(self, topic: str, trouble: Trouble) -> None:
         self.accepted_at = NEVER
@@ -32,11 +32,12 @@ class Membership:
 
     def commit(self, consumer: KafkaConsumer, pool: Pool | None, assigned: Iterable[Candidacy], now: float) -> None:
         """Commit where the partitions of candidacies are read, with a description of this process of `pool`."""
-        # Where we are, because goharvest starts from what is committed: from 0 it would hear old heartbeats for long.
+        # The current offset, because goharvest starts from the committed offset: from 0 it would read old heartbeats
+        # for long.
         trouble = self._trouble.text
         said = spoken(pool, consumer.memberid() or "", trouble) if pool is not None else ""
         positions = [(candidacy.shard, candidacy.position) for candidacy in assigned]
-        if said and trouble:  # it may never hear anything, and has to say why
+        if said and trouble:  # it may never receive anything, and has to publish the reason
             positions = [(shard, self._end(consumer, shard) if at is None else at) for shard, at in positions]
         offsets = [TopicPartition(self._topic, shard, at, said) for shard, at in positions if at is not None]
         if offsets:

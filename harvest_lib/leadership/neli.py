@@ -5,14 +5,14 @@
        └────────── revoked or lost ───────┴─────────────────────────┘
 
 Two proofs, each as old as the moment it was *sent*, keep a term alive for the heartbeat timeout:
-1. the process hears its own heartbeat, through the partition: it reaches the leader topic, both ways;
+1. the process receives its own heartbeat, through the partition: it reaches the leader topic, both ways;
 2. the group's coordinator accepts an offset commit: it is still a member of the present generation. The heartbeat alone
    cannot prove that: a member that was expelled while it was frozen goes on fetching until it is notified.
 
 The first is each shard's own, so a shard is fenced alone; the second is the member's, for all its shards at once.
 
-A heartbeat carries the random id of its term, so one that was buffered during a freeze proves nothing, nor does one of
-an earlier term. A fenced process leads again under a new id once both proofs are renewed.
+A heartbeat carries the random id of its term, so a heartbeat that was buffered during a freeze, or of an earlier term,
+proves nothing. A fenced process leads again under a new id once both proofs are renewed.
 
 A rebalance revokes all partitions of all members before it assigns them again, and waits until records in flight land:
 a shard that stays where it was pauses too. Partitions beyond the number of shards mean nothing.
@@ -20,8 +20,8 @@ a shard that stays where it was pauses too. Partitions beyond the number of shar
 The leader topic is polled every `min_poll_interval_seconds`, and each time until everything there has been received.
 
 With its commits a member publishes its pool, and its trouble with leading (`group_members`). A member that cannot prove
-itself asks Kafka about trouble with the leader topic, on a thread of its own; a member that has to wait asks there
-about members of another pool (`other_pools`).
+itself queries Kafka for trouble with the leader topic, on a thread of its own; a member that has to wait queries there
+for members of another pool (`other_pools`).
 """
 
 import logging
@@ -136,7 +136,7 @@ class Neli(ElectedLeadership):
         settings = self._settings
         consumer.subscribe(
             [settings.topic],
-            # Ours, not the client that the callback names: that one may be wrapped.
+            # The own consumer, not the callback's client, which may be wrapped.
             on_assign=lambda _client, partitions: self._on_assign(consumer, partitions),
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
@@ -155,7 +155,8 @@ class Neli(ElectedLeadership):
             consumer.close()
 
     def _listen(self, consumer: KafkaConsumer, until: float) -> None:
-        """Receive pending messages. Endless writes of others to the topic do not keep us from judging ourselves."""
+        """Receive pending messages. Endless writes of other programs to the topic do not delay the check of the own
+        proofs."""
         message = consumer.poll(self._settings.poll_duration_seconds)
         while message is not None:
             self._receive(message)
@@ -163,7 +164,7 @@ class Neli(ElectedLeadership):
 
     def _on_assign(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
-            partition.offset = OFFSET_END  # only our messages from now on can prove anything
+            partition.offset = OFFSET_END  # only own messages from now on can prove anything
         consumer.assign(partitions)
         for candidacy in self._among(partitions):
             candidacy.assigned = True
@@ -269,7 +270,7 @@ class Neli(ElectedLeadership):
         self._fenced += [(now + self._settings.session_timeout_seconds, term) for term in over]
 
     def _complain_of(self, candidacy: Candidacy, now: float) -> None:
-        """Say which proof is missing."""
+        """Log the missing proof."""
         self._diagnosis.request()
         accepted_at = self._membership.accepted_at
         _log.warning(

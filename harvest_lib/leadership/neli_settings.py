@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Of two members with two shards one leaves: the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
+# If a member of two, with two shards, leaves, the other leads both after 0.4 s, 0.7 at worst, instead of 0.6 and 1.
 _SHARING = {
-    "partition.assignment.strategy": "roundrobin,range",  # by turns: even, however many partitions nobody needs
-    "fetch.wait.max.ms": 100,  # what is newly assigned is not asked for before the last fetch of the rest has come back
-    "statistics.interval.ms": 250,  # nobody reads them: they wake the thread that sends heartbeats, else only every 500
+    "partition.assignment.strategy": "roundrobin,range",  # by turns: even, however many partitions are unused
+    "fetch.wait.max.ms": 100,  # a new assignment is not fetched before the previous fetch has returned
+    "statistics.interval.ms": 250,  # they are not read: they wake the thread that sends heartbeats, else only every 500
 }
 
 
@@ -35,7 +35,7 @@ class NeliSettings:
         return max(self.min_poll_interval_seconds, self.heartbeat_timeout_seconds / 10)
 
     def consumer(self) -> Mapping[str, object]:
-        """Return the librdkafka settings of the consumer, by which a member stands and hears itself."""
+        """Return the librdkafka settings of the consumer, with which a member stands and receives its heartbeats."""
         return {
             "group.id": self.group_id,
             "group.protocol": "classic",

@@ -1,7 +1,7 @@
-"""Pools that stand in one election by mistake: whichever leads, nobody harvests the outbox of the other.
-
-A newcomer asks the group's members who they are before it joins, and one that has to wait asks again every few seconds.
-If a member of another pool owns a partition, the newcomer does not stand; through the leader topic it tells the other.
+"""Pools that stand in the same election by mistake: whichever leads, the outbox of the other is not harvested.  A
+newcomer queries the identity of the group's members before it joins, and repeats this every few seconds while it waits.
+If a member of another pool owns a partition, the newcomer does not stand; it notifies the other through the leader
+topic.
 """
 
 import json
@@ -32,8 +32,8 @@ class OtherPools:
         self._conflicts = ConflictLog()
 
     def find(self) -> PoolConflict | None:
-        """Return the conflict with a member of another pool that owns a partition; None if there is none, or nobody
-        says."""
+        """Return the conflict with a member of another pool that owns a partition; None if there is none, or it is
+        unknown."""
         try:
             found = members(self._client, self.pool.group)
         except KafkaException as error:
@@ -44,13 +44,13 @@ class OtherPools:
         return next((conflict for conflict in conflicts if conflict is not None), None)
 
     def refuse(self) -> None:
-        """Raise PoolConflict if another pool is there, and let it know of ours."""
+        """Raise PoolConflict if another pool is there, and notify it."""
         if (conflict := self.find()) is not None:
             self.tell(conflict)
             raise conflict
 
     def tell(self, conflict: PoolConflict) -> None:
-        """Let the other pool know of ours, as far as we may."""
+        """Notify the other pool, if this role may."""
         own = {"message.timeout.ms": int(_SENT_SECONDS * 1000), "allow.auto.create.topics": False, "linger.ms": 0}
         with suppress(KafkaException, BufferError):
             producer = self._producer_provider(client_settings(self._client, **own))

@@ -1,7 +1,7 @@
 """Identity of a pool: its election and the outbox that it harvests, as its processes publish them, and its comparison.
 
-Two processes belong to one pool if they stand in the same election for the same outbox. Neither the host a process runs
-on, nor the address by which it reaches Postgres, is part of that: both change in the life of a pool.
+Two processes belong to the same pool if they stand in the same election for the same outbox. Neither the host of a
+process nor the address by which it reaches Postgres is part of that: both change in the life of a pool.
 """
 
 import logging
@@ -23,7 +23,7 @@ DELIVERY = frozenset({"delivery", "fence"})
 """The fields that decide what readers are promised."""
 
 _KNOWN_BY = {"fence": "delivery"}
-"""Fields that may be empty, and are known where another one is not. Any other that is empty is unknown."""
+"""Fields that may be empty, and are known where the mapped field is not. Any other empty field is unknown."""
 
 _LOGGED = ("group", "process", "server", "table", "leader_topic")
 _LONGEST_TEXT, _MOST_LOGGED = 300, 100
@@ -41,7 +41,7 @@ class Pool:
     process: str = ""
     """The name of the process: host, process id and start time, unless it was given another."""
     server: str = ""
-    """`host:port/database`, for operators: others may reach the same server by another address."""
+    """`host:port/database`, for operators: other processes may reach the same server by another address."""
     database: str = ""
     """The server's system identifier and the database's oid."""
     table: str = ""
@@ -71,7 +71,7 @@ class Pool:
         return frozenset(name for name in different if all(each[_KNOWN_BY.get(name, name)] for each in (ours, theirs)))
 
     def is_one_election(self, other: "Pool") -> bool:
-        """Return True if both stand in one election, as far as is known."""
+        """Return True if both stand in the same election, as far as is known."""
         return not self.differences(other) & ELECTION
 
     def __str__(self) -> str:
@@ -83,8 +83,8 @@ class Pool:
 
 
 def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes on one outbox; None if they are of one pool, and alike, or if each has a
-    subscription and an election of its own."""
+    """Return the conflict of two processes on the same outbox; None if they are of the same pool, and alike, or if each
+    has a subscription and an election of its own."""
     if ours.differences(theirs) & SUBSCRIPTION:
         is_elected = ours.leadership != "solo" and bool(ours.group) and ours.is_one_election(theirs)
         return conflict_in_group(ours, theirs) if is_elected else None
@@ -94,15 +94,15 @@ def conflict_on_outbox(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
-    """Return the conflict of two processes in one consumer group; None if they are of one pool."""
+    """Return the conflict of two processes in the same consumer group; None if they are of the same pool."""
     different = ours.differences(theirs)
     if not different & {*OUTBOX, *SUBSCRIPTION, "leader_topic"}:
         return None
     moved = "; if the outbox was moved, stop all processes of the former database first"
     waits = "outbox" if different & OUTBOX or not different & SUBSCRIPTION else f"subscription {theirs.subscription!r}"
-    return PoolConflict(  # while one leads, the other waits
+    return PoolConflict(  # while either leads, the other waits
         f"another pool stands in this election: {theirs}",
-        evidence=f"this pool is {ours}: whichever leads, nobody harvests the other's {waits}",
+        evidence=f"this pool is {ours}: whichever leads, no process harvests the other's {waits}",
         next_step="give each pool a `leaderGroupID` and a `leaderTopic` of its own, the same in all of its processes"
         f"{moved if 'database' in different else ''}",
         theirs=theirs.as_json(),
@@ -110,7 +110,7 @@ def conflict_in_group(ours: Pool, theirs: Pool) -> PoolConflict | None:
 
 
 def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return the error of two pools on one subscription: each would depose the other."""
+    """Return the error of two pools on the same subscription: each would depose the other."""
     elsewhere = (
         f"; theirs is held in another Kafka cluster ({theirs.cluster}, ours {ours.cluster})"
         if "cluster" in ours.differences(theirs)
@@ -120,14 +120,14 @@ def _two_elections(ours: Pool, theirs: Pool) -> PoolConflict:
         f"another pool harvests the subscription {ours.subscription!r} of this outbox: {theirs}",
         evidence=f"this pool is {ours}: two elections, so each would depose the other without end{elsewhere}",
         next_step="stop one of the two; or give all processes the same `leadership`, `leaderGroupID` and "
-        f"`leaderTopic`{_as_theirs(ours, theirs)}; or give one pool a `subscription` of its own, if all is to be "
-        "delivered twice",
+        f"`leaderTopic`{_as_theirs(ours, theirs)}; or give either pool a `subscription` of its own, if all records "
+        "are to be delivered twice",
         theirs=theirs.as_json(),
     )
 
 
 def _as_theirs(ours: Pool, theirs: Pool) -> str:
-    """Name the settings of a pool that has our name and elects otherwise: its processes may be restarted one by one."""
+    """Name the settings of a pool with the same name and another election: its processes may be restarted in turn."""
     if ours.group != theirs.group or ours.leadership == theirs.leadership:
         return ""
     delivery = f" and `delivery: {theirs.delivery}`" if theirs.delivery else ""
@@ -135,20 +135,20 @@ def _as_theirs(ours: Pool, theirs: Pool) -> str:
 
 
 def _two_deliveries(ours: Pool, theirs: Pool) -> PoolConflict:
-    """Return what is wrong with two processes of one pool that deliver otherwise: whichever leads decides what is
-    promised. Nothing is lost by it: each waits until the other is surely over."""
+    """Return the error of two processes in the same pool with different deliveries: the leader decides the promise.
+    Nothing is lost by it: each waits until the other is surely over."""
     return PoolConflict(
         f"a process of this pool delivers by {theirs.delivery!r}, not by {ours.delivery!r}: {theirs}",
-        evidence=f"this process is {ours}: what readers are promised changes with the leader, and failover between the "
+        evidence=f"this process is {ours}: the promise to readers changes with the leader, and failover between the "
         "two takes a session timeout",
         next_step="give all processes of the pool the same `delivery`, `source` and `checkpointTopic`, and restart "
-        "those that had another",
+        "the changed processes",
         theirs=theirs.as_json(),
     )
 
 
 class ConflictLog:
-    """The log of the conflicts that one process has met: each other process is logged once."""
+    """The log of the conflicts that this process has met: each other process is logged once."""
 
     def __init__(self) -> None:
         self._logged: deque[Pool | None] = deque(maxlen=_MOST_LOGGED)

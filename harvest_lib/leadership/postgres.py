@@ -1,4 +1,4 @@
-"""Leadership by a lock in the database that is harvested: for pools that shall not depend on Kafka to elect.
+"""Leadership by a lock in the harvested database: for pools that do not depend on Kafka to elect.
 
     standby ──takes the lock──► successor ──the one before is over, or fenced──► leader ──no fresh proof──► fenced
        ▲                            │                                          │                          │
@@ -9,31 +9,31 @@ Promises
 - At most one term of a group counts at any time, however sessions end. A term is live for the heartbeat timeout from
   when its newest proof was *sent*; a proof is an answer of the server that this very session holds the lock.
 - A server that loses a session (restart, crash, `pg_terminate_backend`, a reset connection) frees the lock at once,
-  while its holder still believes it leads. Its later actions change nothing once the next one has begun, if both
-  deliver by the same fence (`transactional`, `sequenced`), as the rows of the subscription say (`last_leaders`): then
-  the next one begins at once, and for a moment two terms may be live.
-- Else the next holder of the lock waits for the session timeout before its term begins: by then the lease of the one
-  before is over, and its producer's queue has expired.
-- The wait is spared, too, when the one before has left in order: its term ended, nothing in flight. It says so by
-  holding a second lock for a moment. The successor sees that, and begins when that lock is free again, so that nobody
-  can take an old word for a new one. A leader that was not yet sure itself, had records in flight, abandoned some, or
-  was fenced less than a session timeout ago leaves without that word.
+    while its holder still believes it leads. Its later actions change nothing once the next leader has begun, if both
+  deliver by the same fence (`transactional`, `sequenced`), as the rows of the subscription show (`last_leaders`): then
+  the next leader begins at once, and for a moment two terms may be live.
+- Else the next holder of the lock waits for the session timeout before its term begins: by then the lease of its
+  predecessor is over, and the predecessor's queue has expired.
+- The wait is spared, too, when the predecessor has left in order: its term ended, nothing in flight. It shows this by
+  holding a second lock for a moment. The successor sees that, and begins when that lock is free again, so that an old
+  sign is never taken for a new one. A leader that was not yet sure itself, had records in flight, abandoned some, or
+  was fenced less than a session timeout ago leaves without that sign.
 - A leader that Kafka has not answered for the session timeout leaves, if another process stands for the lock, and does
-  not stand for it again before Kafka answers. Alone it stays: it goes on trying, and nobody has to be waited for.
+  not stand for it again before Kafka answers. Without a standby it stays and retries.
 - A process that is frozen or cut off has its session ended by the server after the heartbeat timeout
   (`idle_session_timeout`, Postgres 14).
 
 Limits
-- Without a fence, with the defaults, a leader that is killed is followed after 10 s, one that is frozen after 15 s. The
-  first to start waits 10 s too: it cannot know that nobody was there. With one these are a moment, and 5 s.
+- Without a fence, with the defaults, a killed leader is followed after 10 s, a frozen leader after 15 s. The first to
+  start waits 10 s too: it cannot know that there was no leader. With a fence the times are a moment, and 5 s.
 - The members have to use the same database: advisory locks are its own. A group that leads in another database of the
-  server too is logged; that of another server is not seen. A failover to another server that leaves the old one alive
-  gives two locks.
+  server too is logged; on another server it is not detected. A failover to another server that leaves the old server
+  alive gives two locks.
 - Not through a pooler that shares sessions (PgBouncer's `transaction` and `statement` modes): the lock would belong to
-  a session that others use too, and two could lead. Connect directly, or in `session` mode.
-- One lock stands for all shards: who has it leads them all, and the others lead none. The processes of a pool do not
-  know of each other, and one that took fewer locks than there are would leave shards to nobody.
-- A standby asks ten times a second, a leader ten times per heartbeat timeout; each holds one connection.
+  a shared session, and two could lead. Connect directly, or in `session` mode.
+- A single lock stands for all shards, and its holder leads them all. The processes of a pool do not know of each other,
+  and a process that took only some locks would leave shards without a leader.
+- A standby queries ten times a second, a leader ten times per heartbeat timeout; each holds a connection.
 """
 
 import logging
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 _STANDBY_SECONDS = 0.1
 """A standby asks no more often: it is part of how long an outbox has no leader."""
 _WORD_SECONDS = 0.5
-"""A leaver's word stands for so long, so that a standby meets it."""
+"""How long a leaver holds its sign, so that a standby sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,14 @@ class PostgresLeadershipSettings:
 
     group: str
     outbox: str = ""
-    """The name of the table, quoted: each outbox has a lock of its own. Empty for one by the group alone."""
+    """The name of the table, quoted: each outbox has a lock of its own. Empty for a lock by the group alone."""
     shards: int = 1
     """All are led by the holder of the lock."""
     heartbeat_timeout_seconds: float = 5.0
     min_poll_interval_seconds: float = 0.1
     """Postgres is asked no more often than this."""
     session_timeout_seconds: float = 10.0
-    """Wait of a new holder of the lock, unless the one before left in order, or can do nothing more."""
+    """Wait of a new holder of the lock, unless its predecessor left in order, or can do nothing more."""
     quiesce_timeout_seconds: float = 5.0
     """Limit of a stop's wait for records in flight to land."""
     io_error_backoff_seconds: float = 0.5
@@ -79,7 +79,7 @@ class PostgresLeadershipSettings:
 
 
 class PostgresLeadership(ElectedLeadership):
-    """`Leadership` by a session's advisory lock, whose key is made of the group's name and the outbox."""
+    """`Leadership` by a session's advisory lock, with a key made of the group's name and the outbox."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class PostgresLeadership(ElectedLeadership):
                 session = None
 
     def _campaign(self, session: LockSession) -> None:
-        """Live through one session: wait for the lock, hold it, leave."""
+        """Live through a session: wait for the lock, hold it, leave."""
         while not self._stopping.is_set():
             if session.try_lock():
                 self._hold(session, waits_until=self._clock() + self._settings.session_timeout_seconds)
@@ -157,7 +157,7 @@ class PostgresLeadership(ElectedLeadership):
         The wait counts from the *answer*: the lock may have been freed as late as that.
         """
         last: Sequence[Term] = ()
-        since = in_doubt_until = self._clock()  # records that a fenced term of ours abandoned may arrive until then
+        since = in_doubt_until = self._clock()  # abandoned records of a fenced term may arrive until then
         while not self._stopping.is_set():
             sent_at = self._clock()
             observation = session.look()
@@ -171,12 +171,12 @@ class PostgresLeadership(ElectedLeadership):
             for term in self._registry.terms.values():
                 term.extend(lease_until)
             if over := [shard for shard, term in self._registry.terms.items() if not term.is_live()]:
-                self._registry.vacate(TermEnd.FENCED, over)  # one alone, if the harvester ended it
+                self._registry.vacate(TermEnd.FENCED, over)  # a single shard, if the harvester ended its term
                 in_doubt_until = self._clock() + self._settings.session_timeout_seconds
             elif len(self._registry.terms) == self._settings.shards:
                 pass
             elif observation.left_in_order:
-                waits_until = sent_at  # and while that stands, nobody begins: it would be taken for our own later on
+                waits_until = sent_at  # and until then no process begins: its sign could be taken for a later sign
             else:
                 before = session.last_leaders(self._rows) if self._rows is not None else UNKNOWN
                 if (before.are_fenced or sent_at >= waits_until) and self._clock() < lease_until:
@@ -188,37 +188,36 @@ class PostgresLeadership(ElectedLeadership):
         self._leave(session, last, in_doubt_until)
 
     def _say_elsewhere(self, databases: str) -> None:
-        """Log, once for each change, the other databases in which the group leads."""
+        """Log, once for each change, other databases with a leader of the group."""
         if databases not in {"", self._elsewhere}:
             _log.warning(
                 "group_leads_elsewhere",
                 extra={
                     "group": self._settings.group,
                     "databases": databases,
-                    "reason": "processes of this group elect in another database of this server too, and a lock is "
-                    "one database's own: each has a leader, which delivers its own outbox",
-                    "next_step": "if they are to be one pool, correct `dataSource`; if an outbox was moved, stop the "
-                    "processes of the database that it was moved from; else give each database a `leaderGroupID` of "
-                    "its own",
+                    "reason": "processes of this group elect in another database of this server too, and each database "
+                    "has its own lock: each has a leader, which delivers its own outbox",
+                    "next_step": "if they belong to the same pool, correct `dataSource`; if an outbox was moved, stop "
+                    "the processes of its former database; else give each database a `leaderGroupID` of its own",
                 },
             )
         self._elsewhere = databases or self._elsewhere
 
     def _finds_itself_cut_off(self, since: float) -> bool:
-        """Return True if Kafka has not answered for the session timeout, since we have the lock."""
+        """Return True if Kafka has not answered for the session timeout, since this process has the lock."""
         silent_seconds = min(self._kafka_silent_seconds(), self._clock() - since)
         if silent_seconds < self._settings.session_timeout_seconds:
             return False
         self._is_cut_off = True
         self._complaint = (
-            f"Kafka has not answered this process for {silent_seconds:.0f} s, and another one stands by: this one lets "
-            "go of the lock, and does not ask for it before Kafka answers"
+            f"Kafka has not answered this process for {silent_seconds:.0f} s, and another process stands by: this "
+            "process lets go of the lock, and does not request it before Kafka answers"
         )
         _log.warning("election_troubled", extra={"reason": self._complaint})
         return True
 
     def _await_kafka(self) -> None:
-        """Stay away from the lock until Kafka answers, if we let go of it because it did not."""
+        """Do not stand for the lock before Kafka answers, if it was released because Kafka did not."""
         while self._is_cut_off and self._kafka_silent_seconds() and not self._stopping.is_set():
             self._stopping.wait(self._settings.io_error_backoff_seconds)
         self._is_cut_off = False
@@ -239,16 +238,16 @@ class PostgresLeadership(ElectedLeadership):
         )
 
     def _leave(self, session: LockSession, last: Sequence[Term], in_doubt_until: float) -> None:
-        """Let go of the lock; in order, if terms were ours and nothing of ours can arrive any more."""
+        """Release the lock; in order, if this process had terms and none of its records can arrive any more."""
         self._registry.vacate(TermEnd.REVOKED)
         if not last:
-            return  # the one before may still believe: the next has to wait as we would have had to
+            return  # the predecessor may still believe that it leads: the next has to wait as this process would have
         deadline = Deadline(self._settings.quiesce_timeout_seconds)
         while unquiet := [term for term in last if not term.quiesced.is_set()]:
             if deadline.passed:
                 _log.warning("term_not_quiesced", extra={"leader_id": str(unquiet[0].leader_id)})
                 return
             unquiet[0].quiesced.wait(min(self._proof_seconds, deadline.remaining_seconds))
-            session.look()  # or the server takes us for frozen
+            session.look()  # or the server takes this process for frozen
         if not any(term.abandoned for term in last) and self._clock() >= in_doubt_until:
             session.leave(max(_WORD_SECONDS, 2 * self._standby_seconds))

@@ -23,7 +23,7 @@ class TermEnd(enum.Enum):
 
 
 class Term:
-    """One uninterrupted spell at the head of one shard, identified by a random UUID that is never used again.
+    """An uninterrupted period of leadership of a shard, identified by a random UUID that is never used again.
 
     Live until it is ended or until its lease runs out, whichever comes first. The lease is checked before each action,
     against a clock that cannot be stopped, so a frozen process that thaws knows without being notified.
@@ -83,9 +83,9 @@ class Term:
 
 
 class Leadership(Protocol):
-    """A way to agree on one leader for each shard. `start` and `stop` are called by one thread, the rest by others.
+    """A way to agree on a leader for each shard. A single thread calls `start` and `stop`, others call the rest.
 
-    A process may lead several shards, each under a term of its own; the terms end one by one or together.
+    A process may lead several shards, each under a term of its own; the terms end singly or together.
     """
 
     def start(self) -> None:
@@ -99,8 +99,8 @@ class Leadership(Protocol):
     def terms(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
         """Return the live terms of this process, in order of their shards; at most one for each.
 
-        Waits up to `timeout_seconds` for as long as they are exactly those that are `known`. A lease that runs out does
-        not end the wait: the harvester asks a term with `is_live` when it acts under it.
+        Waits up to `timeout_seconds` for as long as they equal the `known` terms. A lease that runs out does not end
+        the wait: the harvester checks `is_live` of a term when it acts under it.
         """
         ...
 

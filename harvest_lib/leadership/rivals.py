@@ -1,12 +1,9 @@
-"""Two pools on one subscription of one outbox, or two subscriptions in one election: noticed before one deposes the
-other, or waits for ever, and said on both sides.
-
-A leader writes its identity beside its epoch (column `leader` of `<outbox>_subscriptions`). A process that is about to
-lead looks there. If a living leader of another pool has the row, the newcomer leaves its own name there and does not
-begin; the leader finds that name when it next looks at its row.
-
-A leader lives while the connection on which it keeps its checkpoints does, and has lately been used: it is asked every
-second, and one that was lost together with its machine stays open for hours.
+"""Two pools on the same subscription, or two subscriptions in the same election: detected before either deposes the
+other, or waits for ever, and reported on both sides.  A leader writes its identity beside its epoch (column `leader` of
+`<outbox>_subscriptions`). A process that is about to lead reads it. If a living leader of another pool has the row, the
+newcomer leaves its own name there and does not begin; the leader finds that name at its next check of the row.  A
+leader counts as alive while the connection of its checkpoints is open and was lately used: the leader queries every
+second, and a connection that was lost together with its machine stays open for hours.
 """
 
 from collections.abc import Mapping
@@ -51,9 +48,9 @@ _LOOKS_EVERY_SECONDS = 1.0
 
 
 class Rivals:
-    """Other pools on one outbox, as `pool` sees them, whose `subscription` that is. Used by one thread at a time.
+    """Other pools on the outbox of `pool`, which harvests `subscription`. Used by one thread at a time.
 
-    `table` is that of the subscriptions. A leader that was silent for `stale_seconds` does not count as alive.
+    `table` is the table of subscriptions. A leader that was silent for `stale_seconds` does not count as alive.
     """
 
     def __init__(self, pool: Pool, table: sql.Identifier, subscription: str, *, stale_seconds: float) -> None:
@@ -64,9 +61,9 @@ class Rivals:
         self._conflicts = ConflictLog()
 
     def refuse(self, connection: psycopg.Connection[Any], shard: int | None = None, *, tell: bool = True) -> None:
-        """Raise PoolConflict if a living leader of another pool has the shard, by default any, or one of this election
-        another subscription, and notify it unless `tell` is false. One of this pool that delivers otherwise is only
-        notified and logged."""
+        """Raise PoolConflict if a living leader of another pool has the shard, by default any, or a leader of this
+        election has another subscription, and notify it unless `tell` is false. A leader of this pool with another
+        delivery is only notified and logged."""
         for subscription, led, leader_id, theirs in self._leaders(connection, shard):
             conflict = conflict_on_outbox(self._pool, theirs)
             if conflict is None:
@@ -81,8 +78,7 @@ class Rivals:
             self._conflicts.log(conflict)
 
     def _leaders(self, connection: psycopg.Connection[Any], shard: int | None) -> list[tuple[str, int, str, Pool]]:
-        """Return the subscriptions and shards that are led now, under which leader id and by which pool, where that is
-        known."""
+        """Return the subscriptions and shards that are led now, with leader id and pool, where known."""
         with translated():
             rows = self._execute(connection, _LEADERS, {"shard": shard, "stale": self._stale_seconds}).fetchall()
         found = [(*row[:3], Pool.of_json(row[3])) for row in rows]

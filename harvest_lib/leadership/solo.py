@@ -8,8 +8,8 @@ from harvest_lib.leadership.term_registry import ElectedLeadership
 
 
 class Solo(ElectedLeadership):
-    """`Leadership` that leads all shards from start to stop. A term that was ended otherwise is followed by another:
-    nobody else would lead."""
+    """`Leadership` that leads all shards from start to stop. A term that was ended otherwise is followed by another: no
+    other process would lead."""
 
     def __init__(self, shards: int = 1) -> None:
         super().__init__()
@@ -23,5 +23,5 @@ class Solo(ElectedLeadership):
         self._registry.take(*(Term(uuid.uuid4(), shard=shard) for shard in over))
         return self._registry.wait(timeout_seconds, known)
 
-    def stop(self, timeout_seconds: float) -> None:  # noqa: ARG002 - there is nobody to wait for
+    def stop(self, timeout_seconds: float) -> None:  # noqa: ARG002 - there is no thread to wait for
         self._registry.vacate(TermEnd.REVOKED)

@@ -1,4 +1,4 @@
-"""The terms that one process holds, kept by its election thread and waited for by other threads; and that thread."""
+"""The terms that a process holds, kept by its election thread and waited for by other threads; and that thread."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class TermRegistry:
-    """The terms that one process holds in its pool, at most one for each shard.
+    """The terms that a process holds in its pool, at most one for each shard.
 
     Any thread may call `wait` and read `terms`; everything else is for the election thread only.
     """
@@ -28,9 +28,9 @@ class TermRegistry:
         return MappingProxyType(self._terms)
 
     def wait(self, timeout_seconds: float, known: Collection[Term] = ()) -> tuple[Term, ...]:
-        """Return the live terms by shard, once they are not those that are known, after `timeout_seconds` at most.
+        """Return the live terms by shard, once they differ from the known terms, after `timeout_seconds` at most.
 
-        Raises the error that ended the election, if there was one.
+        Raises the error that ended the election, if any.
         """
         known = set(known)
         with self._changed:
@@ -46,7 +46,7 @@ class TermRegistry:
             self._changed.notify_all()
 
     def vacate(self, how: TermEnd, shards: Collection[int] | None = None) -> list[Term]:
-        """End the terms of some shards, or of all, and return those there were."""
+        """End the terms of some shards, or of all, and return them."""
         with self._changed:
             left = [self._terms.pop(shard) for shard in sorted(self._terms) if shards is None or shard in shards]
             for term in left:

@@ -1,6 +1,6 @@
 """Trouble that keeps a member of the pool from proving that it leads: reported in the log and in its status.
 
-Each kind is logged once, until the member leads; librdkafka tries again by itself, and says the same each time.
+Each kind is logged once, until the member leads; librdkafka retries by itself, and reports the same each time.
 """
 
 import logging
@@ -28,7 +28,7 @@ _OF_A_REBALANCE = {
 
 
 class Trouble:
-    """The troubles of one member since it last led: noted by one thread, and `text` is read by any."""
+    """The troubles of a member since it last led: written by one thread, and `text` is read by any."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[str, float]] = {}

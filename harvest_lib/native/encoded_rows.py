@@ -1,7 +1,6 @@
-"""Rows as JSON, encoded in C in one pass, then wrapped, or packed for a log, without an object for each.
-
-The bytes equal those of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value", "headers"}`, and a log's
-entries those of `harvest_lib.pipeline.commit_log.entry`.
+"""Rows as JSON, encoded in C in a single pass, then wrapped, or packed for a log, without an object for each.  The
+bytes equal the output of `harvest_lib.pipeline.extended_json.dumps` for `{"id", "key", "value", "headers"}`, and a
+log's entries equal the output of `harvest_lib.pipeline.commit_log.entry`.
 """
 
 import ctypes
@@ -35,7 +34,7 @@ class Wrapping(NamedTuple):
 
 
 class EncodedRows(Pieces):
-    """The JSON of rows, and one piece behind them."""
+    """The JSON of rows, and a last piece behind them."""
 
     __slots__ = ("_library", "_spans", "has_keys", "kinds")
 
@@ -53,13 +52,13 @@ class EncodedRows(Pieces):
         self._library = library
         self._spans = spans
         self.kinds = kinds
-        """The number of each row's topic; the last is that of the piece behind them."""
+        """The number of each row's topic, then the number of the last piece."""
         self.has_keys = has_keys
         """True if the key of each row may be wrapped: it is text, and written as it is anywhere else."""
 
     def wrapped(self, begin: int, end: int, wrappings: Sequence[Wrapping | None]) -> "tuple[Pieces, Array[c_int32]]":
-        """Return the pieces from `begin` to before `end` in the wrappings of their kinds, without those whose kind has
-        none; and the kind of each."""
+        """Return the pieces from `begin` to before `end` in the wrappings of their kinds, without pieces of a kind that
+        has no wrapping; and the kind of each."""
         kinds = self.kinds[begin:end]
         around = sum(
             kinds.count(kind) * (len(each.before) + len(each.after)) for kind, each in enumerate(wrappings) if each
@@ -75,8 +74,8 @@ class EncodedRows(Pieces):
     def packed(
         self, begin: int, end: int, heads: Sequence[tuple[int, int, bytes]], *, offset: int, room: int
     ) -> tuple[bytes, int]:
-        """Return the pieces from one place on as entries of a log with the offsets from `offset` on, as many before
-        `end` as there is room for, and their number. `heads` are timestamp, mode and key of each kind."""
+        """Return pieces as entries of a log with the offsets from `offset` on, as many before `end` as fit, and their
+        number. `heads` are timestamp, mode and key of each kind."""
         into, written = (c_char * room)(), c_int64()
         of_kinds = (HeadOfKind * len(heads))(
             *(HeadOfKind(key, timestamp, len(key), mode) for timestamp, mode, key in heads)
@@ -89,9 +88,9 @@ class EncodedRows(Pieces):
 
 
 def encode(rows: NativeRows, behind: bytes) -> tuple[EncodedRows, list[str]] | None:
-    """Encode rows, and put a piece behind them as it is; return them, and the topics by their numbers, of which the
-    piece has the next. None if Python has to encode them: values are bytes, a row is malformed or too large, there are
-    too many topics, or rows were picked.
+    """Encode rows, and append a piece unchanged; return them, and the topics by their numbers, the piece's number next.
+    None if Python has to encode them: values are bytes, a row is malformed or too large, there are too many topics, or
+    rows were picked.
     """
     library = implementation().library
     if not rows.has_text or rows.picked is not None:

@@ -1,8 +1,8 @@
 """The library in C: checks, loading, and its functions.
 
-It is used if it was built, if psycopg and confluent-kafka are the compiled ones, and if their libpq and librdkafka are
-of versions that it knows. It calls the functions of those very libraries: the extension of each client is asked for
-them, so that no second copy is met.
+It is used if it was built, if psycopg and confluent-kafka are compiled, and if their libpq and librdkafka have known
+versions. It calls the functions of the same libraries: it finds them through the extension of each client, so that no
+second copy is loaded.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ MOST_FAILURES = 64
 MALFORMED = 1_000_000
 """Error of `harvest_send` for a row that it does not understand."""
 LATE = 1_000_001
-"""Error of `harvest_send` for a row for which it was too late."""
+"""Error of `harvest_send` for a row that came too late."""
 
 
 class Summary(ctypes.Structure):
@@ -117,7 +117,7 @@ class Implementation:
 
 @cache
 def implementation() -> Implementation:
-    """Return the one used in this process. Raises ConfigError if HARVEST_IMPL asks for an unavailable one."""
+    """Return the implementation used in this process. Raises ConfigError if HARVEST_IMPL names an unavailable one."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in {"", "python", "native"}:
         raise ConfigError(
@@ -148,9 +148,9 @@ def _load() -> CDLL:
     if not sys.platform.startswith("linux"):
         raise _Unfit("it is for Linux alone")
     if not FILE.exists():
-        raise _Unfit("it was not built: this was installed without a C compiler, or by one that refused it")
+        raise _Unfit("it was not built: the package was installed without a C compiler, or the compiler refused it")
     if psycopg.pq.__impl__ not in _PSYCOPG:
-        raise _Unfit("psycopg is not the compiled one: psycopg[binary] or psycopg[c]")
+        raise _Unfit("psycopg is not compiled: psycopg[binary] or psycopg[c]")
     if not _is_whole(FILE):
         raise _Unfit(f"{FILE} is not a whole library")
     kafka = CDLL(str(importlib.import_module("confluent_kafka.cimpl").__file__))
@@ -169,8 +169,7 @@ def _load() -> CDLL:
 
 
 def _is_whole(file: Path) -> bool:
-    """Return True if nothing is missing at the end of a library: the process would be killed as it loads one that was
-    cut short."""
+    """Return True if nothing is missing at the end of a library: loading a truncated library would kill the process."""
     with file.open("rb") as opened:
         header = opened.read(_ELF_HEADER.size)
     if len(header) < _ELF_HEADER.size or not header.startswith(_ELF):

@@ -10,7 +10,7 @@ from harvest_lib.native.library import Target
 
 
 class Pieces(Sequence[bytes]):
-    """Each from one bound to the next, the first from 0 on."""
+    """Each piece lies between two bounds, the first begins at 0."""
 
     __slots__ = ("_count", "bounds", "memory")
 

@@ -1,4 +1,4 @@
-"""Rows as Postgres has sent them. Python makes no object of them until a single one is read."""
+"""Rows as Postgres has sent them. Python makes an object only of a row that is read singly."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -26,8 +26,8 @@ _UTF_8 = "utf-8"
 
 
 class NativeRows(RowPage):
-    """The rows of a result from `start` to before `stop`, or of those that are `picked`, without the columns before
-    `first` and after those of a `Row`. A slice is another view of the same; a row is made each time it is read."""
+    """The rows of a result from `start` to before `stop`, or the `picked` rows, without the columns before `first` and
+    after the columns of a `Row`. A slice is another view of the same rows; a row is made each time it is read."""
 
     __slots__ = ("_cursor", "_library", "_summary", "first", "picked", "start", "stop")
 
@@ -52,7 +52,7 @@ class NativeRows(RowPage):
 
     @property
     def view(self) -> "tuple[int, int, Array[c_int32] | None, int, int]":
-        """Return the arguments by which functions of the library know the rows."""
+        """Return the arguments that describe the rows to the library's functions."""
         return self.result, self.first, self.picked, self.start, self.stop
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class NativeRows(RowPage):
         self.stop, self._summary = self.stop - 1, None
 
     def count_up_to(self, record_id: int) -> int:
-        """Return the number of rows, none of them picked, which ascend by id, that have ids up to this one."""
+        """Return the number of rows with ids up to this id; the rows ascend by id, and none is picked."""
         result, read = self.result, self._library.harvest_id
         return bisect_right(range(self.start, self.stop), record_id, key=lambda row: read(result, self.first, row))
 
@@ -119,7 +119,7 @@ class NativeRows(RowPage):
 
     @property
     def ascends(self) -> bool:
-        """Return True if each has a higher id than the one before."""
+        """Return True if each row has a higher id than its predecessor."""
         return bool(self._library.harvest_ascends(*self.view))
 
     @property
@@ -152,8 +152,8 @@ class NativeRows(RowPage):
 
 
 def rows_of(cursor: psycopg.Cursor[Any], first: int = 0) -> list[Row] | NativeRows:
-    """Return all rows of a statement, without the `first` columns before those of a `Row`, and without any after them:
-    natively if that is in use and knows their types, else as a list."""
+    """Return all rows of a statement, without the `first` columns before a `Row`'s columns, and without any after them:
+    native rows if the library is in use and knows their types, else a list."""
     if not cursor.rowcount:
         return []
     library = implementation().library

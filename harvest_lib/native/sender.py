@@ -24,7 +24,7 @@ _MOST_PLACES = 256
 
 
 class NativeSender:
-    """Of one producer, which has to outlive `send`. Its memory in C is freed once that is closed."""
+    """The sender of a producer, which has to outlive `send`. Its memory in C is freed once the producer is closed."""
 
     def __init__(self, library: CDLL, sender: int) -> None:
         self._library, self._sender = library, sender
@@ -60,7 +60,7 @@ class NativeSender:
         return went, self._error.value
 
     def produce(self, records: Records, begin: int) -> tuple[int, int]:
-        """Hand records over from one on, as `send` does."""
+        """Hand records over from a row on, as `send` does."""
         self._require_usable()
         keys, values = records.keys, records.values
         went = self._library.harvest_produce(
@@ -74,7 +74,7 @@ class NativeSender:
         if self._is_closed:
             raise RuntimeError("the producer was closed")  # its handle is invalid
         if os.getpid() != self._process:
-            raise RuntimeError("the producer is of the process that was forked")  # whose threads may hold its locks
+            raise RuntimeError("the producer is of the process that was forked")  # its threads may hold the locks
 
     def producer_closed(self) -> None:
         """Note that `close` of the producer has returned: nothing more is reported. Last call but `take_…`."""
@@ -92,11 +92,11 @@ class NativeSender:
         return [(error_of(each.number), each.topic.decode()) for each in self._failures[:count]]
 
     def note_keys(self) -> None:
-        """Note the keys of what fails, from now on."""
+        """Note the keys of records that fail, from now on."""
         self._library.harvest_note_keys(self._sender)
 
     def take_failed_keys(self) -> set[bytes] | None:
-        """Return the keys of what failed since the last call, None if some are unknown."""
+        """Return the keys of records that failed since the last call, None if some are unknown."""
         keys = c_void_p()
         count = self._library.harvest_failed_keys(self._sender, byref(keys))
         try:
@@ -159,7 +159,7 @@ def make_with_sender(
 
 
 def _release_newest(library: Any) -> None:
-    """Free the sender of a producer that could not be made, if there is one: librdkafka does not use it."""
+    """Free the sender of a producer that could not be made, if any: librdkafka does not use it."""
     if sender := library.harvest_take_newest():
         library.harvest_let_go(sender)
         library.harvest_let_go(sender)

@@ -75,7 +75,8 @@ ORIGIN = (
     *("identity", "was", "subscription", "shard", "leader_id", "epoch", "leaders", "timeline", "kafka", "placed"),
     "witness",
 )
-"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier ones that an operator confirmed (`was`);
-`leaders` by epoch, those since the last that saved; `timeline` of the server; `kafka`, the group and the topic it was
-written under; `placed`, if an operator put it there and no leader has saved since; `witness`, how often the row of the
-subscription was written in this generation, so that a row that went back with its server is told by Kafka's."""
+"""The fields of a checkpoint's origin: `identity` of the outbox, and earlier identities that an operator confirmed
+(`was`); `leaders` by epoch, since the last that saved; `timeline` of the server; `kafka`, the group and the topic it
+was written under; `placed`, if an operator put it there and no leader has saved since; `witness`, the number of writes
+of the subscription's row in this generation, so that Kafka's checkpoint reveals a row that went back with its
+server."""

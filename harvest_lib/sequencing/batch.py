@@ -40,7 +40,7 @@ class Batch(Sequence[Message]):
         records: list[Any],
         last: LastRead | None = None,
     ) -> None:
-        """Columns of one length; they become the batch's own. `last` tells its last record from others, if known."""
+        """Columns of the same length; they become the batch's own. `last` identifies its last record, if known."""
         self.offsets, self.ids, self.records, self.last = offsets, ids, records, last
 
     @classmethod
@@ -52,8 +52,8 @@ class Batch(Sequence[Message]):
         return held
 
     def last_below(self, offset: int) -> LastRead | None:
-        """Return what tells the last record below an offset from others: not its content, where it is not the last of
-        the batch, as the caller may have changed that. None without one, or if it is unknown."""
+        """Return the identity of the last record below an offset: without its content if it is not the last of the
+        batch, because the caller may have changed that. None without a record, or if it is unknown."""
         number = bisect_left(self.offsets, offset)
         if number == len(self.ids):
             return self.last

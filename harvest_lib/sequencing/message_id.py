@@ -24,10 +24,10 @@ ZERO = bytes(16)
 
 _WHOLE = Struct(">IHHHHI")
 _HALVES = Struct(">IIHHI")
-_NO_UUID = "an id of a message is a version 1 UUID, this one is not"
+_NO_UUID = "an id of a message is a version 1 UUID, this id is not"
 _MOST_BEGINS = 10_000
 _EPOCH_NANOSECONDS = 0x01B21DD213814000 * 100
-"""From the beginning of the Gregorian calendar, which these UUIDs count from, to that of Unix."""
+"""From the beginning of the Gregorian calendar, the epoch of version 1 UUIDs, to the epoch of Unix."""
 _COUNT_BITS = 4
 CLOCKS_PER_SECOND = 10_000_000 << _COUNT_BITS
 _FLAG_BITS = 10
@@ -50,11 +50,11 @@ class Flag(IntEnum):
     CONTINUE_TXN = 1
     """It is pending until its producer acknowledges it."""
     ACK_TXN = 2
-    """It commits its producer's pending messages up to its own clock, and rolls back those above."""
+    """It commits its producer's pending messages up to its own clock, and rolls back messages above."""
 
 
 class MessageId(NamedTuple):
-    """An id taken apart. Ids of one producer are in the order of their clocks."""
+    """The parts of an id. Ids of a producer are in the order of their clocks."""
 
     producer: int
     clock: int
@@ -95,7 +95,7 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
 
 
 _begins: dict[int, int] = {}
-"""Clocks at which the low 32 bits of time are 0, by the bits above these: the same for seven minutes."""
+"""Clocks at which the low 32 bits of time are 0, by the higher bits: the same for seven minutes."""
 
 
 def _begin(above: int) -> int:
@@ -109,7 +109,8 @@ def _begin(above: int) -> int:
 
 
 def new_producer_id() -> int:
-    """Draw the id of a new publisher. It is marked as a multicast address, as RFC 4122 wants of one that is drawn."""
+    """Draw the id of a new publisher. It is marked as a multicast address, as RFC 4122 requires for a random node
+    id."""
     return secrets.randbits(_PRODUCER_BITS) | _MULTICAST
 
 
@@ -119,7 +120,7 @@ def clock_at(unix_nanoseconds: int) -> int:
 
 
 class Clock:
-    """Rises with every tick, and follows the time where that is ahead; one thread at a time."""
+    """Rises with every tick, and follows the time if the time is ahead; used by a single thread at a time."""
 
     def __init__(self, nanoseconds: Callable[[], int]) -> None:
         """Begin at the time, which is asked for in nanoseconds since 1970."""
@@ -127,11 +128,11 @@ class Clock:
         self._last = 0
 
     def tick(self) -> int:
-        """Return a clock above every one before, also where the time went back."""
+        """Return a clock above every earlier clock, even if the time went back."""
         return self.ticks(1)
 
     def ticks(self, count: int) -> int:
-        """Return the first of so many clocks in a row, all of them above every one before."""
+        """Return the first of a number of consecutive clocks, all above every earlier clock."""
         first = max(self._last + 1, clock_at(self._nanoseconds()))
         self._last = first + count - 1
         return first

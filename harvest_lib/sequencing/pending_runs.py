@@ -1,11 +1,8 @@
-"""Finds runs in a batch of ids: pending messages of one producer whose clocks rise from message to message.
-
-Most logs consist of runs, and the sequencer takes a whole run at once. To take each id apart costs more than all else
-that is done with a message. So this module does not: it joins the ids of a batch into one number, and compares every id
-with the next in a few operations on that number. Pure.
-
-An example: 20 pending messages of producer 1, their acknowledgement, and a message of producer 2. A clock that rises by
-16 rises by one unit of time (100 ns).
+"""Finds runs in a batch of ids: pending messages of a single producer with clocks that rise from message to message.
+Most logs consist of runs, and the sequencer takes a whole run at a time. Taking each id apart costs more than all other
+work on a message. So this module does not: it joins the ids of a batch into a single number, and compares every id with
+the next in a few operations on that number. Pure.  An example: 20 pending messages of producer 1, their
+acknowledgement, and a message of producer 2. A clock that rises by 16 rises by a unit of time (100 ns).
 
     >>> from harvest_lib.sequencing.message_id import Flag, pack
     >>> ids = [pack(1, 16 * time, Flag.CONTINUE_TXN) for time in range(1, 21)]
@@ -21,7 +18,7 @@ How it gets there:
     >>> ids[0].hex(" ", 4), ids[1].hex(" ", 4)
     ('00000001 00001000 80010000 00000001', '00000002 00001000 80010000 00000001')
 
-2. `_masked_differences` compares the ids with the ids moved by one, and applies the mask. It returns 16 bytes for each
+2. `_masked_differences` compares each id with the next, and applies the mask. It returns 16 bytes for each
    pair of neighbours, a 1 for each byte that differs. Here the flag differs from index 19 to 20, and flag and
    producer from 20 to 21.
 
@@ -30,7 +27,7 @@ How it gets there:
     [19, 20]
 
 3. `_rises` returns a 1 for each pair whose time rises. The acknowledgement has the clock of the message before it, and
-   producer 2 begins with an early one.
+   producer 2 begins with an early clock.
 
     >>> _rises(ids, b"".join(ids)) == bytes([1] * 19 + [0, 0])
     True
@@ -40,7 +37,7 @@ How it gets there:
     >>> list(_ends(_rises(ids, b"".join(ids)), differs, len(ids)))
     [20, 21, 22]
 
-5. Only the stretch 0 to 20 is longer than one id. Its first id is pending, so it is a run.
+5. Only the stretch 0 to 20 is longer than a single id. Its first id is pending, so it is a run.
 """
 
 import sys
@@ -65,8 +62,8 @@ _LEAST_MEAN = 4
 def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
     """Yield the index of each run's first id and the index after its last. A run has two ids at least.
 
-    Ids of a run have one producer and the flag CONTINUE_TXN, and their clocks rise. None of them is malformed. Yields
-    nothing for a batch with an id that is missing or has another length, or whose runs are short.
+    Ids of a run have the same producer and the flag CONTINUE_TXN, and their clocks rise. None is malformed. Yields
+    nothing for a batch with an id that is missing or has another length, or with short runs.
     """
     try:
         joined = b"".join(ids)  # type: ignore[arg-type]  # None is a TypeError
@@ -87,11 +84,11 @@ def find_runs(ids: Sequence[bytes | None]) -> Iterator[tuple[int, int]]:
 
 
 def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
-    """Return 1 for each id whose lower half of the time is before that of the next, else 0.
+    """Return 1 for each id whose lower half of the time is below the next id's, else 0.
 
     Where ids rise as bytes, 1 also where that half is the same, and the count rises: in a run nothing else differs.
     """
-    if sorted(ids) == ids and not any(map(eq, ids, ids[1:])):  # at half of what it costs to take the times apart
+    if sorted(ids) == ids and not any(map(eq, ids, ids[1:])):  # at half the cost of taking the times apart
         return b"\1" * (len(ids) - 1)
     times = array("I", joined)[::4]
     if sys.byteorder == "little":
@@ -100,7 +97,7 @@ def _rises(ids: Sequence[Any], joined: bytes) -> bytes:
 
 
 def _masked_differences(joined: bytes) -> bytes:
-    """Return 16 bytes for each pair of neighbours, 1 where they differ, all 0 where both may be of one run."""
+    """Return 16 bytes for each pair of neighbours, 1 where they differ, all 0 where both may be of the same run."""
     size = len(joined) - _BYTES
     before, after = int.from_bytes(joined[:-_BYTES]), int.from_bytes(joined[_BYTES:])
     masked = (before ^ after) & int.from_bytes(_SAME * (size // _BYTES))

@@ -6,10 +6,10 @@ Promises
 - Intents are made only once Kafka has every message they acknowledge, on every in-sync replica. If a caller keeps them
   and crashes, its successor sends them again: `acknowledge` is safe to repeat, before the next transaction's first
   message; behind it, it rolls that back.
-- Messages of the next transaction are behind the acknowledgements of this one in each partition, as long as these were
-  handed over first.
-- Each intent has an id of its own, which it is kept with: written again, it has the same.
-- One request at a time is on the wire, so nothing is called delivered that is in no log.
+- Messages of the next transaction are behind the acknowledgements of this transaction in each partition, as long as the
+  acknowledgements were handed over first.
+- Each intent has an id of its own, which is stored with it: written again, it has the same.
+- A single request is on the wire at a time, so no message is reported delivered that is in no log.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,12 +79,12 @@ class PublishRefused(RecordError):
             f"Kafka takes no such message for {topic!r}",
             evidence=error.str(),
             next_step="where it is too large, make it smaller, or raise `message.max.bytes`, and the topic's "
-            "`max.message.bytes`; where its partition is unknown, name one that the topic has",
+            "`max.message.bytes`; where its partition is unknown, name a partition of the topic",
         )
 
 
 class Publisher:
-    """Of one producer id; used by one thread."""
+    """The publisher of a producer id; used by a single thread."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Publisher:
     def publish_committed(self, topic: str, value: bytes | None, **named: Any) -> None:
         """Publish a message outside of any transaction. `named` are a `key`, a `partition` and a list of `headers`.
 
-        Not to be mixed with uncommitted ones in a partition: those before it would be given up.
+        Not to be mixed with uncommitted messages in a partition: earlier uncommitted messages would be rolled back.
         """
         self._produce(topic, value, self._next_id(Flag.OUTSIDE_TXN), self._sent, **named)
 
@@ -132,7 +132,7 @@ class Publisher:
         return intents
 
     def acknowledge(self, intents: Iterable[Intent]) -> None:
-        """Hand over acknowledgements, one's own or those of a predecessor; `flush` waits for them."""
+        """Hand over acknowledgements, own or a predecessor's; `flush` waits for them."""
         for intent in intents:
             self._produce(intent.topic, None, intent.id, self._sent, partition=intent.partition)
 

@@ -1,4 +1,4 @@
-"""Picks the committed messages of a partition: once each, and only when their sender says so.
+"""Picks the committed messages of a partition: once each, and only when their sender commits them.
 
     message ─► no id, a clock of zero, or OUTSIDE_TXN ───────────► committed
                CONTINUE_TXN ─► held in the ring ─┐
@@ -6,20 +6,21 @@
                                                      (read again from the log, where the ring was too small)
 
 Promises
-- Of each producer, a message comes at most once, in the order of its clocks: one whose clock is not above the highest
-  one seen before is a repetition, and is dropped.
-- A message without an id, or whose clock is zero (so has the zero UUID), is committed as it comes, whatever its flag:
-  its sender opted out. It is not tracked, so each copy counts, and leaves its producer as it was.
-- No producer waits for another: messages are returned as soon as one acknowledges them, whatever others have pending.
-- All messages that one acknowledgement commits come together.
-- At most `ring` messages, of `ring_bytes` in all, are held, whatever is pending. Where it is full, the transaction that
-  began first is let go, and is read again once it is acknowledged.
-- Its position between two calls of `take` (`offset`, `states`) is all that another one needs to go on from there, and
-  `last` what tells whether the log is still the same.
+- A producer's message comes at most once, in the order of its clocks: a message with a clock not above the highest
+  clock seen before is a repetition, and is dropped.
+- A message without an id, or with a clock of zero (as in the zero UUID), is committed as it comes, whatever its flag:
+  its sender opted out. It is not tracked, so each copy counts, and leaves its producer's state unchanged.
+- No producer waits for another: messages are returned as soon as their producer acknowledges them, whatever other
+  producers have pending.
+- All messages that an acknowledgement commits come together.
+- At most `ring` messages, of `ring_bytes` in all, are held, whatever is pending. If it is full, the transaction that
+  began first is released, and is read again once it is acknowledged.
+- Its position between two calls of `take` (`offset`, `states`) is all that another sequencer needs to continue, and
+  `last` shows whether the log is still the same.
 
-One limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends
-some of its messages again under new ids. They are let through (`regressions` counts them): nothing is lost, but
-delivery is at least once until it has caught up. Pure, no I/O.
+A limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends some of its
+messages again under new ids. They are let through (`regressions` counts them): nothing is lost, but delivery is at
+least once until it has caught up. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +38,7 @@ _OUTSIDE, _CONTINUE, _ACK = int(Flag.OUTSIDE_TXN), int(Flag.CONTINUE_TXN), int(F
 
 
 Committed: TypeAlias = Sequence[Message]
-"""Messages that are to be processed within one transaction, in the order of their clocks."""
+"""Messages to be processed within the same transaction, in the order of their clocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class Replay:
     """Messages above this clock were rolled back."""
 
     def pick(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Return those that were committed, of all between `begin` and `end`, by rising offset."""
+        """Return the committed messages between `begin` and `end`, by rising offset."""
         last = self.after
         for message in messages:
             if message.id is None or not self.begin <= message.offset < self.end:
@@ -96,7 +97,7 @@ class _Producer:
 
 
 class Sequencer:
-    """Of one partition; used by one thread."""
+    """The sequencer of a partition; used by a single thread."""
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class Sequencer:
         ring_bytes: int = RING_BYTES,
         last: LastRead | None = None,
     ) -> None:
-        """Go on from a checkpoint, whose position is behind the record `last`. `ring` limits the pending messages that
-        are held, at least 1, and `ring_bytes` the bytes of their values."""
+        """Continue from a checkpoint, with its position behind the record `last`. `ring` limits the pending messages
+        that are held, at least 1, and `ring_bytes` the bytes of their values."""
         if ring < 1:
             raise ValueError(f"a ring holds a message at least, not {ring}")
         self.offset = offset
@@ -132,7 +133,7 @@ class Sequencer:
         self._producers = {
             each.producer: _Producer(each.acknowledged, each.begin, each.newest, each.ack) for each in states
         }
-        self._holding: dict[int, _Producer] = {}  # by the order in which their transactions began
+        self._holding: dict[int, _Producer] = {}  # in the order of the beginnings of their transactions
 
     def states(self) -> list[ProducerState]:
         """Return the state of each producer, as of the last message that was taken as a whole."""
@@ -153,19 +154,19 @@ class Sequencer:
 
     @property
     def last(self) -> LastRead | None:
-        """Return what tells the last record below `offset` from others; None where none was taken of a batch yet."""
+        """Return the identity of the last record below `offset`; None before the first record of a batch."""
         return self._batch.last_below(self.offset) or self._last
 
     @property
     def newest(self) -> int:
-        """Return the newest clock that was seen of any producer that is known, 0 without one."""
+        """Return the newest clock seen of any known producer, 0 without a producer."""
         return max((each.newest for each in self._producers.values()), default=0)
 
     def prune(self, before: int) -> int:
         """Forget producers without a message since this clock; return their number.
 
-        Pending messages of such a producer are given up: a transaction is to go on sooner than that. If it goes on all
-        the same, its further messages are taken for another one.
+        Pending messages of such a producer are discarded: a transaction has to continue sooner than that. If it
+        continues later, its further messages count as another transaction.
         """
         old = [producer for producer, each in self._producers.items() if each.newest < before]
         for producer in old:
@@ -173,10 +174,10 @@ class Sequencer:
         return len(old)
 
     def take(self, messages: Iterable[Message]) -> Iterator[Committed | Replay]:
-        """Take the messages of the log, by rising offset, and yield the messages that they commit, one acknowledgement
-        at a time. Each message is taken when its result is asked for.
+        """Take the messages of the log, by rising offset, and yield the messages that they commit, by acknowledgement.
+        Each message is taken when its result is requested.
 
-        A message below `offset` was taken before, and is passed over. A `Batch` costs much less than others.
+        A message below `offset` was taken before, and is skipped. A `Batch` costs much less than single messages.
         """
         if not isinstance(messages, Batch):
             yield from self._take(messages)
@@ -189,7 +190,7 @@ class Sequencer:
         yield from self._take(messages[done:])
 
     def _take_rest(self, messages: Batch, begin: int, end: int) -> int:
-        """Hold the rest of a run whose first message was taken, as far as the ring has room; return the end of it."""
+        """Hold the rest of a run after its first message, as far as the ring has room; return its end."""
         known = self._producers.get(parts(messages.ids[begin - 1] or b"")[0])
         first = messages.offsets[begin - 1]
         if known is None or not known.held or known.held.offsets[-1] != first or self.offset != first + 1:
@@ -197,7 +198,7 @@ class Sequencer:
         rest = messages[begin : min(end, begin + self._ring - self.held)]
         size = bytes_of(rest.records)
         if size > self._ring_bytes - self.held_bytes:
-            return begin  # one by one, until the ring is full
+            return begin  # singly, until the ring is full
         if rest:
             known.held.extend(rest)
             self._count(known, len(rest), size)

@@ -2,8 +2,8 @@
 
 | module | contents |
 | --- | --- |
-| `counts` | counters and histograms, filled by threads that work; those of the whole process |
-| `catalogue` | every metric by name, type, labels and meaning; `docs/metrics.md` is made of it |
+| `counts` | counters and histograms, filled by the working threads; counters of the whole process |
+| `catalogue` | every metric by name, type, labels and meaning; the source of `docs/metrics.md` |
 | `process` | readings that every process has |
 | `exposition` | readings as Prometheus wants them |
 | `otel_metrics` | readings for OpenTelemetry, where the process has a meter provider |

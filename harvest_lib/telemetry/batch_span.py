@@ -1,7 +1,7 @@
 """The span of messages that are sent, or processed, together.
 
-Names and attributes are those of OpenTelemetry's conventions for messaging, and ours begin with `harvest.`. Nothing of
-a message's key or value is in a span.
+Names and attributes follow OpenTelemetry's conventions for messaging; additional attributes begin with `harvest.`. A
+span has no part of a message's key or value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ MOST_LINKS = 128
 
 
 class BatchSpan:
-    """The span of one batch, of a trace of its own, from when it is made. Used by one thread."""
+    """The span of a batch, in a trace of its own, from its construction on. Used by one thread."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class BatchSpan:
         operation: Literal["send", "process"],
         attributes: Mapping[str, str | int],
     ) -> None:
-        from opentelemetry.context import Context  # noqa: PLC0415 - who has a tracer has it
+        from opentelemetry.context import Context  # noqa: PLC0415 - a process with a tracer has it
         from opentelemetry.trace import SpanKind  # noqa: PLC0415
 
         of_operation = {
@@ -43,7 +43,7 @@ class BatchSpan:
         )
         self.is_recorded = self.span.is_recording()
         self.messages = 0
-        self.topic = ""  # of all messages, if they are of one
+        self.topic = ""  # if all messages have the same topic
         self._linked: set[str] = set()
 
     @property
@@ -52,8 +52,8 @@ class BatchSpan:
         return MOST_LINKS - len(self._linked) if self.is_recorded else 0
 
     def link(self, traceparents: Iterable[str]) -> None:
-        """Link it to the spans that these name, each once; a malformed one names none. The caller gives at most as many
-        as there is `room` for."""
+        """Link it to the spans of these trace contexts, each once; a malformed context is ignored. The caller gives at
+        most `room` contexts."""
         for each in traceparents:
             if each not in self._linked and (context := context_of(each)) is not None:
                 self._linked.add(each)

@@ -1,7 +1,7 @@
 """Every metric: its name, type, labels and meaning. Nothing is reported that is not here.
 
-Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for counters. Bounds of
-histograms are those of OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
+Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for counters. Bounds of histograms
+follow OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ INFO = Metric(
     labels=("version", "process", "outbox", "subscription", "leadership", "source", "delivery", "hand_over"),
 )
 LEADER = _gauge("harvest_leader", "1 where this process leads the shard under a live term, else 0.", "shard")
-READY = _gauge("harvest_ready", "1 while `/readyz` says yes, else 0.")
+READY = _gauge("harvest_ready", "1 while `/readyz` is healthy, else 0.")
 TERMS = _counter("harvest_terms_total", "Terms that this process began.", "shard")
 TERM_REFRESHES = _counter(
     "harvest_term_refreshes_total",
@@ -80,8 +80,9 @@ DELIVERED = _counter(
 )
 POSSIBLE_DUPLICATES = _counter(
     "harvest_possible_duplicate_records_total",
-    "Records whose outcome was unknown, so that they are sent again: at most so many are in Kafka twice; none under an "
-    "exactly-once delivery. What a killed process had in flight is not counted here; `harvest audit` finds it.",
+    "Records that are sent again because their outcome was unknown: the most records that are in Kafka twice; none "
+    "under an exactly-once delivery. Records in flight in a killed process are not counted here; `harvest audit` "
+    "finds them.",
     "shard",
 )
 IN_FLIGHT = _gauge("harvest_in_flight_records", "Records that were sent and are not acknowledged yet.")
@@ -95,12 +96,13 @@ BATCH_SECONDS = _histogram(
 )
 COMMIT_SECONDS = _histogram(
     "harvest_commit_duration_seconds",
-    "How long a commit waited for Kafka: until all of a batch was acknowledged, with the checkpoint if it goes along.",
+    "How long a commit waited for Kafka: until all of a batch was acknowledged, with the checkpoint if it is part of "
+    "it.",
     "shard",
 )
 LATENCY_SECONDS = _histogram(
     "harvest_delivery_latency_seconds",
-    "From `create_time` to the acknowledgement, by the database's clock. A sample: one record a second at most.",
+    "From `create_time` to the acknowledgement, by the database's clock. A sample: at most a record a second.",
     "shard",
 )
 KAFKA_ERRORS = _counter(
@@ -115,8 +117,8 @@ POSTGRES_CONNECTIONS = _counter(
 )
 CERTIFICATE_EXPIRY = _gauge(
     "harvest_certificate_expiry_timestamp_seconds",
-    "When the certificate in the file that a setting names expires, in Unix seconds: of what we show the first of its "
-    "chain, of what we trust the last. Of harvesters and consumers.",
+    "When the certificate in the file of a setting expires, in Unix seconds: for a client certificate the earliest "
+    "expiry in its chain, for a trust store the latest. Of harvesters and consumers.",
     "setting",
 )
 LOG_EVENTS = _counter(
@@ -125,9 +127,9 @@ LOG_EVENTS = _counter(
 
 POSTGRES_UP = _gauge(
     "harvest_postgres_up",
-    "1 if Postgres answered when it was last asked for the numbers below, else 0; they are left out then.",
+    "1 if Postgres answered the last query for the numbers below, else 0; they are left out then.",
 )
-SAMPLE_AGE = _gauge("harvest_sample_age_seconds", "How long ago Postgres was asked for the numbers below.")
+SAMPLE_AGE = _gauge("harvest_sample_age_seconds", "How long ago Postgres was queried for the numbers below.")
 BACKLOG_RECORDS = _gauge(
     "harvest_backlog_records",
     "Records that wait for the configured subscription. Counted to 1,000; beyond, estimated from the ids from the "
@@ -136,27 +138,28 @@ BACKLOG_RECORDS = _gauge(
 BACKLOG_IS_ESTIMATE = _gauge("harvest_backlog_is_estimate", "1 where `harvest_backlog_records` is an estimate.")
 BACKLOG_AGE = _gauge(
     "harvest_backlog_age_seconds",
-    "Age of the oldest record that waits, by the database's clock, 0 if none does; absent where no column says it.",
+    "Age of the oldest record that waits, by the database's clock, 0 if none does; absent without a column for it.",
 )
 STALLED = _gauge(
     "harvest_stalled_seconds",
-    "For how long a backlog has been there that nobody reduced, as far as this process has seen; 0 while none waits.",
+    "How long the backlog was not reduced, as observed by this process; 0 while no record waits.",
 )
 PARKED = _gauge(
     "harvest_parked_records",
-    "Parked records by topic, `parked` or `held` behind one. Counted to 10,000; the 20 topics with the most.",
+    "Records by topic that are `parked`, or `held` behind a parked record. Counted to 10,000; the 20 topics with the "
+    "most.",
     *("topic", "state"),
 )
 EPOCH = _gauge("harvest_subscription_epoch", "The epoch of the last term: it rises with each.", "subscription", "shard")
 SUBSCRIPTION_DELIVERED = _counter(
     "harvest_subscription_delivered_records_total",
-    "Records that a subscription delivered, over all terms and processes, as its checkpoint in Postgres says; from 0 "
+    "Records that a subscription delivered, over all terms and processes, by its checkpoint in Postgres; from 0 "
     "again when it is rewound. Every process reports it: take the greatest, not the sum.",
     *("subscription", "shard"),
 )
 CHECKPOINT_AGE = _gauge(
     "harvest_checkpoint_age_seconds",
-    "Time since the checkpoint in Postgres was written, by the database's clock. It grows while nothing comes. A "
+    "Time since the checkpoint in Postgres was written, by the database's clock. It grows while no record comes. A "
     "process that started after the last term began knows no time before that: take the greatest.",
     *("subscription", "shard"),
 )
@@ -165,11 +168,13 @@ SEGMENTS_HELD = _gauge(
     "Closed segments, older than `keepSegments`, that stay as this subscription has not passed them.",
     "subscription",
 )
-SEGMENTS_HELD_BYTES = _gauge("harvest_held_segments_bytes", "What they take on disk, indexes included.", "subscription")
-OUTBOX_BYTES = _gauge("harvest_outbox_bytes", "What the outbox takes on disk: all segments, with their indexes.")
-DATABASE_BYTES = _gauge("harvest_database_bytes", "What the whole database takes on disk, without its log.")
+SEGMENTS_HELD_BYTES = _gauge(
+    "harvest_held_segments_bytes", "Size of the held segments on disk, indexes included.", "subscription"
+)
+OUTBOX_BYTES = _gauge("harvest_outbox_bytes", "Size of the outbox on disk: all segments, with their indexes.")
+DATABASE_BYTES = _gauge("harvest_database_bytes", "Size of the whole database on disk, without its log.")
 DATABASE_LIMIT = _gauge(
-    "harvest_database_limit_bytes", "How large the database may get: `databaseLimitBytes`; absent where it is not set."
+    "harvest_database_limit_bytes", "Size limit of the database: `databaseLimitBytes`; absent where it is not set."
 )
 PARTITIONS_ADDED = _gauge(
     "harvest_partitions_added_timestamp_seconds",
@@ -180,11 +185,14 @@ PARTITIONS_ADDED = _gauge(
 # -- readers of topics: consumers, pipelines
 
 UNREAD_RECORDS = _gauge(
-    "harvest_unread_records", "Offsets from what is read next to the end of the partition.", *("topic", "partition")
+    "harvest_unread_records",
+    "Offsets from the next record to be read to the end of the partition.",
+    *("topic", "partition"),
 )
 READ_RETAINED = _gauge(
     "harvest_read_retained_records",
-    "Offsets from the start of the partition to what is read next: so many are removed before one that was not read.",
+    "Offsets from the start of the partition to the next record to be read: retention removes them before an unread "
+    "record.",
     *("topic", "partition"),
 )
 READ_START = _gauge(
@@ -192,14 +200,14 @@ READ_START = _gauge(
 )
 UNREAD_EXPIRY = _gauge(
     "harvest_unread_expiry_timestamp_seconds",
-    "When Kafka may remove the record that is read next, by the topic's `retention.ms`, in Unix seconds; where all is "
-    "read, when it may remove one that is written now; absent where the topic keeps all, all was removed before it was "
-    "read, or it is not known.",
+    "When Kafka may remove the next record to be read, by the topic's `retention.ms`, in Unix seconds; for a reader "
+    "at the end, when it may remove a record written now; absent if the topic keeps all records, if unread records "
+    "were removed, or if it is unknown.",
     *("topic", "partition"),
 )
 TOPIC_RETENTION = _gauge(
     "harvest_read_retention_seconds",
-    "For how long a topic that is read keeps records: its `retention.ms`; absent where it keeps all, or is not known.",
+    "How long a topic that is read keeps records: its `retention.ms`; absent if it keeps all records, or is unknown.",
     "topic",
 )
 
@@ -207,7 +215,7 @@ TOPIC_RETENTION = _gauge(
 
 CONSUMER_SHARDS = _gauge("harvest_consumer_shards", "Partitions that this process owns, by topic.", "topic")
 CONSUMER_MESSAGES = _counter(
-    "harvest_consumer_messages_total", "Messages that were taken in, in transactions that were kept.", "topic"
+    "harvest_consumer_messages_total", "Messages that were processed in transactions that were kept.", "topic"
 )
 CONSUMER_TRANSACTIONS = _counter("harvest_consumer_transactions_total", "Transactions that were kept.", "topic")
 CONSUMER_PARKED = _counter("harvest_consumer_parked_messages_total", "Messages that were parked.", "topic")
@@ -219,8 +227,8 @@ CONSUMER_OFFSET = _gauge(
 )
 CONSUMER_STUCK = _gauge(
     "harvest_consumer_stuck_seconds",
-    "For how long a partition that this process owns has had a transaction open, or has only failed, since it kept the "
-    "last one; 0 while it goes on, or has no message.",
+    "How long a partition of this process has had a transaction open, or has only failed, since it last kept a "
+    "transaction; 0 while it continues, or has no message.",
     *("topic", "partition"),
 )
 
@@ -243,13 +251,13 @@ PIPELINE_WRITER_AT_WORK = _gauge(
 )
 PIPELINE_WRITER_STALLED = _gauge(
     "harvest_pipeline_writer_stalled_seconds",
-    "For how long a writer that is behind the log has acknowledged nothing, as far as somebody has asked; 0 while it "
-    "goes on, or has everything.",
+    "How long a writer behind the log has acknowledged nothing, as observed at requests; 0 while it continues, or "
+    "has all messages.",
     *("pipeline", "writer"),
 )
 PIPELINE_SLOT_STATUS = _gauge(
     "harvest_pipeline_slot_status",
-    "1 for the `wal_status` that Postgres gives for the slot that a pipeline reads, 0 for the others: `reserved`, "
+    "1 for the `wal_status` that Postgres gives for the slot that a pipeline reads, 0 for other states: `reserved`, "
     "`extended`, `unreserved` (it may be lost at any time), `lost`.",
     *("pipeline", "slot", "status"),
 )
@@ -260,7 +268,7 @@ PIPELINE_SLOT_RETAINED = _gauge(
 )
 PIPELINE_SLOT_SAFE = _gauge(
     "harvest_pipeline_slot_safe_bytes",
-    "So many bytes may be written before the slot may be lost; absent where `max_slot_wal_keep_size` sets no limit.",
+    "Bytes that may be written before the slot may be lost; absent where `max_slot_wal_keep_size` sets no limit.",
     *("pipeline", "slot"),
 )
 
@@ -268,7 +276,7 @@ PIPELINE_SLOT_SAFE = _gauge(
 
 AUDIT_FINDINGS = _gauge(
     "harvest_audit_findings",
-    "What the last complete audit found of what must not be: `lost`, `reordered` and the like.",
+    "Anomalies that the last complete audit found: `lost`, `reordered` and the like.",
     *("topics", "finding"),
 )
 AUDIT_LAST_COMPLETE = _gauge(

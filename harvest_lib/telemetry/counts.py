@@ -63,9 +63,9 @@ class Counts:
 
 
 class _Sum:
-    """A sum, kept as how often each power of two was added: a counter in C does that in one step, among all threads.
+    """A sum, kept as a count of additions for each power of two: a counter in C adds atomically among all threads.
 
-    Such a counter returns its value only as it counts. So each read counts once, and subtracts the reads before.
+    Such a counter returns its value only by counting. So each read counts once, and subtracts earlier reads.
     """
 
     __slots__ = ("_powers", "_reads")
@@ -80,14 +80,14 @@ class _Sum:
                 next(self._powers[power])
 
     def read(self) -> int:
-        """Return the sum. By one thread at a time."""
+        """Return the sum. Called by one thread at a time."""
         reads, self._reads = self._reads, self._reads + 1
         return sum((next(each) - reads) << power for power, each in enumerate(self._powers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramReading:
-    """Number of values at or below each bound, the last one infinity, and the sum of all."""
+    """Number of values at or below each bound, with infinity as the last bound, and the sum of all values."""
 
     buckets: Sequence[tuple[float, int]]
     total: float
@@ -98,7 +98,8 @@ Observer = Callable[[float, Labels], None]
 
 
 class Histogram:
-    """Values in buckets, by labels; these are few, and known to the caller. `observer`, if set, is called with each."""
+    """Values in buckets, by labels, which are few and known to the caller. `observer`, if set, is called with each
+    value."""
 
     def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS) -> None:
         self.bounds = bounds

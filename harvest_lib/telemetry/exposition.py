@@ -13,7 +13,8 @@ from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
 
 
 class Collector:
-    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds our metrics to a registry of yours."""
+    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds these metrics to a registry of
+    yours."""
 
     def __init__(self, *sources: Readings) -> None:
         self._sources = sources
@@ -54,7 +55,7 @@ def _family(metric: catalogue.Metric, series: Mapping[Labels, float | HistogramR
     for values, value in series.items():
         safe = [safe_value(each) for each in values]
         if isinstance(value, HistogramReading):
-            assert isinstance(family, HistogramMetricFamily)  # noqa: S101 - only those are read as one
+            assert isinstance(family, HistogramMetricFamily)  # noqa: S101 - only histograms are read as histograms
             buckets = [
                 ("+Inf" if bound == float("inf") else str(bound), float(count)) for bound, count in value.buckets
             ]

@@ -1,8 +1,8 @@
 """Observers that cannot do harm: span processors, event handlers and log handlers are the user's code.
 
 Promises
-- An error of such an observer costs its own observation. The work that is observed goes on, before and after a commit.
-- Each kind of error is told once. Interrupts from the keyboard, which are for the process, go through.
+- An error of such an observer costs its own observation. The observed work continues, before and after a commit.
+- Each kind of error is reported once. Interrupts from the keyboard, which are for the process, go through.
 """
 
 import logging
@@ -15,8 +15,8 @@ _PACKAGE = "harvest_lib"
 
 
 class Harmless:
-    """Context of calls of an observer: what they raise is logged as `event`, each kind of error once, and goes no
-    further. Used by any thread, any number of times."""
+    """Context of calls of an observer: their errors are logged as `event`, each kind once, and end here. Used by any
+    thread, any number of times."""
 
     def __init__(self, logger: logging.Logger, event: str) -> None:
         self._logger, self._event = logger, event
@@ -37,7 +37,7 @@ class Harmless:
 
 
 class _Guarded(logging.Logger):
-    """A logger of which an error of handlers and filters does not reach the code that logs."""
+    """A logger that keeps errors of handlers and filters from the code that logs."""
 
     def handle(self, record: logging.LogRecord) -> None:
         """Pass a record on."""
@@ -51,16 +51,16 @@ _told_of: set[type[BaseException]] = set()
 
 
 def _tell_of_handler(error: Exception) -> None:
-    """Write an error of a handler to standard error, as `logging` does with those that it meets; each kind once."""
+    """Write an error of a handler to standard error, as `logging` does with errors that it catches; each kind once."""
     if type(error) not in _told_of:
         _told_of.add(type(error))
         with suppress(Exception):
-            print("--- Logging error: a log handler or filter raised; it is not told again", file=sys.stderr)  # noqa: T201
+            print("--- Logging error: a log handler or filter raised; it is not reported again", file=sys.stderr)  # noqa: T201
             traceback.print_exception(error, file=sys.stderr)
 
 
 def guard_loggers() -> None:
-    """Let no handler or filter of our loggers end the code that logs. Safe to repeat; loggers stay the same
+    """Let no handler or filter of this package's loggers end the code that logs. Safe to repeat; loggers stay the same
     objects, with their levels, handlers and filters."""
     for name, logger in list(logging.Logger.manager.loggerDict.items()):
         is_ours = name == _PACKAGE or name.startswith(f"{_PACKAGE}.")

@@ -1,6 +1,6 @@
 """Definition of healthy. Decides, and does no I/O.
 
-- *live*: the process turns. If not, only a new one helps.
+- *live*: the main loop runs. If not, only a new process helps.
 - *ready*: it leads, or stands by and would lead: it could take over now.
 - *progress*: the backlog is being reduced, by any process. This is seen from outside, whatever the process reports.
 """
@@ -38,10 +38,10 @@ class Health(Protocol):
 
 
 class ProgressWatch:
-    """Derives from observations the time that a backlog was not reduced. Times are of a clock that is not set.
+    """Derives from observations the time that a backlog was not reduced. Times are of a clock that is never set.
 
-    Between two observations nothing is known: a backlog that is seen for the first time has not stalled yet, unless it
-    is known for how long nothing was done (`quiet_seconds`). Used by one thread.
+    Between two observations nothing is known: a backlog that is seen for the first time has not stalled yet, unless the
+    time without work (`quiet_seconds`) is known. Used by one thread.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ProgressWatch:
     ) -> None:
         """Take an observation: `waits` if there is a backlog, the age of its oldest record, and a `mark` that changes
         with each record that is done."""
-        known = age_seconds if age_seconds else float("inf")  # 0: of a writer whose clock is ahead
+        known = age_seconds if age_seconds else float("inf")  # 0: a writer's clock is ahead
         if not waits or (self._good_at is not None and mark != self._mark):
             self._good_at = now
         elif self._good_at is None:

@@ -1,7 +1,7 @@
 """Signs of life for a supervisor: a file that is kept fresh, and systemd's socket.
 
 The file is there while the process works, and is touched once a second: readiness and liveness are one check. systemd
-gets the messages of `sd_notify(3)`, if it asks for them by `Type=notify`.
+gets the messages of `sd_notify(3)`, if it requests them with `Type=notify`.
 """
 
 import os
@@ -34,8 +34,8 @@ class Liveness:
     def show(self) -> None:
         """Show that the process works; at most once a second, however often it is called.
 
-        Raises ConfigError if the first sign cannot be given. A later one is then only missing for the supervisor: a
-        disk that is full for a moment ends no harvester.
+        Raises ConfigError if the first sign cannot be given. A later failure only costs the supervisor a sign: a disk
+        that is full for a moment ends no harvester.
         """
         now = time.monotonic()
         if self._shown_at is not None and now - self._shown_at < _EVERY_SECONDS:
@@ -70,10 +70,10 @@ class Liveness:
 
 @contextmanager
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
-    """Notify systemd, if it asks for that, each second while `live` returns a healthy verdict, and on exit.
+    """Notify systemd, if it requests that, each second while `live` returns a healthy verdict, and on exit.
 
-    A thread does it, so the verdict has to be one on the thread that works. The block may end in order before anybody
-    saw it healthy: that is no failure, so systemd is notified that it was ready. One block of a process at a time.
+    A thread of its own does it, so the verdict must be about the thread that works. The block may end in order before a
+    healthy verdict: that is no failure, so systemd is notified that it was ready. A process has one block at a time.
     """
     if not os.environ.get(_SOCKET):
         yield

@@ -1,11 +1,10 @@
 """The same numbers as `/metrics` for OpenTelemetry, where the process has a meter provider.
 
-A name is the one of Prometheus with a point after `harvest`, without `_total` and `_seconds`, which are said otherwise;
-so it is the same again where a collector writes for Prometheus. Metrics that OpenTelemetry's conventions for messaging
-name are reported under that name too. Counters and gauges are read as OpenTelemetry asks for them. Its histograms count
-by themselves, so each value that ours count is recorded there too: one of each batch, not of each record.
-
-One harvester, consumer or pipeline of a process is reported at a time; of two that are alike the later one.
+A name is Prometheus' name with a point after `harvest`, without `_total` and `_seconds`, which type and unit replace; a
+collector that writes for Prometheus restores the first name. Metrics that OpenTelemetry's conventions for messaging
+name are reported under that name too. Counters and gauges are read when OpenTelemetry collects. Its histograms count by
+themselves, so each value of a histogram here is recorded there too: a value for each batch, not for each record.  A
+process reports a single harvester, consumer and pipeline at a time; of two of a kind the later.
 """
 
 import logging
@@ -47,7 +46,7 @@ class _WithHistograms(Protocol):
 
 
 class _Instrument(NamedTuple):
-    """Form of a reported metric: `attributes` are those of each of its series, `labels` the names of its labels."""
+    """Form of a reported metric: `attributes` belong to each of its series, `labels` are the names of its labels."""
 
     metric: Metric
     name: str
@@ -97,7 +96,7 @@ _HISTOGRAMS = [
 
 
 class _Reported:
-    """Instruments of one meter provider, and the sources of their numbers."""
+    """Instruments of a meter provider, and the sources of their numbers."""
 
     def __init__(self, meter: "Meter") -> None:
         self._lock = threading.Lock()
@@ -115,13 +114,13 @@ class _Reported:
         self._observed: list[_Histograms] = []
 
     def observe(self, histograms: _Histograms) -> None:
-        """Record what these histograms count from now on, and no longer what others do."""
+        """Record the values of these histograms from now on, instead of the previous histograms'."""
         with self._lock:
             self._observed.append(histograms)
             self._observe_last()
 
     def release(self, histograms: _Histograms) -> None:
-        """Record what they count no longer, but what the ones before them do, if these are at work."""
+        """Stop recording these histograms; resume the previous set if it is still active."""
         with self._lock:
             self._observed = [each for each in self._observed if each is not histograms]
             for each in histograms.values():
@@ -164,7 +163,7 @@ class _Reported:
         return self._histograms[metric.name]
 
     def add(self, source: Readings) -> None:
-        """Report a source from now on, and ended ones no longer."""
+        """Report a source from now on, and stop reporting ended sources."""
         with self._lock:
             self._sources = [each for each in self._sources if not isinstance(each, _Ended)] + [source]
 
@@ -175,7 +174,7 @@ class _Reported:
             self._sources = [last, *(each for each in self._sources if each is not source)]  # one at work comes later
 
     def _callback(self, instrument: _Instrument) -> "_Callback":
-        from opentelemetry.metrics import Observation  # noqa: PLC0415 - who has a meter has it
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - a process with a meter has it
 
         def observe(_options: "CallbackOptions") -> Iterator[Observation]:
             for labels, value in self._series(instrument).items():
@@ -185,7 +184,8 @@ class _Reported:
         return observe
 
     def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
-        """Return the present series of a metric. All are read at once: again when one is asked for a second time."""
+        """Return the present series of a metric. All metrics are read together: again when a metric is read a second
+        time."""
         with self._lock:
             if instrument.name in self._told or not self._told:
                 self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}

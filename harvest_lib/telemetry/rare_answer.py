@@ -1,4 +1,4 @@
-"""An answer of a server that is wanted rarely, and for which nobody waits."""
+"""An answer of a server that is needed rarely, and that no caller waits for."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RareAnswer(Generic[T]):
-    """Asks only while somebody wants to know, once a minute at most, on a thread that ends with the answer."""
+    """Queries only while its answer is read, once a minute at most, on a thread that ends with the answer."""
 
     def __init__(self, ask: Callable[[], T], unknown: T, *, name: str) -> None:
         """`unknown` stands for an answer that there is not yet, or not any more. `name` is the thread's."""

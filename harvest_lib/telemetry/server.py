@@ -1,11 +1,11 @@
 """The HTTP server of `--listen`: `/metrics`, `/livez`, `/readyz`, `/progress`.
 
 Promises
-- No client holds up another: each has a thread, of which there are few, and seconds to ask and to listen. Where all
-  are taken, the one that has been there longest is hung up on.
-- An address that cannot be had is an error before anything starts.
-- It answers while Postgres and Kafka are away, and says so.
-- Progress is looked at every five seconds, so that the first question about it is answered as well as the hundredth.
+- No client delays another: each has a thread from a small pool, and seconds to send its request and to read the answer.
+  If all threads are taken, the oldest connection is closed.
+- An unusable address is an error before anything starts.
+- It answers while Postgres and Kafka are unavailable, and reports that.
+- Progress is checked every five seconds, so that the first request for it gets a full answer.
 """
 
 import errno
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
-"""Limit of the wait for a client to send its next bytes, or to take ours."""
+"""Limit of the wait for a client to send its next bytes, or to read the answer."""
 _LOOK_SECONDS = 5.0
 """Interval between looks at progress: a stall is known from looks alone, asked for or not."""
 _AGAIN_SECONDS = 1.0
@@ -41,7 +41,7 @@ _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _PATHS = "/metrics\n/livez\n/readyz\n/progress?seconds=60\n"
 _HINTS = {
-    errno.EADDRINUSE: "name a free port; `ss -ltnp` shows who has this one",
+    errno.EADDRINUSE: "name a free port; `ss -ltnp` shows the process that has this port",
     errno.EADDRNOTAVAIL: "name an address of this machine, such as 127.0.0.1 or 0.0.0.0",
     errno.EACCES: "name a port above 1023",
 }
@@ -68,7 +68,7 @@ def parse_address(text: str) -> tuple[str, int]:
             field="listen",
             next_step="write HOST:PORT, such as 127.0.0.1:9464, or [::1]:9464",
         )
-    return bare or "0.0.0.0", int(port)  # noqa: S104 - who leaves the host out wants every address
+    return bare or "0.0.0.0", int(port)  # noqa: S104 - without a host it listens on every address
 
 
 class Listener:
@@ -77,7 +77,7 @@ class Listener:
     def __init__(self, address: str, subject: Subject) -> None:
         """Listen on `HOST:PORT`. Raises ConfigError if that cannot be had."""
         host, port = parse_address(address)
-        from harvest_lib.telemetry.exposition import Collector, page  # noqa: PLC0415 - only who listens
+        from harvest_lib.telemetry.exposition import Collector, page  # noqa: PLC0415 - only with a listener
 
         process = ProcessReadings()
         self._server = _serve(host, port, subject, page(Collector(subject, process)))
@@ -175,7 +175,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
                     oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        # A client that went away, or was hung up on, is no trouble of ours.
+        # A client that left, or whose connection was closed, is no error of the server.
         _log.debug("client_left", exc_info=True)
 
 
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer(HTTPStatus.NOT_FOUND, _PATHS.encode(), _TEXT)
         except (OSError, TimeoutError):
             raise
-        except BaseException:  # noqa: BLE001 - one question that fails must not end the answers to others
+        except BaseException:  # noqa: BLE001 - a failing request must not end the server
             _log.exception("scrape_failed")
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log: scrape_failed\n", _TEXT)
 
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
-        """Say nothing: there is a question every few seconds."""
+        """Log nothing: there is a request every few seconds."""
 
 
 def _seconds(query: str) -> float | None:

@@ -12,8 +12,8 @@ from harvest_lib.telemetry.server import Listener, Subject
 def observed(subject: Subject, address: str | None = None) -> Iterator[None]:
     """Report the numbers and the health of a pipeline or a consumer while it runs.
 
-    They are served at `address` (`HOST:PORT`), if there is one; the numbers go to OpenTelemetry, if the process has a
-    meter provider; and systemd is notified that it works, if it asks for that. One of a process at a time. Raises
+    They are served at `address` (`HOST:PORT`), if given; the numbers go to OpenTelemetry, if the process has a meter
+    provider; and systemd is notified that it works, if it requests that. A process has one such block at a time. Raises
     ConfigError.
     """
     with ExitStack() as opened:

@@ -20,12 +20,12 @@ _harmless = Harmless(logging.getLogger(__name__), "trace_context_not_written")
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 """The headers of a record that name the span it was written in."""
 TRACEPARENT_CHARS = 55
-"""Of version 00, the only one there is."""
+"""Of version 00, the only version."""
 _SAMPLED = "13579bdf"
-"""Last digits of flags of which the lowest one is set."""
+"""Last digits of flags with the lowest bit set."""
 _PARTS = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 SCOPE = "harvest_lib"
-"""The name of our tracer and our meter."""
+"""The name of the tracer and the meter."""
 
 
 def is_imported(module: str) -> bool:
@@ -34,8 +34,8 @@ def is_imported(module: str) -> bool:
 
 
 def version() -> str:
-    """Return the version of our tracer and our meter."""
-    return str(import_module("harvest_lib").__version__)  # by its name: it knows what is above us
+    """Return the version of the tracer and the meter."""
+    return str(import_module("harvest_lib").__version__)  # by its name, because the package imports this module
 
 
 def current_headers() -> Sequence[tuple[str, str]]:
@@ -51,7 +51,7 @@ def current_headers() -> Sequence[tuple[str, str]]:
 
 
 def configured_tracer() -> "Tracer | None":
-    """Return the tracer of the process's tracer provider, None if nobody has set one."""
+    """Return the tracer of the process's tracer provider, None if no provider is set."""
     if not is_imported("trace"):
         return None
     from opentelemetry import trace  # noqa: PLC0415

@@ -27,7 +27,7 @@ def markdown(episodes: Sequence[Episode], left_out: Mapping[str, str], *, comman
     _, rules = scaled_rules_of_run()
     wrong = [sentence for each in episodes for sentence in each.wrong(rules)]
     lines = [
-        f"{len(episodes)} faults in {minutes:.0f} minutes, alerts that were more, fewer, early or late: {len(wrong)}. "
+        f"{len(episodes)} faults in {minutes:.0f} minutes; unexpected, missing, early or late alerts: {len(wrong)}. "
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d}. Times are divided by {FACTOR:g}, and {ALLOWED_SECONDS:g} s "
         "are allowed.",
         "",

@@ -46,7 +46,7 @@ class Ahead:
 
     def after(self, offset: Offset, floor: int, limit: int | None) -> Position | None:
         """Return the position after at most `limit` further records, or after all there are, with the last rows that it
-        has `seen`; None where there are no more. `floor` is the lowest id that has a segment.
+        has passed; None where there are no more. `floor` is the lowest id that has a segment.
 
         Raises CheckpointError, ServerRegressed, or another HarvestError.
         """

@@ -27,7 +27,7 @@ def _brokers(count: int, *, frozen: bool = False) -> Injection:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "broker-killed": Fault(promise="the others go on", inject=_brokers(1), brokers=3),
-    "broker-frozen": Fault(promise="the others go on, or all wait for it", inject=_brokers(1, frozen=True)),
-    "two-brokers-killed": Fault(promise="it waits, and goes on", inject=_brokers(2), brokers=3),
+    "broker-killed": Fault(promise="the other brokers continue", inject=_brokers(1), brokers=3),
+    "broker-frozen": Fault(promise="the other brokers continue, or all wait for it", inject=_brokers(1, frozen=True)),
+    "two-brokers-killed": Fault(promise="it waits, and continues", inject=_brokers(2), brokers=3),
 }

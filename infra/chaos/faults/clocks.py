@@ -26,10 +26,10 @@ def _off(seconds: float) -> Injection:
 
 FAULTS: Mapping[str, Fault] = {
     "clock-ahead": Fault(
-        promise="leadership, delivery and order do not go by it", inject=_off(_HOUR_SECONDS), seconds=REPLACED
+        promise="leadership, delivery and order do not depend on it", inject=_off(_HOUR_SECONDS), seconds=REPLACED
     ),
     "clock-behind": Fault(
-        promise="nothing is lost; where topics refuse the late it may wait",
+        promise="nothing is lost; topics that refuse late records may wait",
         inject=_off(-_HOUR_SECONDS),
         seconds=REPLACED,
     ),

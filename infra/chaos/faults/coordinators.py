@@ -72,7 +72,7 @@ def _partition(name: str, partitions: int) -> int:
 
 FAULTS: Mapping[str, Fault] = {
     "coordinator-killed": Fault(
-        promise="its requests are done, or not, as a whole",
+        promise="each request to it is done completely or not at all",
         inject=_coordinator_killed,
         brokers=3,
         fits=lambda mode: mode.delivery == "transactional" or mode.elects_by_kafka,

@@ -43,6 +43,6 @@ def _credentials_revoked(system: System, draw: random.Random, _write: Callable[[
 
 FAULTS: Mapping[str, Fault] = {
     "credentials-revoked": Fault(
-        promise="it waits for its rights, logs that, and goes on with them", inject=_credentials_revoked
+        promise="it waits for its rights with an error in the log, and continues with them", inject=_credentials_revoked
     ),
 }

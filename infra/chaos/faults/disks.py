@@ -129,7 +129,7 @@ def _await_noticed(log: Path, seen: int) -> None:
 FAULTS: Mapping[str, Fault] = {
     name: Fault(promise=promise, inject=inject, seconds=(1, 5), needs=mounts_lacking, prepare=_on_disks)
     for name, promise, inject in (
-        ("disk-full-postgres", "writers are refused, committed rows are there, and it goes on", _postgres_full),
-        ("disk-full-kafka", "the others go on, or all wait for it", _broker_full),
+        ("disk-full-postgres", "writers are refused, committed records stay, and it continues", _postgres_full),
+        ("disk-full-kafka", "the other brokers continue, or all wait for it", _broker_full),
     )
 }

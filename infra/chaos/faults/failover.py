@@ -186,7 +186,7 @@ def _await(condition: Callable[[], bool], otherwise: str) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "failover-sync": Fault(
-        promise="nothing is lost, and no operator is needed", inject=_failover("sync"), seconds=(1, 4)
+        promise="nothing is lost, and no manual step is needed", inject=_failover("sync"), seconds=(1, 4)
     ),
     "failover-async": Fault(
         promise="the new primary's records are delivered; a harvester that knew more halts with an error",

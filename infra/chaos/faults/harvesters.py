@@ -65,6 +65,6 @@ FAULTS: Mapping[str, Fault] = {
         checks=[replaced],
     ),
     "pool-killed": Fault(
-        promise="nothing is lost, and it goes on once there is a harvester", inject=_pool_killed, seconds=(1, 4)
+        promise="nothing is lost, and delivery continues once there is a harvester", inject=_pool_killed, seconds=(1, 4)
     ),
 }

@@ -47,12 +47,12 @@ def _half_open(of: Callable[[Member], list[Link]], direction: Direction, promise
 FAULTS: Mapping[str, Fault] = {
     "postgres-cut": Fault(promise="nothing is lost", inject=_links(_postgres, Link.cut)),
     "postgres-unheard": _half_open(_postgres, Direction.TO_CLIENT, "a leader without answers gives up"),
-    "postgres-unreached": _half_open(_postgres, Direction.TO_SERVER, "a statement that comes late changes nothing"),
+    "postgres-unreached": _half_open(_postgres, Direction.TO_SERVER, "a late statement changes nothing"),
     "kafka-cut": Fault(promise="nothing is lost", inject=_links(_kafka, Link.cut), seconds=REPLACED),
     "kafka-unheard": _half_open(
-        _kafka, Direction.TO_CLIENT, "writes without a received answer repeat as promised, or not at all"
+        _kafka, Direction.TO_CLIENT, "writes without an answer repeat as promised, or not at all"
     ),
-    "kafka-unreached": _half_open(_kafka, Direction.TO_SERVER, "late writes are refused"),
+    "kafka-unreached": _half_open(_kafka, Direction.TO_SERVER, "late requests are refused"),
     "latency": Fault(
         promise="slower, nothing else", inject=_links(_both, partial(Link.delay, seconds=_LATENCY_SECONDS))
     ),

@@ -74,9 +74,9 @@ def _slowed(do: Callable[[NetworkPath], None]) -> Fault:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "network-lost": _network_fault("another leads, and late packets change nothing", NetworkPath.lose),
+    "network-lost": _network_fault("another leads, and late requests change nothing", NetworkPath.lose),
     "network-lost-to-servers": _network_fault(
-        "late writes are refused", partial(NetworkPath.lose, direction=Direction.TO_SERVER)
+        "late requests are refused", partial(NetworkPath.lose, direction=Direction.TO_SERVER)
     ),
     "network-lost-from-servers": _network_fault(
         "a leader without answers gives up", partial(NetworkPath.lose, direction=Direction.TO_CLIENT)

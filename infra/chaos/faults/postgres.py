@@ -74,15 +74,15 @@ def _goes_on(mode: Mode) -> bool:
     return not _waits(mode)
 
 
-_PASSED = "no process waits for it, and its records are not lost"
+_PASSED = "no reader waits for it, and its records are not lost"
 _WAITED_FOR = "all wait for it, and nothing is lost"
 
 FAULTS: Mapping[str, Fault] = {
     "postgres-killed": Fault(
-        promise="committed rows are there", inject=_server(PostgresServer.kill, PostgresServer.start), seconds=(1, 4)
+        promise="committed records stay", inject=_server(PostgresServer.kill, PostgresServer.start), seconds=(1, 4)
     ),
     "postgres-frozen": Fault(
-        promise="it waits, and goes on", inject=_server(PostgresServer.suspend, PostgresServer.resume), seconds=(1, 6)
+        promise="it waits, and continues", inject=_server(PostgresServer.suspend, PostgresServer.resume), seconds=(1, 6)
     ),
     "sessions-killed": Fault(promise="nothing is lost", inject=_backends_killed, seconds=(0.5, 1)),
     "writer-left-open": Fault(promise=_PASSED, inject=_writer_left_open, fits=_goes_on),

@@ -78,6 +78,6 @@ def _set_limit(system: System, entry: ConfigEntry) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     "record-too-large": Fault(
-        promise="it is parked, later records of its key wait, all else goes on", inject=_record_too_large
+        promise="it is parked, later records of its key wait, other keys continue", inject=_record_too_large
     ),
 }

@@ -335,7 +335,7 @@ def test_a_missing_table_and_tables_beside_it(native, role, inspected):
 
 def test_what_a_start_refuses_is_found_although_it_would_make_tables_first(native, inspected, configured):
     Harvest(configured()).drain(60)
-    native.execute("DROP TABLE outbox_set_aside")
+    native.execute("DROP TABLE outbox_parked_ids")
     assert causes(inspected()) == []
     (said,) = causes(inspected(shards=2))
     assert "is divided into 1, not 2" in said
@@ -601,8 +601,8 @@ def test_a_name_under_which_nothing_was_delivered_is_refused_before_its_topic_is
     other = configured(**how, **{wrong: f"{group_id}-wrong"})
     before = topic_partitions({"bootstrap.servers": bootstrap_servers})
     (error,) = preflight.inspect(other).errors
-    assert "is not the one that the subscription was delivered under" in error.cause
-    with pytest.raises(CheckpointError, match="is not the one that the subscription was delivered under"):
+    assert "is not the topic that the subscription was delivered under" in error.cause
+    with pytest.raises(CheckpointError, match="is not the topic that the subscription was delivered under"):
         Harvest(other).drain(60)
     assert topic_partitions({"bootstrap.servers": bootstrap_servers}) == before
     assert preflight.inspect(configured(**how)).errors == []

@@ -80,7 +80,7 @@ def test_without_a_compiler_it_is_for_every_machine_and_python_does_the_work(par
     def said(**variables):
         return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False)
 
-    reason = "it was not built: this was installed without a C compiler, or by one that refused it"
+    reason = "it was not built: the package was installed without a C compiler, or the compiler refused it"
     assert f"hand-over: python ({reason})" in said().stdout
     refused = said(HARVEST_IMPL="native")
     assert refused.returncode == 3

@@ -181,7 +181,7 @@ def test_a_file_that_is_none_is_refused(read, text, message):
         ("bogus.key: 1", 'No such configuration property: "bogus.key"'),
         ("fetch.min.bytes: abc", 'Invalid value for configuration property "fetch.min.bytes"'),
         ("group.id: mine", "a pipeline reads without a group"),
-        ("enable.auto.commit: true", "those of a pipeline to its log"),
+        ("enable.auto.commit: true", "a pipeline's offsets to its log"),
         ("auto.offset.reset: earliest", "`start` of its reader"),
     ],
 )

@@ -82,4 +82,4 @@ def test_loggers_stay_what_they_are_but_for_what_their_handlers_raise(capsys, mo
     assert type(other) is logging.Logger
     for _ in range(3):
         custom.error("said")
-    assert capsys.readouterr().err.count("is not told again") == 1
+    assert capsys.readouterr().err.count("is not reported again") == 1
