@@ -89,7 +89,7 @@ class SubscriptionShard:
     """State of a shard of a subscription.
 
     `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: it has to stop there. `leader_id` is the id of the last leader; `is_led` is true if that leader still lives.
+    `until`: it has to stop there. `leader_id` is the id of the last leader. `is_led` is true if it still lives.
     """
 
     name: str
