@@ -347,9 +347,12 @@ class BatchLoop:
         if self._checkpoints.keeps_positions and (deferred_ids := self._batch.deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._checkpoints.lowest_parked = self._ports.parking.lowest
-        seen, holds = self._ports.source.retention_bounds(position)
-        needed = [each for each in (holds, self._checkpoints.lowest_parked) if each is not None]
-        return self._checkpoints.following(position, delivered, seen=seen, holds=min(needed, default=None))
+        low_watermark, hold = self._ports.source.retention_bounds(position)
+        needed = [each for each in (hold, self._checkpoints.lowest_parked) if each is not None]
+        retention_hold = min(needed, default=None)
+        return self._checkpoints.following(
+            position, delivered, low_watermark=low_watermark, retention_hold=retention_hold
+        )
 
     def _save(self) -> bool:
         """Write the checkpoint to Postgres, if it is not there; False if that was refused."""

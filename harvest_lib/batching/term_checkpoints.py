@@ -95,15 +95,17 @@ class TermCheckpoints:
         """Go on from the first one. Wherever later ones go: it is in Postgres alone until a batch is committed."""
         self.last = replace(following, kept_in="postgres")
 
-    def following(self, position: Position, delivered: int, *, seen: str, holds: int | None) -> Checkpoint:
+    def following(
+        self, position: Position, delivered: int, *, low_watermark: str, retention_hold: int | None
+    ) -> Checkpoint:
         """Return the one after the last, at a position after so many more records; see `Checkpoint` for the others."""
         return Checkpoint(
             generation=self.last.generation,
             number=self.last.number + 1,
             position=position,
             delivered=self.last.delivered + delivered,
-            seen=seen,
-            holds=holds,
+            low_watermark=low_watermark,
+            retention_hold=retention_hold,
             kept_in=self._store.kept_in,
         )
 

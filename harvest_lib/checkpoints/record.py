@@ -13,14 +13,15 @@ Position = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The progress of a subscription: the `number`-th checkpoint of its generation, and the source's position, None
-    before the first. `delivered` counts the generation's records, `seen` and `holds` are for retention."""
+    before the first. `delivered` counts the generation's records, `low_watermark` and `retention_hold` are for
+    retention."""
 
     generation: int
     number: int = 0
     position: Position | None = None
     delivered: int = 0
-    seen: str = "1:1:"
-    holds: int | None = None
+    low_watermark: str = "1:1:"
+    retention_hold: int | None = None
     kept_in: str = "postgres"
     """Place of the checkpoint that counts: `postgres`, or `kafka`, of which this is a mirror."""
     intents: Sequence[Sequence[Any]] = ()

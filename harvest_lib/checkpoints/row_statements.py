@@ -20,7 +20,8 @@ RETURNING generation, epoch, until::text, checkpoint
 """
 
 SAVE = """
-UPDATE {table} SET seen = %(seen)s::pg_snapshot, holds = %(holds)s, checkpoint = %(checkpoint)s, updated_at = now()
+UPDATE {table} SET low_watermark = %(low_watermark)s::pg_snapshot, retention_hold = %(retention_hold)s,
+  checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(subscription)s AND shard = %(shard)s
   AND generation = %(generation)s AND epoch = %(epoch)s AND leader_id = %(leader_id)s
   AND coalesce((checkpoint ->> 'number')::bigint, 0) <= %(number)s

@@ -231,8 +231,8 @@ class CheckpointTable:
         values = {
             **self.holder,
             "generation": checkpoint.generation,
-            "seen": checkpoint.seen,
-            "holds": checkpoint.holds,
+            "low_watermark": checkpoint.low_watermark,
+            "retention_hold": checkpoint.retention_hold,
             "number": checkpoint.number,
             "checkpoint": Jsonb(
                 {**checkpoint.as_json(), **self.authors.saved(checkpoint), "witness": self.witness + 1}, dumps=compact

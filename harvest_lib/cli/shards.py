@@ -10,7 +10,7 @@ from harvest_lib.subscriptions.admin import SubscriptionShard
 from harvest_lib.subscriptions.lag import Lag
 from harvest_lib.subscriptions.starting_points import system_of
 
-HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "seen", "lag", "updated", "leader")
+HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "low watermark", "lag", "updated", "leader")
 
 
 def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def cells(row: dict[str, Any]) -> Sequence[Cell]:
     """Return the columns of a row of `shard_json`."""
     only = [*(row["topics"] or ()), *([f"keys {row['keys']}"] if row["keys"] is not None else [])]
     number = "-" if row["number"] is None else str(row["number"])
-    seen = row["seen"]
-    for name, text in (("system", "@"), ("holds", ", holds "), ("until", ", stops at ")):
-        seen += "" if row[name] is None else f"{text}{row[name]}"
+    low_watermark = row["low_watermark"]
+    for name, text in (("system", "@"), ("retention_hold", ", retention hold "), ("until", ", stops at ")):
+        low_watermark += "" if row[name] is None else f"{text}{row[name]}"
     lag = lag_text(row["lag_records"], is_estimate=row["lag_is_estimate"])
     waits = "" if row["oldest_age_seconds"] is None else f", {age(row['oldest_age_seconds'])} old"
     leader = "nobody yet" if row["leader_id"] is None else row["leader_id"]
@@ -48,7 +48,7 @@ def cells(row: dict[str, Any]) -> Sequence[Cell]:
         str(row["generation"]),
         str(row["epoch"]),
         ("unreadable", "red") if row["checkpoint_trouble"] else number,
-        seen,
+        low_watermark,
         f"{lag}{waits}",
         f"{age(row['updated_seconds_ago'])} ago",
         (leader, "none" if row["is_led"] else "yellow"),

@@ -135,7 +135,7 @@ def rewind(
     """Move a subscription to another position: earlier, later, or the checkpoint that Postgres keeps.
 
     A running harvester adopts the position within about a second. `now` skips the
-    backlog. A SNAPSHOT is a value of `seen` from `list`, with or without its
+    backlog. A SNAPSHOT is a low watermark from `list`, with or without its
     server (`@…`). `mirror` is the checkpoint in Postgres: use it if the
     checkpoint topic was lost. Records delivered shortly before that may be
     delivered again.

@@ -28,7 +28,7 @@ ReadingMode = Literal["mark", "mark_batches", "batches"]
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
-_SAVED = ("seen", "holds", "checkpoint", "updated_at", "epoch", "leader_id", "leader")
+_SAVED = ("low_watermark", "retention_hold", "checkpoint", "updated_at", "epoch", "leader_id", "leader")
 _LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held", "transaction_id")
 _RELISTED = ("reason", "held", "retry")
 

@@ -12,6 +12,9 @@ from harvest_lib.outbox.table import OutboxTable
 
 _COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
 
+_FORMER = {"low_watermark": "seen", "retention_hold": "holds"}
+"""Names of columns in earlier versions. A column is renamed, so that its values are kept."""
+
 _THERE = """
 SELECT attname::text, attnotnull FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
@@ -35,20 +38,25 @@ def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, creat
     in a column that has none there."""
     with translated():
         there = dict(connection.execute(_THERE, (str(table),)).fetchall())
-    wrong, changes = [], []
+    name = table.identifier.as_string(None)
+    wrong, changes, statements = [], [], []
     for column, definition in _COLUMN.findall(create) if there else ():
-        if column not in there:
+        if column not in there and _FORMER.get(column) in there:
+            wrong.append(f"{column} has its former name {_FORMER[column]}")
+            statements.append(f"ALTER TABLE {name} RENAME COLUMN {_FORMER[column]} TO {column}")
+        elif column not in there:
             wrong.append(f"{column} is missing")
             changes.append(f"ADD COLUMN {column} {definition}")
         elif "NOT NULL" in definition and not there[column]:
             wrong.append(f"{column} allows nulls")
             changes.append(f"ALTER COLUMN {column} SET NOT NULL")
+    if changes:
+        statements.append(f"ALTER TABLE {name} {', '.join(changes)}")
     if wrong:
-        name = table.identifier.as_string(None)
         raise OutboxTableError(
             f"the table {name} has not the columns that `harvest init` gives it",
             evidence="; ".join(wrong),
-            next_step=f"stop its harvesters, and as the owner: ALTER TABLE {name} {', '.join(changes)}; then run what "
+            next_step=f"stop its harvesters, and as the owner: {'; '.join(statements)}; then run what "
             "`harvest grants postgres` prints. If Postgres refuses the change because rows lack a value: resolve the "
             "records that they list (`harvest park`) with the version that wrote them, or delete the rows",
         )

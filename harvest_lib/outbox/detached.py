@@ -45,7 +45,7 @@ _COUNT = "SELECT count(*), min(id), max(id) FROM (SELECT id FROM {table} LIMIT %
 _UNSEEN = """
 SELECT s.subscription, max(found.records) FROM {subscriptions} AS s CROSS JOIN LATERAL (
   SELECT count(*) AS records FROM (
-    SELECT FROM {table} AS t WHERE NOT pg_visible_in_snapshot(t.transaction_id, s.seen) LIMIT %(limit)s
+    SELECT FROM {table} AS t WHERE NOT pg_visible_in_snapshot(t.transaction_id, s.low_watermark) LIMIT %(limit)s
   ) AS counted
 ) AS found
 WHERE s.source <> 'mark' GROUP BY s.subscription ORDER BY s.subscription

@@ -20,21 +20,21 @@ SEGMENT = "CREATE TABLE IF NOT EXISTS {segment} PARTITION OF {table} FOR VALUES 
 
 SUBSCRIPTIONS = """\
 CREATE TABLE IF NOT EXISTS {subscriptions} (
-  subscription TEXT NOT NULL,
-  shard        INTEGER NOT NULL,
-  shards       INTEGER NOT NULL,
-  source       TEXT NOT NULL CHECK (source IN ('mark', 'snapshot', 'transaction_id')),
-  generation   BIGINT NOT NULL DEFAULT 0,
-  epoch        BIGINT NOT NULL DEFAULT 0,
-  leader_id    UUID,
-  topics       TEXT[],
-  keys         TEXT,
-  seen         PG_SNAPSHOT NOT NULL DEFAULT '1:1:',
-  holds        BIGINT,
-  until        PG_SNAPSHOT,
-  checkpoint   JSONB,
-  updated_at   TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
-  leader       JSONB,
+  subscription   TEXT NOT NULL,
+  shard          INTEGER NOT NULL,
+  shards         INTEGER NOT NULL,
+  source         TEXT NOT NULL CHECK (source IN ('mark', 'snapshot', 'transaction_id')),
+  generation     BIGINT NOT NULL DEFAULT 0,
+  epoch          BIGINT NOT NULL DEFAULT 0,
+  leader_id      UUID,
+  topics         TEXT[],
+  keys           TEXT,
+  low_watermark  PG_SNAPSHOT NOT NULL DEFAULT '1:1:',
+  retention_hold BIGINT,
+  until          PG_SNAPSHOT,
+  checkpoint     JSONB,
+  updated_at     TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(),
+  leader         JSONB,
   PRIMARY KEY (subscription, shard)
 )"""
 

@@ -116,8 +116,8 @@ FROM (SELECT transaction_id FROM {table} WHERE {within} ORDER BY transaction_id 
 # A record that is parked by its id, if its row is there, holds segments even where no leader has said so yet: a
 # subscription was rewound, or resharded. IS TRUE: see `parked_queries.MATCHES`.
 SUBSCRIPTIONS = """
-SELECT s.subscription, s.shard, s.seen::text,
-       least(s.holds, (
+SELECT s.subscription, s.shard, s.low_watermark::text,
+       least(s.retention_hold, (
          SELECT a.id FROM {parked_ids} AS a WHERE a.subscription = s.subscription AND EXISTS (
            SELECT FROM {outbox} AS o WHERE o.id = a.id AND o.transaction_id = a.transaction_id
          ) IS TRUE ORDER BY a.id LIMIT 1

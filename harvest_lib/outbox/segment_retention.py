@@ -2,8 +2,8 @@
 
 A segment may go when all of this holds; each is looked up again before each one:
 - it is closed (see `segments`), and was so for as long as records are kept, by the database's clock;
-- every subscription has passed it: all its records are visible in `seen`, and neither `holds` nor a record that it has
-  parked is below its end;
+- every subscription has passed it: all its records are visible in the low watermark, and neither the retention hold
+  nor a record that it has parked is below its end;
 - no parked record of its ids could be put back;
 - it is in the archive as it is now, if the outbox has one (see `archived_segments`);
 - every segment before it is gone;

@@ -7,7 +7,7 @@ Promises
   made at, in seconds.
 - A snapshot that a subscription begins at was on disk before, and the place in the server's log is noted with it.
 - A snapshot belongs to the server that it was taken on: one of another server is refused, and so is one that may be of
-  another, as the outbox came from there. `seen@system` names the server.
+  another, as the outbox came from there. `LOW_WATERMARK@SYSTEM` names the server.
 - Delivered records that are still to be acknowledged stay so, wherever the subscription is moved.
 """
 
@@ -49,8 +49,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MOST_SHARDS = 1000
 
 _ROWS = """
-SELECT subscription AS name, shard, shards, source, generation, epoch, leader_id, topics, keys, seen::text AS seen,
-       holds, until::text AS until, checkpoint, updated_at,
+SELECT subscription AS name, shard, shards, source, generation, epoch, leader_id, topics, keys,
+       low_watermark::text AS low_watermark, retention_hold, until::text AS until, checkpoint, updated_at,
        extract(epoch FROM clock_timestamp() - updated_at)::float8 AS updated_seconds_ago
 FROM {table} WHERE subscription = coalesce(%(name)s, subscription) ORDER BY subscription, shard
 """
@@ -60,8 +60,9 @@ _LEADERS = "SELECT application_name FROM pg_stat_activity WHERE application_name
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 _ADD = """
-INSERT INTO {table} (subscription, shard, shards, source, generation, topics, keys, seen, checkpoint)
-VALUES (%(name)s, %(shard)s, %(shards)s, %(source)s, %(generation)s, %(topics)s, %(keys)s, %(seen)s, %(checkpoint)s)
+INSERT INTO {table} (subscription, shard, shards, source, generation, topics, keys, low_watermark, checkpoint)
+VALUES (%(name)s, %(shard)s, %(shards)s, %(source)s, %(generation)s, %(topics)s, %(keys)s, %(low_watermark)s,
+  %(checkpoint)s)
 """
 
 _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
@@ -69,8 +70,8 @@ _REMOVE = "DELETE FROM {table} WHERE subscription = %(name)s"
 _FORGET = "DELETE FROM {parked_ids} WHERE subscription = %(name)s"
 
 _MOVE = """
-UPDATE {table} SET source = %(source)s, generation = %(generation)s, seen = %(seen)s, holds = %(holds)s,
-  checkpoint = %(checkpoint)s, updated_at = now()
+UPDATE {table} SET source = %(source)s, generation = %(generation)s, low_watermark = %(low_watermark)s,
+  retention_hold = %(retention_hold)s, checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(name)s AND shard = %(shard)s
 """
 
@@ -86,8 +87,8 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 class SubscriptionShard:
     """State of one shard of a subscription.
 
-    `seen`: every record visible in it was delivered, except ids at or above `holds`. `until`: it has to stop there.
-    `leader_id` is that of the last leader; `is_led` is true if that one still lives.
+    `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
+    `until`: it has to stop there. `leader_id` is that of the last leader; `is_led` is true if that one still lives.
     """
 
     name: str
@@ -100,8 +101,8 @@ class SubscriptionShard:
     is_led: bool
     topics: Sequence[str] | None
     keys: str | None
-    seen: str
-    holds: int | None
+    low_watermark: str
+    retention_hold: int | None
     until: str | None
     checkpoint: Checkpoint | None
     checkpoint_trouble: str = ""
@@ -213,7 +214,7 @@ class Subscriptions:
                         generation=generation,
                         number=1,
                         position=position_at(source, at, place.as_json()),
-                        seen=str(at),
+                        low_watermark=str(at),
                         origin=self.placed(None),
                     ),
                     name=name,
@@ -273,7 +274,7 @@ class Subscriptions:
                         generation=generation,
                         number=1,
                         position=position_at(kind, at, place.as_json()),
-                        seen=str(at),
+                        low_watermark=str(at),
                         intents=each.checkpoint.intents if each.checkpoint is not None else (),
                     )
                 else:
@@ -310,7 +311,7 @@ class Subscriptions:
     def insert(self, checkpoint: Checkpoint, **row: Any) -> None:
         """Add the row of one shard, in the caller's transaction."""
         values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
-        del values["holds"]
+        del values["retention_hold"]
         self.execute(_ADD, **values)
 
     def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
@@ -384,21 +385,30 @@ def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Map
             evidence=f"shard {shard.shard} was never harvested",
             next_step=f"harvest subscriptions rewind {shard.name} --to beginning|now|SNAPSHOT",
         )
-    position, seen = kept.position, Snapshot.parse(shard.seen)
+    position, low_watermark = kept.position, Snapshot.parse(shard.low_watermark)
     if "server" in position:
         position = {**position, "server": place}
     if source != shard.source:
         if shard.source not in SOURCES:
             raise unknown_source(shard.source)
-        begun = position_at(source, seen, position.get("server", {}))
+        begun = position_at(source, low_watermark, position.get("server", {}))
         position = {**begun, "deferred": position.get("deferred", [])}
     return replace(
-        kept, generation=generation, position=position, seen=shard.seen, holds=shard.holds, kept_in="postgres"
+        kept,
+        generation=generation,
+        position=position,
+        low_watermark=shard.low_watermark,
+        retention_hold=shard.retention_hold,
+        kept_in="postgres",
     )
 
 
 def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {"seen": checkpoint.seen, "holds": checkpoint.holds, "checkpoint": Jsonb(checkpoint.as_json())}
+    return {
+        "low_watermark": checkpoint.low_watermark,
+        "retention_hold": checkpoint.retention_hold,
+        "checkpoint": Jsonb(checkpoint.as_json()),
+    }
 
 
 def _readable(row: Mapping[str, Any]) -> tuple[Checkpoint | None, str]:

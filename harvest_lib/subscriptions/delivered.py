@@ -13,7 +13,7 @@ from harvest_lib.source.filters import shard_conditions
 from harvest_lib.source.selection import Selection
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 
-_VISIBLE = "pg_visible_in_snapshot({transaction_id}, {seen}::pg_snapshot)"
+_VISIBLE = "pg_visible_in_snapshot({}, {}::pg_snapshot)"
 
 
 def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: str) -> Sequence[SubscriptionShard]:
@@ -41,9 +41,10 @@ def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Com
     `transaction_id` and `kafka_key`."""
     passed = []
     for each in shards:
+        hold = sql.Literal(each.retention_hold)
         conditions = [
-            sql.SQL(_VISIBLE).format(transaction_id=columns["transaction_id"], seen=sql.Literal(each.seen)),
-            *([sql.SQL("{} < {}").format(columns["id"], sql.Literal(each.holds))] if each.holds is not None else []),
+            sql.SQL(_VISIBLE).format(columns["transaction_id"], sql.Literal(each.low_watermark)),
+            *([sql.SQL("{} < {}").format(columns["id"], hold)] if each.retention_hold is not None else []),
             *shard_conditions(each.shard, each.shards, columns),
         ]
         passed.append(sql.SQL("({})").format(sql.SQL(" AND ").join(conditions)))

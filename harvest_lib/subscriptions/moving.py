@@ -42,8 +42,8 @@ MOST_DEFERRED = 20_000
 """So many records may be deferred by their ids in one position."""
 
 _PLACE = """
-UPDATE {table} SET generation = %(generation)s, seen = %(seen)s, holds = %(holds)s, until = NULL,
-  checkpoint = %(checkpoint)s, updated_at = now()
+UPDATE {table} SET generation = %(generation)s, low_watermark = %(low_watermark)s,
+  retention_hold = %(retention_hold)s, until = NULL, checkpoint = %(checkpoint)s, updated_at = now()
 WHERE subscription = %(name)s AND shard = %(shard)s
 """
 
@@ -230,9 +230,13 @@ class Moving:
             kept_in="postgres",
             origin=self._subscriptions.placed(last),
         )
-        seen, deferred = _seen(shard, position), position.get("deferred", ())
         self._subscriptions.place(
-            _PLACE, checkpoint, name=shard.name, shard=shard.shard, seen=seen, holds=min(deferred, default=None)
+            _PLACE,
+            checkpoint,
+            name=shard.name,
+            shard=shard.shard,
+            low_watermark=_low_watermark(shard, position),
+            retention_hold=min(position.get("deferred", ()), default=None),
         )
 
 
@@ -262,13 +266,13 @@ def kafka_checkpoints(config: HarvestConfig) -> Fetch:
     return fetch
 
 
-def _seen(shard: SubscriptionShard, position: Mapping[str, Any]) -> str:
+def _low_watermark(shard: SubscriptionShard, position: Mapping[str, Any]) -> str:
     if "prev" in position:
         return str(position["prev"])
     if "transaction_id" in position:
         first = max(1, int(position["transaction_id"]))
         return f"{first}:{first}:"
-    return shard.seen
+    return shard.low_watermark
 
 
 def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:

@@ -124,7 +124,7 @@ class Resharding:
                         generation=generation,
                         number=1,
                         position=position_at(rows[0].source, at, place.as_json()),
-                        seen=rows[0].seen,
+                        low_watermark=rows[0].low_watermark,
                         origin=subscriptions.placed(rows[0].checkpoint),
                         intents=intents,  # any of them may be the first to send the next record of a key
                     ),

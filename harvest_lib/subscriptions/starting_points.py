@@ -41,7 +41,7 @@ def anchor(
         raise CheckpointError(
             "that is no snapshot of Postgres'",
             evidence=f"{text[:80]!r} does not read as xmin:xmax:in,progress",
-            next_step="give `beginning`, `now`, or a `seen` that `harvest subscriptions list` has shown",
+            next_step="give `beginning`, `now`, or a low watermark that `harvest subscriptions list` has shown",
         )
     if text not in {"beginning", "now"}:
         _require_own(connection, outbox, system, place.system, checkpoints)

@@ -46,7 +46,7 @@ SELECT clock_timestamp(), %(topic)s, 'key-' || g %% 50, repeat('x', %(bytes)s), 
 FROM generate_series(1, %(records)s) g
 """
 
-_PASSED = "SELECT bool_and(pg_visible_in_snapshot(%s::xid8, seen)), count(*) FROM outbox_subscriptions"
+_PASSED = "SELECT bool_and(pg_visible_in_snapshot(%s::xid8, low_watermark)), count(*) FROM outbox_subscriptions"
 
 
 def memory(servers: Servers, size: "Size") -> Iterator[Result]:

@@ -426,9 +426,9 @@ def test_what_a_position_has_seen_has_been_read(table, source):
     assert source.retention_bounds(source.open(None)) == (str(NOTHING), None)
     pages = read_pages(source, 7, limit=2)
     for number, page in enumerate(pages):
-        seen, holds = source.retention_bounds(through_json(page.position))
-        assert holds is None
-        seen_by = Snapshot.parse(seen)
+        low_watermark, retention_hold = source.retention_bounds(through_json(page.position))
+        assert retention_hold is None
+        seen_by = Snapshot.parse(low_watermark)
         for row in (row for later in pages[number + 1 :] for row in later.rows):
             assert not seen_by.sees(transaction_of(table, row)), "retention could drop what was not read"
     last, _ = source.retention_bounds(pages[-1].position)

@@ -60,7 +60,7 @@ def backlog(database):
     """Return how many records no term has delivered yet."""
     (waiting,) = database.execute(
         "SELECT count(*) FROM outbox o, outbox_subscriptions s"
-        " WHERE NOT pg_visible_in_snapshot(o.transaction_id, s.seen::pg_snapshot)"
+        " WHERE NOT pg_visible_in_snapshot(o.transaction_id, s.low_watermark::pg_snapshot)"
     ).fetchone()
     return waiting
 

@@ -103,8 +103,14 @@ class Moved:
             self.delivered[name].update(each for each in ids if each not in waiting)
             position = {**page.position, **({"deferred": waiting} if waiting else {})}
             counter += 1
-            seen, holds = source.retention_bounds(position)
-            saved = Checkpoint(generation=last.generation, number=counter, position=position, seen=seen, holds=holds)
+            low_watermark, hold = source.retention_bounds(position)
+            saved = Checkpoint(
+                generation=last.generation,
+                number=counter,
+                position=position,
+                low_watermark=low_watermark,
+                retention_hold=hold,
+            )
             assert checkpoints.save(saved)
             if waiting:
                 break  # the process that goes on begins with them

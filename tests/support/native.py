@@ -26,14 +26,15 @@ class Native:
     def snapshot(self):
         return self.connection.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
 
-    def subscribe(self, seen, *, name="s", shard=0, holds=None):
+    def subscribe(self, low_watermark, *, name="s", shard=0, retention_hold=None):
         self.connection.execute(
             sql.SQL(
-                "INSERT INTO {} (subscription, shard, shards, source, seen, holds) "
+                "INSERT INTO {} (subscription, shard, shards, source, low_watermark, retention_hold) "
                 "VALUES (%s, %s, 1, 'snapshot', %s, %s) "
-                "ON CONFLICT (subscription, shard) DO UPDATE SET seen = excluded.seen, holds = excluded.holds"
+                "ON CONFLICT (subscription, shard) DO UPDATE SET low_watermark = excluded.low_watermark, "
+                "retention_hold = excluded.retention_hold"
             ).format(in_statement(self.table.subscriptions.identifier)),
-            (name, shard, seen, holds),
+            (name, shard, low_watermark, retention_hold),
         )
 
     def names(self):

@@ -120,9 +120,10 @@ class OutboxReader:
             return
         if place.data["generation"] != self._generation or place.data["number"] <= self._saved:
             return  # of before the subscription was rewound, or saved already
-        seen, holds = self._source.retention_bounds(place.data["position"])
+        low_watermark, hold = self._source.retention_bounds(place.data["position"])
         try:
-            is_saved = self._checkpoints.save(Checkpoint(**place.data, seen=seen, holds=holds))
+            checkpoint = Checkpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
+            is_saved = self._checkpoints.save(checkpoint)
         except DatabaseUnavailable:
             return  # the next one says more
         if not is_saved:

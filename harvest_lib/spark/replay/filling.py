@@ -43,7 +43,7 @@ from harvest_lib.spark.replay.parts import RESULT, PartSettings, write_parts
 from harvest_lib.spark.replay.progress import watched
 from harvest_lib.subscriptions.admin import Subscriptions
 
-_HOLD = "UPDATE {table} SET holds = %(holds)s WHERE subscription = %(name)s"
+_HOLD = "UPDATE {table} SET retention_hold = %(hold)s WHERE subscription = %(name)s"
 _LOWEST_ID = -(2**63)
 _PROGRESS_LASTS = timedelta(days=6)
 """Kafka forgets offsets of a group without members, after seven days unless it is configured otherwise."""
@@ -164,7 +164,7 @@ def _begun(
             _require_all(connection, placed, place)
             (shard,) = subscriptions.get(subscription)
             system = server_identity.place(connection).system
-            replays.anchor(connection, subscription, f"{shard.seen}@{system}")
+            replays.anchor(connection, subscription, f"{shard.low_watermark}@{system}")
         found = replays.get(connection, subscription)
         assert found is not None  # noqa: S101 - as above
     return found
@@ -198,10 +198,10 @@ def _highest_id(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int
     return int(row[0]) if row is not None and row[0] is not None else 0
 
 
-def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, holds: int | None) -> None:
+def _hold(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, hold: int | None) -> None:
     with translated():
         statement = sql.SQL(_HOLD).format(table=in_statement(outbox.subscriptions.identifier))
-        connection.execute(statement, {"name": subscription, "holds": holds})
+        connection.execute(statement, {"name": subscription, "hold": hold})
 
 
 # -- topics in Kafka

@@ -46,7 +46,7 @@ def test_a_subscription_from_its_beginning_to_its_end(outbox, subscriptions):
     assert (first["name"], first["shard"], second["shard"], first["shards"]) == ("eu", 0, 1, 2)
     assert first["lag_records"] + second["lag_records"] == 30
     assert not first["lag_is_estimate"]
-    assert (first["topics"], first["keys"], first["seen"]) == (
+    assert (first["topics"], first["keys"], first["low_watermark"]) == (
         [outbox.topic, "refunds"],
         "^key-",
         "1:1:",

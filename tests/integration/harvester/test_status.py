@@ -151,7 +151,7 @@ def test_what_is_on_disk_and_who_holds_it_there(dsn, bootstrap_servers, group_id
     size = f"{status['outbox_bytes'] / 1e6:,.1f} MB"
     assert f"{size}, of a database of" in shown
     assert "which may have 1.0 MB" in shown
-    native.connection.execute("UPDATE outbox_subscriptions SET seen = %s", (native.snapshot(),))
+    native.connection.execute("UPDATE outbox_subscriptions SET low_watermark = %s", (native.snapshot(),))
     assert "holds back" not in harvest("status", **servers).stdout
     native.connection.close()
 

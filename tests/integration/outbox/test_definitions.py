@@ -72,6 +72,22 @@ def test_a_table_of_a_former_name_is_refused_with_the_statement_that_renames_it(
     assert connection.execute("SELECT id FROM outbox_parked_ids").fetchall() == [(1,)]
 
 
+def test_columns_of_former_names_are_refused_with_the_statements_that_rename_them(connection):
+    connection.execute("ALTER TABLE outbox_subscriptions RENAME COLUMN low_watermark TO seen")
+    connection.execute("ALTER TABLE outbox_subscriptions RENAME COLUMN retention_hold TO holds")
+    connection.execute("ALTER TABLE outbox_subscriptions DROP COLUMN leader")
+    connection.execute(
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source, seen, holds) "
+        "VALUES ('s', 0, 1, 'snapshot', '7:7:', 5)"
+    )
+    with pytest.raises(OutboxTableError, match="retention_hold has its former name holds; leader is missing") as error:
+        create_beside(connection, OUTBOX)
+    connection.execute(statement_of(error.value))
+    assert create_beside(connection, OUTBOX) is False
+    kept = connection.execute("SELECT low_watermark::text, retention_hold FROM outbox_subscriptions").fetchall()
+    assert kept == [("7:7:", 5)]
+
+
 def test_a_table_of_goharvests_layout_is_not_migrated_before_the_tables_beside_it_are_right(dsn):
     with psycopg.connect(dsn, autocommit=True) as connection:
         OUTBOX.create(connection)

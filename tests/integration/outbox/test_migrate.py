@@ -296,7 +296,7 @@ def test_an_owner_without_other_rights_can_do_it_all(plain, dsn, unique):
             append(connection, [OutboxRecord(topic="t", key="k", value="v")] * 5, table="owned")
             table.check(connection)
             connection.execute(
-                "INSERT INTO owned_subscriptions (subscription, shard, shards, source, seen) "
+                "INSERT INTO owned_subscriptions (subscription, shard, shards, source, low_watermark) "
                 "VALUES ('s', 0, 1, 'snapshot', pg_current_snapshot())"
             )
             assert ensure_segments(connection, table, ahead=6).made == 2
@@ -311,7 +311,7 @@ def test_the_old_table_can_be_dropped_and_the_sequence_stays(plain):
     plain.migrate()
     plain.write(1)
     plain.connection.execute(
-        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source, seen) "
+        "INSERT INTO outbox_subscriptions (subscription, shard, shards, source, low_watermark) "
         "VALUES ('s', 0, 1, 'snapshot', pg_current_snapshot())"
     )
     assert drop_passed(plain.connection, plain.table, keep_seconds=0).dropped == ["outbox_from_0"]

@@ -155,7 +155,7 @@ def test_retention_keeps_what_is_parked(connection, insert, config):
     bad = insert("b", to="no/such topic")
     insert("b")
     Harvest(config()).drain(60)
-    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] == bad
+    assert connection.execute("SELECT retention_hold FROM outbox_subscriptions").fetchone()[0] == bad
 
 
 def test_a_topic_that_is_removed_while_records_come(connection, insert, config, admin, make_topic):
@@ -195,7 +195,7 @@ def test_what_is_retried_arrives_in_order_while_its_key_goes_on(
         eventually(lambda: len(set(delivered(bootstrap_servers, topic))) == len(ids), "all arrive")
         eventually(lambda: parked_ids(connection) == {}, "nothing is left")
     assert delivered(bootstrap_servers, topic) == ids
-    assert connection.execute("SELECT holds FROM outbox_subscriptions").fetchone()[0] is None
+    assert connection.execute("SELECT retention_hold FROM outbox_subscriptions").fetchone()[0] is None
 
 
 def test_what_was_dropped_lets_the_others_go(connection, insert, config, topic, bootstrap_servers):
@@ -297,15 +297,15 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
 def test_retention_and_removal_of_a_subscription(connection, insert, config):
-    """Whatever `holds` says: a subscription that was rewound, or resharded, has no leader yet that could say it."""
+    """Whatever the column says: a subscription that was rewound, or resharded, has no leader yet that could say it."""
     outbox = OutboxTable.parse("outbox")
     bad = insert("b", to="no/such topic")
     Harvest(config()).drain(60)
-    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    connection.execute("UPDATE outbox_subscriptions SET retention_hold = NULL")
     connection.execute("SELECT setval('outbox_id_seq', 20000000)")
     insert("b")
     Harvest(config()).drain(60)
-    connection.execute("UPDATE outbox_subscriptions SET holds = NULL")
+    connection.execute("UPDATE outbox_subscriptions SET retention_hold = NULL")
     assert f"holds the record {bad}" in drop_passed(connection, outbox, keep_seconds=0).because
     subscriptions = Subscriptions(connection, outbox, Selection(table=outbox.identifier))
     subscriptions.remove("default", force=True)

@@ -372,7 +372,7 @@ def test_what_every_subscription_has_passed_is_dropped(native):
     native.write(35)
     assert "no subscription" in keep(native).because
     native.subscribe(NOTHING_SEEN, name="slow")
-    native.subscribe(native.snapshot(), name="fast", holds=25)
+    native.subscribe(native.snapshot(), name="fast", retention_hold=25)
     assert "'slow'" in keep(native).because
     native.subscribe(native.snapshot(), name="slow")
     assert "is kept for 3600 s" in keep(native, 3600).because

@@ -38,7 +38,7 @@ def read_once(source, count=1):
 
 
 def standing(source):
-    statement = "SELECT seen::text, checkpoint FROM outbox_subscriptions WHERE subscription = 'pipeline'"
+    statement = "SELECT low_watermark::text, checkpoint FROM outbox_subscriptions WHERE subscription = 'pipeline'"
     return source.connection.execute(statement).fetchone()
 
 

@@ -81,7 +81,7 @@ def test_keys_with_gaps_are_counted_once_each_and_no_other(native):
     native.produce(by_key["strange"], outbox_id=10**9 + 1)
     native.produce(by_key["copied"])
     write(outbox, "lost", "lost", "höchst lost", "turned", "turned", "whole")
-    outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET low_watermark = pg_current_snapshot()")
     for record_id in (25, 24):
         native.produce(by_key["turned"], outbox_id=record_id)  # `write` gives all records one value
     native.produce(by_key["whole"], outbox_id=26)
@@ -113,7 +113,7 @@ def test_each_anomaly_changes_its_number_and_no_other(native, admin):
 
     write(outbox, last.key, last.key)
     assert native.changed() == {"committed": 2, "backlog_records": 2}
-    outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET low_watermark = pg_current_snapshot()")
     assert native.changed() == {"lost": 2, "backlog_records": -2, "keys_with_gaps": 1}
     assert [record for _, record, _ in native.findings("lost")[-2:]] == [str(RECORDS + 1), str(RECORDS + 2)]
     for outbox_id in (RECORDS + 2, RECORDS + 1):
@@ -219,12 +219,14 @@ def test_filters_shards_and_what_is_parked(native):
     assert asdict(native.audit(subscription="eu")).items() >= {"records": 2, "committed": 2, "lost": 0}.items()
     found = native.audit(subscription="two")
     assert (found.committed, found.lost, found.backlog_records) == (3, 0, 1)
-    outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot() WHERE subscription = 'two'")
+    outbox.connection.execute(
+        "UPDATE outbox_subscriptions SET low_watermark = pg_current_snapshot() WHERE subscription = 'two'"
+    )
     assert native.audit(subscription="two").lost == 1
-    outbox.connection.execute("UPDATE outbox_subscriptions SET holds = 2 WHERE subscription = 'two'")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET retention_hold = 2 WHERE subscription = 'two'")
     assert native.audit(subscription="two").backlog_records == 1
     outbox.connection.execute(
-        "UPDATE outbox_subscriptions SET holds = NULL WHERE subscription = 'two';"
+        "UPDATE outbox_subscriptions SET retention_hold = NULL WHERE subscription = 'two';"
         "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)"
         " SELECT 'two', 0, id, 't', 'us-1', 'too large', false, transaction_id FROM outbox WHERE id = 2"
     )

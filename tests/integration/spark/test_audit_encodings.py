@@ -44,7 +44,9 @@ def test_of_an_outbox_the_records_that_can_be_read_are_audited(dsn, topic, boots
     found = audit(dsn=dsn, kafka={"bootstrap.servers": bootstrap_servers}, topics=[topic])
     assert (found.records, found.committed, found.backlog_records, found.ok) == (2, 5, 1, True)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("DELETE FROM outbox_parked_ids WHERE id = 3; UPDATE outbox_subscriptions SET holds = NULL")
+        connection.execute(
+            "DELETE FROM outbox_parked_ids WHERE id = 3; UPDATE outbox_subscriptions SET retention_hold = NULL"
+        )
     assert audit(dsn=dsn, kafka={"bootstrap.servers": bootstrap_servers}, topics=[topic]).lost == 1
 
 

@@ -94,7 +94,7 @@ def test_anomalies_across_the_boundary_are_found_as_by_a_full_audit(since):
     assert (found.duplicates_adjacent, found.duplicates_separated, found.duplicates_cross_epoch) == (1, 1, 1)
     assert (found.backlog_records, found.unknown, found.foreign_messages, found.reordered) == (1, 1, 1, 0)
 
-    outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    outbox.connection.execute("UPDATE outbox_subscriptions SET low_watermark = pg_current_snapshot()")
     native.produce(last, outbox_id=10**9)
     found, _ = since.require_same()
     assert (found.backlog_records, found.lost) == (0, 1)

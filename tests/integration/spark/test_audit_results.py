@@ -51,7 +51,7 @@ def test_findings_are_kept_up_to_a_limit_and_all_are_counted(native, monkeypatch
     monkeypatch.setattr("harvest_lib.spark.audit.run.MOST_FINDINGS", 5)
     native.outbox.fill(RECORDS, keys=KEYS)
     native.outbox.subscriptions.add("default")
-    native.outbox.connection.execute("UPDATE outbox_subscriptions SET seen = pg_current_snapshot()")
+    native.outbox.connection.execute("UPDATE outbox_subscriptions SET low_watermark = pg_current_snapshot()")
     assert native.audit().lost == RECORDS
     assert len(native.findings("lost")) == 5
 

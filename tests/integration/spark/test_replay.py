@@ -234,7 +234,7 @@ def test_retention_keeps_what_is_to_be_read(spark, native, place, target, monkey
     assert not drop_passed(native.connection, native.table, keep_seconds=0).dropped
     monkeypatch.undo()
     assert replay(spark, place, "v2", {"orders": target}).records == 700
-    assert subscriptions_of(native).get("v2")[0].holds is None
+    assert subscriptions_of(native).get("v2")[0].retention_hold is None
     assert drop_passed(native.connection, native.table, keep_seconds=0).dropped
 
 

@@ -42,7 +42,7 @@ def begin(native):
     subscriptions = Subscriptions(native.connection, native.table, selection)
     subscriptions.add("copy", start="now")
     (shard,) = subscriptions.shards("copy")
-    return shard.seen, shard.checkpoint.position
+    return shard.low_watermark, shard.checkpoint.position
 
 
 def tail(native, position):

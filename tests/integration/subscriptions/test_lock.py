@@ -139,7 +139,7 @@ def test_a_leader_waits_for_who_divides_and_sees_what_came_of_it(outbox, subscri
 def test_a_shard_that_leads_before_the_first_one_leaves_its_place_at_the_beginning(outbox, checkpoints):
     checkpoints(shard=1, shards=2).lead(uuid4())
     begun = outbox.subscription(shard=0)
-    assert (begun["epoch"], begun["leader_id"], begun["checkpoint"], begun["seen"]) == (0, None, None, "1:1:")
+    assert (begun["epoch"], begun["leader_id"], begun["checkpoint"], begun["low_watermark"]) == (0, None, None, "1:1:")
     first = checkpoints(shard=0, shards=2)
     assert first.lead(uuid4()).position is None
     assert outbox.subscription(shard=0)["epoch"] == 1

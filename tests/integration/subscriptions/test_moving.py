@@ -184,7 +184,8 @@ def test_what_is_parked_and_deferred_stays_so(old, servers, make, unique):
     old.harvest().drain(60)
     assert sorted(old.arrived()) == [1, 2]
     old.connection.execute(
-        "UPDATE outbox_subscriptions SET checkpoint = jsonb_set(checkpoint, '{position,deferred}', '[2]'), holds = 2"
+        "UPDATE outbox_subscriptions SET retention_hold = 2, "
+        "checkpoint = jsonb_set(checkpoint, '{position,deferred}', '[2]')"
     )
     new = restored(old, servers, make, unique)
     assert move(new).waiting == {"default": 1}
@@ -295,12 +296,12 @@ def test_a_snapshot_of_the_other_server_is_refused(old, servers, make, unique):
     clusters.burn(servers[0].dsn, 3_000)
     write(old, *"abcdef")
     old.harvest().drain(60)
-    seen = old.shard().seen
+    low_watermark = old.shard().low_watermark
     write(old, *"abcdef")
     system = old.shard().checkpoint.position["server"]["system"]
     new = restored(old, servers, make, unique)
     write(new, *"abc")
-    for text in (seen, f"{seen}@{system}", "5:5:"):
+    for text in (low_watermark, f"{low_watermark}@{system}", "5:5:"):
         with pytest.raises(CheckpointError, match=r"of another server|cannot be shown") as error:
             new.subscriptions.rewind("default", to=text)
         assert "harvest subscriptions move" in error.value.next_step
@@ -310,7 +311,7 @@ def test_a_snapshot_of_the_other_server_is_refused(old, servers, make, unique):
     with pytest.raises(OutboxTableError, match="would lose its place"):
         Restamping(outbox=new.name).run(new.connection)
     move(new)
-    for text in (seen, f"{seen}@{system}"):
+    for text in (low_watermark, f"{low_watermark}@{system}"):
         with pytest.raises(CheckpointError, match=r"of another server|cannot be shown"):
             new.subscriptions.rewind("default", to=text)
     new.harvest().drain(60)
@@ -402,7 +403,7 @@ def test_pg_upgrade_goes_on_where_it_was(make, unique, tmp_path):
         new.harvest(**settings).drain(60)
         assert sorted(committed(new)) == list(range(1, 37))
         system = seen.checkpoint.position["server"]["system"]
-        new.subscriptions.rewind("default", to=f"{seen.seen}@{system}")  # its numbers go on here
+        new.subscriptions.rewind("default", to=f"{seen.low_watermark}@{system}")  # its numbers go on here
         new.close()
 
 

@@ -56,8 +56,8 @@ def test_each_refused_record_costs_its_key_only(refuse, one_per_key):
     assert {record_id for record_id, state in runs.places.states.items() if state == "bad"} == bad - held
     assert sorted(runs.kafka.ids) == sorted(set(range(1, 1_201)) - held - bad)
     assert steps_back(runs.kafka.log) == 0
-    assert runs.kafka.checkpoint.holds == 7
-    assert runs.store.mirror.holds == 7
+    assert runs.kafka.checkpoint.retention_hold == 7
+    assert runs.store.mirror.retention_hold == 7
 
 
 @both
@@ -161,7 +161,7 @@ def test_what_is_retried_comes_once_and_in_order(one_per_key, lost):
     assert runs.places.rows == {}
     assert sorted(runs.kafka.ids) == list(range(1, 301))
     assert steps_back(runs.kafka.log) == 0
-    assert runs.kafka.checkpoint.holds is None
+    assert runs.kafka.checkpoint.retention_hold is None
     assert runs.kafka.most_of_a_key == 1 or not one_per_key
 
 
@@ -213,8 +213,9 @@ def test_a_run_that_was_freed_survives_its_leader(lost):
     while len(runs.kafka.ids) < 30:
         first.turn()
     assert runs.places.rows == {}
-    assert len(runs.kafka.checkpoint.position["deferred"]) >= 80
-    assert runs.kafka.checkpoint.holds == min(runs.kafka.checkpoint.position["deferred"]), "retention keeps them"
+    deferred = runs.kafka.checkpoint.position["deferred"]
+    assert len(deferred) >= 80
+    assert runs.kafka.checkpoint.retention_hold == min(deferred), "retention keeps them"
     runs.table.insert(*[row(n, f"k{n % 3}") for n in range(121, 151)])
     runs.kafka.broken, runs.kafka.lost = 2, lost
     runs.run()

@@ -101,7 +101,7 @@ def test_the_next_leader_has_what_waits(one_per_key):
     turned(runs)._end()
     deferred = runs.kafka.checkpoint.position["deferred"]
     assert sorted([*deferred, *runs.kafka.ids]) == list(range(1, 41))
-    assert runs.kafka.checkpoint.holds == min(deferred)
+    assert runs.kafka.checkpoint.retention_hold == min(deferred)
     runs.kafka.away.clear()
     runs.topics.paused = frozenset()
     runs.run()._end()
