@@ -109,7 +109,7 @@ compare: setup  ## goharvest and Debezium's outbox router beside ours, in one ru
 	@$(BIN)/python -m tests.benchmarks.compare $(COMPARE)
 
 chaos: setup machine  ## half an hour of faults on real processes, in all ways; writes the table in docs/faults.md
-	@$(BIN)/harvest chaos --duration 30m --way all --rate 1100 --table docs/faults.md
+	@$(BIN)/harvest chaos --duration 30m --mode all --rate 1100 --table docs/faults.md
 
 alerts: setup machine  ## which alerts each fault fires, in a real Prometheus; writes the table in docs/alerts.md
 	@$(BIN)/python -m infra.chaos.alerts --table docs/alerts.md

@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   host          text NOT NULL,
   pid           integer NOT NULL,
   started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-  beat_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  heartbeat_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
   stopped_at    timestamptz,
   PRIMARY KEY (name, code_location, slot)
 )"""
@@ -45,16 +45,16 @@ INSERT INTO {table} AS daemon (name, code_location, slot, run_id, generation, ho
 VALUES (%(name)s, %(location)s, %(slot)s, %(run_id)s, coalesce(%(generation)s, 1), %(host)s, %(pid)s)
 ON CONFLICT (name, code_location, slot) DO UPDATE SET
   run_id = excluded.run_id, generation = coalesce(%(generation)s, daemon.generation + 1), host = excluded.host,
-  pid = excluded.pid, started_at = clock_timestamp(), beat_at = clock_timestamp(), stopped_at = NULL
+  pid = excluded.pid, started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), stopped_at = NULL
 WHERE daemon.generation < %(generation)s
    OR daemon.run_id = excluded.run_id
    OR (coalesce(%(generation)s >= daemon.generation, true) AND (daemon.stopped_at IS NOT NULL
-       OR daemon.beat_at < clock_timestamp() - make_interval(secs => %(stale)s)))
+       OR daemon.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale)s)))
 RETURNING generation
 """
 
 _RENEW = """
-UPDATE {table} SET beat_at = clock_timestamp()
+UPDATE {table} SET heartbeat_at = clock_timestamp()
 WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND run_id = %(run_id)s
 """
 
@@ -64,7 +64,7 @@ WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s AND r
 """
 
 _READ = """
-SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - beat_at)::float8,
+SELECT run_id, generation, host, pid, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8,
        stopped_at IS NOT NULL
 FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %(slot)s
 """

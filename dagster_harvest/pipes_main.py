@@ -16,10 +16,10 @@ from pathlib import Path
 
 from dagster_pipes import PipesContext, open_dagster_pipes
 
-STDERR_VARIABLE = "HARVEST_PIPED_SAID"
+STDERR_VARIABLE = "HARVEST_PIPES_STDERR"
 """Names a file that receives standard error, to explain why a job failed."""
 
-SUCCESS_CODES_VARIABLE = "HARVEST_PIPED_WELL"
+SUCCESS_CODES_VARIABLE = "HARVEST_PIPES_SUCCESS_CODES"
 """Exit codes, separated by commas, that are no failure of the run, such as an audit that finds anomalies."""
 
 

@@ -48,7 +48,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 @app.command()
 def ensure(
     config: ConfigFile = None,
-    ahead: Annotated[int, typer.Option(min=1, help="Number of segments with an end, the current segment included.")] = (
+    count: Annotated[int, typer.Option(min=1, help="Number of segments with an end, the current segment included.")] = (
         DEFAULT_AHEAD
     ),
     segment_size: Annotated[
@@ -62,7 +62,7 @@ def ensure(
     from harvest_lib.outbox import ensure_segments
 
     with _open_native(config) as (_, outbox, connection):
-        done = ensure_segments(connection, outbox, ahead=ahead, size=segment_size)
+        done = ensure_segments(connection, outbox, ahead=count, size=segment_size)
     tail = ", one of them from a tail that had records" if done.cut_tail else ""
     typer.echo(f"{done.made} segments created{tail}" if done.made else "there are enough segments")
 

@@ -85,10 +85,10 @@ class Declaration:
         return self.settings.folder
 
     @property
-    def most_ahead(self) -> int:
+    def max_behind_messages(self) -> int:
         """Return how many messages the reader may be ahead of the slowest writer."""
         largest = max((each.settings.batch_messages for each in self.writers), default=0)
-        return self.settings.most_ahead or max(_LEAST_AHEAD, _BATCHES_AHEAD * largest)
+        return self.settings.max_behind_messages or max(_LEAST_AHEAD, _BATCHES_AHEAD * largest)
 
 
 def load(path: str | os.PathLike[str]) -> Declaration:

@@ -40,7 +40,7 @@ def explained(declaration: Declaration) -> Iterator[str]:
     )
     yield (
         f"after a kill a writer may get again the messages of its last {settings.flush_seconds:g} s, and gets "
-        f"up to {declaration.most_ahead:,} messages one at a time"
+        f"up to {declaration.max_behind_messages:,} messages one at a time"
     )
     for writer in declaration.writers:
         policy = _POLICIES[writer.settings.on_error, writer.settings.on_transform_error]

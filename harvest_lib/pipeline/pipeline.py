@@ -149,7 +149,7 @@ class Pipeline:
             stopping=self._stopping,
             slowest=self._slowest,
             flushed=self._flushed,
-            most_ahead=self._declaration.most_ahead,
+            max_behind_messages=self._declaration.max_behind_messages,
         )
         reader.start()
         self._compactor = Compactor(self._declaration, logs.log, flushed=self._flushed, changed=self._changed)

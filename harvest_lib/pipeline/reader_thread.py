@@ -3,7 +3,7 @@
 Promises
 - A batch is in the commit log before the next batch is requested.
 - The reader is notified of kept messages only once every writer's offsets are on the disk past them, and the log too.
-- The reader is at most `most_ahead` messages, and a batch, ahead of the slowest writer that is at work.
+- The reader is at most `max_behind_messages` messages, and a batch, ahead of the slowest writer that is at work.
 """
 
 import logging
@@ -41,7 +41,7 @@ class ReaderThread(PipelineThread):
         stopping: threading.Event,
         slowest: Callable[[], int | None],
         flushed: Callable[[], int],
-        most_ahead: int,
+        max_behind_messages: int,
     ) -> None:
         """Prepare.
 
@@ -57,7 +57,7 @@ class ReaderThread(PipelineThread):
         self._stopping = stopping
         self._slowest = slowest
         self._flushed = flushed
-        self._most_ahead = most_ahead
+        self._max_behind_messages = max_behind_messages
         self._last: dict[str, Message] = {}
         self._told = -1
         self._mark: tuple[int, Mapping[str, Message]] | None = None
@@ -132,7 +132,7 @@ class ReaderThread(PipelineThread):
     def _wait(self, reader: Reader) -> None:
         while not self._stopping.is_set():
             slowest = self._slowest()
-            if slowest is None or self._log.end - slowest <= self._most_ahead:
+            if slowest is None or self._log.end - slowest <= self._max_behind_messages:
                 return
             with self._changed:
                 self._changed.wait(_TICK_SECONDS)

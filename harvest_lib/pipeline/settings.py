@@ -92,7 +92,7 @@ class PipelineSettings(_Settings):
     """A kill may send a writer the messages of this time again. Default 1 s."""
     shutdown_seconds: Seconds = Field(default=30.0, alias="shutdown")
     """Time that writers have for messages in the log when the pipeline stops. Default 30 s."""
-    most_ahead: int | None = Field(default=None, ge=1)
+    max_behind_messages: int | None = Field(default=None, ge=1)
     """The reader waits while it is this number of messages ahead of the slowest writer: after a kill they go singly.
     Default: ten of the largest batches, at least 10,000."""
 

@@ -58,9 +58,7 @@ def chaos(
         int,
         typer.Option(min=0, help="Seed for order and duration of faults; each further run takes the next."),
     ] = 0,
-    mode: Annotated[
-        Modes, typer.Option("--way", help="Mode: the source and the delivery.")
-    ] = Modes.SNAPSHOT_TRANSACTIONAL,
+    mode: Annotated[Modes, typer.Option(help="Mode: the source and the delivery.")] = Modes.SNAPSHOT_TRANSACTIONAL,
     impl: Annotated[
         Impl, typer.Option("--impl", help="What hands records over; with both, each mode has half of its time by each.")
     ] = Impl.BOTH,
@@ -98,11 +96,11 @@ def chaos(
 
       harvest chaos --duration 180s --seed 7 --json
 
-      harvest chaos --duration 30m --way all
+      harvest chaos --duration 30m --mode all
 
-      harvest chaos --way snapshot/sequenced --impl native
+      harvest chaos --mode snapshot/sequenced --impl native
 
-      harvest chaos --faults leader-frozen,kafka-unheard --brokers 1 --way mark/barrier
+      harvest chaos --faults leader-frozen,kafka-unheard --brokers 1 --mode mark/barrier
 
       harvest chaos --simulate --seeds 1000
     """

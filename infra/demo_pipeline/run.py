@@ -92,7 +92,7 @@ def declared(folder: Path, place: Place, slot: str) -> str:
             "folder": str(folder / "pipeline"),
             "commit_log": {"segment_size": "4MB", "compact_every": "2s"},
             "flush_offsets": "200ms",
-            "most_ahead": 250,
+            "max_behind_messages": 250,
             "reader": {
                 "adaptor": "postgres",
                 "data_source": place.dsn,

@@ -93,7 +93,7 @@ def test_every_promise_is_kept(mode, seed, faults):
     command += ["--duration", "35s" if (mode, seed, faults) in RUNS else "100s"]
     impl = "native" if seed % 2 and implementation().library is not None else "python"
     command += ["--impl", impl, "--rate", "200", "--histories", folder]
-    command += ["--way", mode, "--seed", str(seed), "--faults", faults]
+    command += ["--mode", mode, "--seed", str(seed), "--faults", faults]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HARVEST_DSN")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -121,9 +121,9 @@ def test_every_promise_is_kept(mode, seed, faults):
         (["--faults", "leader-killed,rain"], "unknown: rain"),
         (["--brokers", "2"], "1 or 3"),
         (["--brokers", "1", "--faults", "two-brokers-killed"], "with 3 brokers only: two-brokers-killed"),
-        (["--way", "mark/snapshot"], "--way"),
+        (["--mode", "mark/snapshot"], "--mode"),
         (["--impl", "rust"], "--impl"),
-        (["--way", "mark/barrier", "--faults", "writer-waited-for"], "not in this mode: writer-waited-for"),
+        (["--mode", "mark/barrier", "--faults", "writer-waited-for"], "not in this mode: writer-waited-for"),
     ],
 )
 def test_a_run_that_cannot_be_is_a_usage_error(options, said):

@@ -116,7 +116,7 @@ def declaration(folder: Path, events: Events) -> Declaration:
         flush=0.003,
         settings={"some": {"namespace": SOME}, "odd": {"batch_messages": 7, "transforms": [("odd", _odd)]}},
         log=CommitLogSettings(segment_bytes=4096, sync_seconds=0.01, compact_seconds=0.005),
-        most_ahead=60,
+        max_behind_messages=60,
     )
 
 

@@ -149,7 +149,7 @@ def reader_thread(reader, log, *, flushed=lambda: 0, message_cache=None):
         stopping=threading.Event(),
         slowest=lambda: None,
         flushed=flushed,
-        most_ahead=1_000,
+        max_behind_messages=1_000,
     )
 
 

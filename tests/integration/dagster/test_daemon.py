@@ -347,7 +347,7 @@ def test_a_stale_row_may_be_taken_and_a_fresh_one_only_by_a_later_generation(hea
     assert heartbeats.renew(PLACE, "b")
     with pytest.raises(LifecycleError):
         heartbeats.claim(PLACE, run_id="a", generation=1, stale_after_seconds=0)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '61 s'")
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '61 s'")
     assert heartbeats.claim(PLACE, run_id="c", generation=None, stale_after_seconds=60) == 3
 
 
@@ -379,7 +379,7 @@ def test_beats_go_on_after_an_error_of_any_kind(heartbeats, outbox, resource, mo
     heartbeat_thread.start(generation=None, stale_after_seconds=60)
     try:
         eventually(lambda: not errors, "it has failed")
-        outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+        outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
         eventually(lambda: heartbeats.read(PLACE).age_seconds < 1_800, "it sends heartbeats again")
     finally:
         heartbeat_thread.close()
@@ -396,7 +396,7 @@ def test_beats_go_on_after_the_connection_was_cut(heartbeats, outbox, resource):
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND datname = current_database()"
         )
-        outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+        outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
         eventually(lambda: heartbeats.read(PLACE).age_seconds < 1_800, "it sends heartbeats again")
     finally:
         heartbeat_thread.close()

@@ -97,7 +97,7 @@ def test_a_kill_after_a_time_of_work_is_followed_at_once_whatever_failed_before(
     run = believed(7)
     instance.add_run_tags(run.run_id, {WORKED_TAG: "true"})
     heartbeats.claim(PLACE, run_id=run.run_id, generation=7, stale_after_seconds=60)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = beat_at - interval '61 s'")
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = heartbeat_at - interval '61 s'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:8"
 
@@ -156,7 +156,7 @@ def test_of_a_pool_one_run_hands_over_at_a_time_and_only_while_all_are_there(
 def test_a_run_without_a_beat_is_failed_and_the_next_generation_asked_for(tick, believed, heartbeats, outbox, instance):
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
     (request,) = tick().run_requests
     assert request.run_key == "shop:0:2"
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
@@ -170,7 +170,7 @@ def test_who_beats_again_while_the_supervisor_looks_twice_is_not_failed(
     """As after an outage of Postgres, when every heartbeat is old."""
     run = believed(1)
     heartbeats.claim(PLACE, run_id=run.run_id, generation=1, stale_after_seconds=60)
-    outbox.connection.execute("UPDATE harvest_daemons SET beat_at = now() - interval '1 hour'")
+    outbox.connection.execute("UPDATE harvest_daemons SET heartbeat_at = now() - interval '1 hour'")
     between = SimpleNamespace(time=time.time, sleep=lambda _seconds: heartbeats.renew(PLACE, run.run_id))
     monkeypatch.setattr("dagster_harvest.supervisor.time", between)
     assert not tick().run_requests

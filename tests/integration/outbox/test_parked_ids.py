@@ -297,7 +297,7 @@ def test_a_limit_that_nobody_knew_of(connection, insert, config, make_topic, boo
 
 @pytest.mark.parametrize("delivery", ["pipelined"], indirect=True)
 def test_retention_and_removal_of_a_subscription(connection, insert, config):
-    """Whatever `retention_hold` is: a subscription that was rewound, or resharded, has no leader yet that could set it."""
+    """Whatever `retention_hold` is: a subscription that was rewound or resharded has no leader yet to set it."""
     outbox = OutboxTable.parse("outbox")
     bad = insert("b", to="no/such topic")
     Harvest(config()).drain(60)

@@ -643,8 +643,8 @@ def test_the_commands(harvest, native):
     assert "would drop: outbox_from_0" in segments("drop", "--keep", "0s", "--dry-run")
     assert "is kept for 86400 s" in segments("drop")
     assert segments("drop", "--keep", "0s").startswith("dropped: outbox_from_0\ndropped: outbox_from_10\nkept:")
-    assert "2 segments created" in segments("ensure", "--ahead", "3")
-    assert "enough" in segments("ensure", "--ahead", "3")
+    assert "2 segments created" in segments("ensure", "--count", "3")
+    assert "enough" in segments("ensure", "--count", "3")
     assert "number without a unit" in harvest("segments", "drop", "--keep", "5", HARVEST_DSN=native.dsn).stderr
 
 

@@ -110,7 +110,7 @@ def test_what_was_not_kept_counts_as_unexplained_and_is_shown():
 def proves(outcome, monkeypatch, folder):
     """Run the command, of which this comes."""
     monkeypatch.setattr("infra.chaos.run.run", lambda *_: outcome)
-    options = ["chaos", "--faults", "leader-killed", "--way", "mark/barrier", "--histories", str(folder)]
+    options = ["chaos", "--faults", "leader-killed", "--mode", "mark/barrier", "--histories", str(folder)]
     return CliRunner().invoke(app, [*options, "--json"])
 
 
@@ -172,7 +172,7 @@ def test_each_mode_has_half_of_its_time_by_each_implementation(monkeypatch, tmp_
 
     monkeypatch.setattr("infra.chaos.run.run", run)
     monkeypatch.setattr("harvest_lib.native.implementation", lambda: Implementation(name=available, reason="so"))
-    options = ["--way", "mark/barrier", "--faults", "leader-killed", "--impl", impl, "--duration", "60s"]
+    options = ["--mode", "mark/barrier", "--faults", "leader-killed", "--impl", impl, "--duration", "60s"]
     options += ["--histories", str(tmp_path), "--json"]
     assert CliRunner().invoke(app, ["chaos", *options]).exit_code in {0, 1}
     assert [plan.mode.hand_over for plan in plans] == runs

@@ -30,7 +30,7 @@ def job(tmp_path, monkeypatch):
     def run(code, well=""):
         @dg.asset
         def made(context: dg.AssetExecutionContext):
-            environment = {"PYTHONPATH": path, "HARVEST_PIPED_SAID": str(said), "HARVEST_PIPED_WELL": well}
+            environment = {"PYTHONPATH": path, "HARVEST_PIPES_STDERR": str(said), "HARVEST_PIPES_SUCCESS_CODES": well}
             command = [sys.executable, "-m", "dagster_harvest.pipes_main", "a_job", "flights", str(code)]
             done = dg.PipesSubprocessClient().run(context=context, command=command, env=environment)
             return dg.MaterializeResult(metadata=done.get_custom_messages()[0])

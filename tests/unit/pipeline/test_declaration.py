@@ -21,7 +21,7 @@ commit_log:
   compact_every: 0s
 flush_offsets: 2s
 shutdown: 1m
-most_ahead: 500
+max_behind_messages: 500
 reader:
   adaptor: both
   dsn: ${FLIGHTS_DSN}
@@ -70,7 +70,7 @@ def test_a_declaration_is_read(read, tmp_path):
     assert (declared.name, declared.folder) == ("flights", tmp_path / "flights.pipeline")
     assert (settings.commit_log.segment_bytes, settings.commit_log.sync_seconds) == (256_000_000, 0.5)
     assert (settings.commit_log.compact_seconds, settings.flush_seconds, settings.shutdown_seconds) == (0, 2, 60)
-    assert settings.most_ahead == 500
+    assert settings.max_behind_messages == 500
     assert declared.reader.open.args[0].dsn.get_secret_value() == "secret-of-reader"
     lake, events = declared.writers
     assert (lake.name, lake.adaptor, str(lake.settings.namespace)) == ("lake", "both", r"^public\.flights$")
@@ -116,8 +116,8 @@ LINES = WHOLE.split("\n")
         ("sync: 500ms", "  sync: 500", "`commit_log.sync` is not a duration"),
         ("sync: 500ms", "  sync: -1s", "between 0s and 24h"),
         ("shutdown: 1m", "shutdwon: 1m", "did you mean `shutdown`"),
-        ("most_ahead: 500", "most_ahead: 0", "at least 1"),
-        ("most_ahead: 500", "most_ahead: many", "whole number"),
+        ("max_behind_messages: 500", "max_behind_messages: 0", "at least 1"),
+        ("max_behind_messages: 500", "max_behind_messages: many", "whole number"),
         ("name: flights", "name: ../x", "`name` is not a name"),
         ("  lake:", "  la ke:", "`writers.la ke` is not a name"),
         ("    adaptor: both", "    adaptor: botch", "there is no adaptor 'botch'"),
@@ -234,6 +234,6 @@ def test_a_setting_that_only_this_machine_cannot_have_is_no_wrong_one(tmp_path, 
 
 @pytest.mark.parametrize(("largest", "ahead"), [(1, 10_000), (1_000, 10_000), (5_000, 50_000)])
 def test_the_reader_may_be_some_of_the_largest_batches_ahead(read, largest, ahead):
-    text = WHOLE.replace("most_ahead: 500\n", "")
-    assert read(text.replace("batch_messages: 5000", f"batch_messages: {largest}")).most_ahead == ahead
-    assert read(WHOLE).most_ahead == 500
+    text = WHOLE.replace("max_behind_messages: 500\n", "")
+    assert read(text.replace("batch_messages: 5000", f"batch_messages: {largest}")).max_behind_messages == ahead
+    assert read(WHOLE).max_behind_messages == 500

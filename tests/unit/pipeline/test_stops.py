@@ -232,7 +232,7 @@ def test_where_one_writer_fails_another_that_hangs_is_waited_for_no_longer_than_
 def test_by_choice_a_failed_bulk_stops_its_writer_alone(tmp_path):
     bad, good, reader = Taking(at(50)), Taking(), Script(messages("A" * 100), ends=False)
     settings = {"bad": {"on_error": "stop_writer"}}
-    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings, most_ahead=20)
+    declaration = declared(tmp_path, reader, {"bad": bad, "good": good}, settings=settings, max_behind_messages=20)
     running = Running(declaration)
     eventually(lambda: len(good.offsets) == 100)
     eventually(lambda: bad.closed)
@@ -294,7 +294,7 @@ def test_a_reader_that_fails_stops_the_pipeline_and_what_it_sent_is_written(tmp_
 def test_the_reader_is_never_far_ahead_of_the_slowest_writer(tmp_path):
     slow, fast, reader = Taking(), Taking(), Script(messages("A" * 500), batch=10, ends=False)
     slow.gate.clear()
-    declaration = declared(tmp_path, reader, {"slow": slow, "fast": fast}, most_ahead=50)
+    declaration = declared(tmp_path, reader, {"slow": slow, "fast": fast}, max_behind_messages=50)
     running = Running(declaration)
     eventually(lambda: len(fast.offsets) > 50)
     assert len(fast.offsets) <= 60
