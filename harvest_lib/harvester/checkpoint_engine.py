@@ -41,7 +41,6 @@ from harvest_lib.harvester.factory import (
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.harvester.other_readers import before_term, refuse_readers_now
 from harvest_lib.harvester.pools import make_rivals
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
@@ -262,11 +261,6 @@ class CheckpointEngine(Engine):
             size=self._sizes[term.shard],
             translate_errors=self._translate_table_errors,
         )
-
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        if self._config.source == "mark":
-            return self._table.oldest_age_seconds(connection)
-        return StatusReader(connection, self._config).oldest_age_seconds()
 
 
 def _check_filled(connection: psycopg.Connection[Any], table: OutboxTable, subscription: str) -> None:

@@ -65,10 +65,6 @@ class Engine(Protocol):
         """Return the loop of a term."""
         ...
 
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        """Return the age of the oldest record that waits, 0 if none does. Reads few rows. Raises HarvestError."""
-        ...
-
     @property
     def added_partitions(self) -> Sequence[Added]:
         """Return the topics to which partitions were added, where only this process knows it."""

@@ -83,9 +83,6 @@ class PurgingEngine(Engine):
         tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
         return translate_table_errors(self._config.data_source.conninfo, tables, self._table.check_columns)
 
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        return self._table.oldest_age_seconds(connection)
-
     @property
     def added_partitions(self) -> Sequence[Added]:
         return self._watch.added

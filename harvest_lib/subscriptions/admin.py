@@ -35,7 +35,7 @@ from harvest_lib.record import is_legal_topic
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.lag import MOST, Lag, lag, values_of
+from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_behind, backlog_of_table, values_of
 from harvest_lib.subscriptions.starting_points import (
     SOURCES,
     anchor,
@@ -162,14 +162,11 @@ class Subscriptions:
                 raise unreadable(each.name, each.shard, each.checkpoint_trouble)
         return found
 
-    def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
-        """Return the lag of a shard; counts no further than `most`. The lag of one that marks is the backlog of the
-        table, in any layout."""
+    def lag(self, shard: SubscriptionShard, most: int = MOST) -> Backlog:
+        """Return the backlog of a shard; counts no further than `most`. That of one that marks is all of the table."""
         if shard.source == "mark":
-            there = self.outbox.backlog(self.connection)
-            age = there.age_seconds if there.records else None
-            return Lag(records=there.records, is_estimate=there.is_estimate, oldest_age_seconds=age)
-        return lag(
+            return backlog_of_table(self.connection, self._selection, most)
+        return backlog_behind(
             self.connection,
             self._selection,
             source=shard.source,
