@@ -21,8 +21,8 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings, Thresholds
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
-from harvest_lib.outbox.table import Backlog
 from harvest_lib.spark.audit_summary import AuditSummary
+from harvest_lib.subscriptions.backlog import Backlog
 
 BACKLOG_CHECKS = ("backlog_age", "backlog_size")
 
@@ -48,7 +48,7 @@ def judged_backlog(waiting: Backlog, thresholds: Thresholds) -> tuple[Verdict, V
         thresholds.backlog_warn_records,
         thresholds.backlog_error_records,
         what="waiting:",
-        unit="records, or more" if waiting.is_estimate else "records",
+        unit="records, estimated" if waiting.is_estimate else "records",
     )
     return age, size
 

@@ -32,7 +32,7 @@ from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.table import Backlog
+from harvest_lib.subscriptions.backlog import Backlog
 from harvest_lib.telemetry.otel_metrics import is_reported, reported
 from harvest_lib.telemetry.server import Listener, parse_address
 

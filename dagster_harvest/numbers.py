@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from harvest_lib.outbox.table import Backlog
+from harvest_lib.subscriptions.backlog import Backlog
 
 IDLE_SECONDS = 900.0
 """Interval of reports while nothing changes. A report is a log line and an event for each topic, of 1.5 kB each: an
@@ -54,7 +54,7 @@ class Numbers:
         """Return them for the log."""
         role = f"leader {self.leader_id[:8]}" if self.leader_id else "standby"
         waiting = (
-            f"backlog {self.waiting.records:,} records, the oldest {self.waiting.age_seconds:.1f} s"
+            f"backlog {self.waiting}, the oldest {self.waiting.age_seconds:.1f} s"
             if self.waiting is not None
             else "backlog unknown"
         )

@@ -46,7 +46,7 @@ class Thresholds(dg.Model, dg.Resolvable):
     backlog_age_error_seconds: float = Field(default=600.0, gt=0)
     """Default 600 s."""
     backlog_warn_records: int = Field(default=100_000, gt=0)
-    """Default 100,000 records; of a native table no more than that are counted."""
+    """Default 100,000 records; beyond that many the number is an estimate."""
     backlog_error_records: int | None = Field(default=None, gt=0)
     """Default: a large backlog alone is no error, an old backlog is."""
 

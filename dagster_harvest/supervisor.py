@@ -30,7 +30,7 @@ from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.table import Backlog
+from harvest_lib.subscriptions.backlog import Backlog
 
 _RUNS_READ = 25
 _REPORT_AGAIN_SECONDS = {"run": 300.0, "external": 30.0}
@@ -220,7 +220,7 @@ class _Tick:
             words = f"the outbox cannot be read: {error.cause}"
         else:
             verdicts = judged_backlog(waiting, self._settings.thresholds)
-            words = f"backlog {waiting.records:,} records, the oldest {waiting.age_seconds:.1f} s"
+            words = f"backlog {waiting}, the oldest {waiting.age_seconds:.1f} s"
             if self._settings.daemon.mode == "external":
                 words += f", led by {leads or 'no process that Kafka knows'}"
         if not self._is_due(verdicts, leads, state):

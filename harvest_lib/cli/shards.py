@@ -7,13 +7,13 @@ from typing import Any
 from harvest_lib.cli.tables import Cell
 from harvest_lib.cli.terminal import age, counted
 from harvest_lib.subscriptions.admin import SubscriptionShard
-from harvest_lib.subscriptions.lag import Lag
+from harvest_lib.subscriptions.backlog import Backlog
 from harvest_lib.subscriptions.starting_points import system_of
 
 HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "low watermark", "lag", "updated", "leader")
 
 
-def shard_json(shard: SubscriptionShard, lag: Lag) -> dict[str, Any]:
+def shard_json(shard: SubscriptionShard, lag: Backlog) -> dict[str, Any]:
     """Return a shard as `list --json` and `status --json` print it."""
     checkpoint = shard.checkpoint
     return {
@@ -56,4 +56,4 @@ def cells(row: dict[str, Any]) -> Sequence[Cell]:
 
 
 def lag_text(records: int, *, is_estimate: bool) -> str:
-    return f"{records:,}+ records" if is_estimate else counted(records, "record")
+    return f"{'about ' if is_estimate else ''}{counted(records, 'record')}"

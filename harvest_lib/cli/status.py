@@ -58,6 +58,8 @@ class Status:
 
     table: str
     backlog_records: int
+    backlog_is_estimate: bool
+    """True beyond 100,000 records, which are estimated from their ids."""
     oldest_age_seconds: float
     marked_records: int
     parked_records: int | None
@@ -77,8 +79,8 @@ class Status:
     notes: list[str]
     """Why there is no leader, why a process cannot lead, or another pool that is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog then belongs to the
-    configured subscription, counted up to 100,000."""
+    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then the backlog of
+    the configured subscription."""
 
 
 class StatusReadings:
@@ -111,8 +113,8 @@ class StatusReadings:
 
     def next(self) -> Status:
         from harvest_lib.cli.shards import shard_json
-        from harvest_lib.outbox.table import Backlog
         from harvest_lib.subscriptions.admin import trouble_notes
+        from harvest_lib.subscriptions.backlog import Backlog
 
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
         shards = self._reader.shards()
@@ -120,7 +122,7 @@ class StatusReadings:
         rate, self._done, self._at = (done - self._done) / (at - self._at), done, at
         read = self._reader.read(shards)
         known = self._reader.is_known(shards)
-        waiting = self._reader.waiting(read) if known else Backlog(records=0, age_seconds=0.0)
+        waiting = self._reader.waiting(read) if known else Backlog(records=0)
         leaders = self._reader.leaders()
         counts = parked_table(self._connection, self._table, self._config).counts(self._connection)
         if time.monotonic() - self._slow_at >= _SLOW_EVERY_SECONDS:
@@ -128,6 +130,7 @@ class StatusReadings:
         return Status(
             table=str(self._table),
             backlog_records=waiting.records,
+            backlog_is_estimate=waiting.is_estimate,
             oldest_age_seconds=round(waiting.age_seconds, 3),
             marked_records=waiting.marked,
             parked_records=counts.parked if counts is not None else None,
@@ -174,10 +177,12 @@ def _note(note: str) -> tuple[tuple[str, str], tuple[str, str]]:
 def _table(status: Status) -> "Table":
     from rich.text import Text
 
+    from harvest_lib.cli.shards import lag_text
     from harvest_lib.cli.tables import Cell, table_of
 
     marked = f", {status.marked_records:,} of them marked" if status.marked_records else ""
-    rows: list[tuple[str, Cell]] = [("backlog", counted(status.backlog_records, "record") + marked)]
+    backlog = lag_text(status.backlog_records, is_estimate=status.backlog_is_estimate)
+    rows: list[tuple[str, Cell]] = [("backlog", backlog + marked)]
     if status.parked_records is not None:
         parked = f"{counted(status.parked_records, 'record')}, {status.held_records:,} held behind them"
         rows.append(("parked", (parked, "yellow" if status.parked_records else "none")))
@@ -189,8 +194,8 @@ def _table(status: Status) -> "Table":
     if status.members is not None:
         rows.append(("pool", f"{status.members} {'process' if status.members == 1 else 'processes'}"))
     for reader in status.subscriptions:
-        more = "+" if reader["lag_is_estimate"] else ""
-        behind = f"{reader['name']} {reader['shard']}/{reader['shards']}: {reader['lag_records']:,}{more} behind"
+        about = "about " if reader["lag_is_estimate"] else ""
+        behind = f"{reader['name']} {reader['shard']}/{reader['shards']}: {about}{reader['lag_records']:,} behind"
         led = () if reader["is_led"] else (", ", ("nobody leads it", "yellow"))
         rows.append(("subscription", Text.assemble(printable(behind), *led)))
     rows.append(("rate", f"{status.records_per_second:,.0f} records/s"))

@@ -25,8 +25,8 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription's n
 def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     """List subscriptions by shard: position, lag and leader.
 
-    The lag is counted up to 100,000 records. A larger lag is shown as a lower
-    bound, with a +.
+    The lag is counted up to 100,000 records. A larger one is estimated from
+    ids, and shown with "about".
 
     Examples:
 

@@ -5,9 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any
 
-import psycopg
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.batching.batch_size import LARGEST_BATCH, LARGEST_TRANSACTION, BatchSize
@@ -34,7 +32,6 @@ from harvest_lib.harvester.factory import (
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.harvester.other_readers import before_term, refuse_readers_now
 from harvest_lib.harvester.preconditions import Preconditions
-from harvest_lib.harvester.status import StatusReader
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Term
 from harvest_lib.leadership.pool import Pool
@@ -128,8 +125,3 @@ class CheckpointEngine(Engine):
             size=self._sizes[term.shard],
             translate_errors=self._translate_table_errors,
         )
-
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        if self._config.mode.marks:
-            return self._table.oldest_age_seconds(connection)
-        return StatusReader(connection, self._config).oldest_age_seconds()

@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import psycopg
+from typing import Protocol
 
 from harvest_lib.batching.batch_size import LARGEST_BATCH, BatchSize
 from harvest_lib.batching.loop import BatchLoop
@@ -51,10 +49,6 @@ class Engine(Protocol):
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         """Return the loop of a term."""
-        ...
-
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        """Return the age of the oldest record that waits, 0 if none does. Reads few rows. Raises HarvestError."""
         ...
 
     @property

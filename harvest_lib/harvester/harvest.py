@@ -29,6 +29,7 @@ from harvest_lib.harvester.engine import Engine
 from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
 from harvest_lib.harvester.parts import OwnParts, Parts, choose_parts
 from harvest_lib.harvester.progress import Progress
+from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
 from harvest_lib.leadership import Leadership
@@ -135,7 +136,7 @@ class Harvest:
             self._config.data_source.conninfo(),
             delivered=lambda: self.delivered_records,
             leads=lambda: self.is_leader,
-            backlog_age_seconds=self._engine.backlog_age_seconds,
+            backlog_age_seconds=lambda connection: StatusReader(connection, self._config).oldest_age_seconds(),
         ).begin(self._stopped)
         self.certificates.begin(self._stopped, time.time)
         self._thread = threading.Thread(target=self._run, args=(parts,), name="harvest", daemon=True)

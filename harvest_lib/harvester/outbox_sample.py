@@ -25,33 +25,13 @@ from harvest_lib.outbox.held_segments import Held
 from harvest_lib.outbox.sizes import Sizes
 from harvest_lib.record import is_legal_topic
 from harvest_lib.subscriptions.admin import SubscriptionShard
-from harvest_lib.subscriptions.lag import Lag
 from harvest_lib.telemetry.counts import OTHER
 
-COUNTED_RECORDS = 1_000
-"""Records that wait are counted so far; beyond, their ids tell how many there may be."""
-_FEWEST_COUNTED = 50
-"""Of each shard, where there are many."""
 _COUNTED_PARKED = 10_000
 MOST_TOPICS = 20
 """A metric tells so many apart."""
 
-# The first rows by the primary key: purged rows are gone, so all that are there wait.
-_HEAD = """
-SELECT count(*), min(id)::bigint,
-       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8
-FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} ORDER BY {id} LIMIT %(most)s + 1) AS head
-"""
-
-_NEXT = """
-SELECT id::bigint,
-       CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
-FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} WHERE {id} > %(after)s ORDER BY {id} LIMIT 1) AS next
-"""
-
-_LAST_ID = "SELECT max({id})::bigint FROM {table}"
-
-AGE_OF_ONE = """
+_AGE_OF_ONE = """
 SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
 FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} WHERE {id} = %(id)s) AS one
 """
@@ -108,24 +88,18 @@ class OutboxReader:
     def sample(self) -> OutboxSample:
         """Return what there is now."""
         shards = self._status.shards()
-        ours = [each for each in shards if each.name == self._config.subscription and not each.marks]
         parked = {**self._parked("parked"), **self._parked("parked_ids")}
-        if ours:
-            records, is_estimate, age = self._waiting(ours)
-            mark: Hashable = tuple((each.generation, each.checkpoint and each.checkpoint.number) for each in ours)
-            quiet = min(each.updated_seconds_ago for each in ours)
-        elif self._config.columns is not None:  # a subscription of another layout that was never begun
+        if not self._status.is_known(shards):  # a subscription of another layout that was never begun
             return OutboxSample(records=None, parked=parked, shards=shards)
-        else:
-            first, records, is_estimate, age = self._head()
-            row = self._row(sql.SQL(_DELETED), table=str(self._outbox))
-            mark, quiet = (first, row), 0.0
+        waiting = self._status.sampled(shards)
+        columns, ours = self._config.columns, self._status.ours(shards)
+        mark: Hashable = tuple((each.generation, each.checkpoint and each.checkpoint.number) for each in ours)
         return OutboxSample(
-            records=records,
-            is_estimate=is_estimate,
-            age_seconds=age,
-            mark=mark,
-            quiet_seconds=quiet,
+            records=waiting.records,
+            is_estimate=waiting.is_estimate,
+            age_seconds=waiting.age_seconds if columns is None or columns.create_time is not None else None,
+            mark=mark or (waiting.first_id, self._row(sql.SQL(_DELETED), table=str(self._outbox))),
+            quiet_seconds=min((each.updated_seconds_ago for each in ours), default=0.0),
             parked=parked,
             shards=shards,
         )
@@ -139,47 +113,8 @@ class OutboxReader:
 
     def age_of(self, record_id: int) -> float | None:
         """Return the age of one record, None if it is gone, or no column says it."""
-        row = self._row(self._selection.fill(AGE_OF_ONE), id=record_id)
+        row = self._row(self._selection.fill(_AGE_OF_ONE), id=record_id)
         return row[0] if row is not None else None
-
-    def _waiting(self, ours: Sequence[SubscriptionShard]) -> tuple[int, bool, float | None]:
-        """Return how many records wait for a subscription, whether that is an estimate, and the age of the oldest."""
-        most = max(_FEWEST_COUNTED, COUNTED_RECORDS // len(ours))
-        records, ages, is_estimate = 0, [], False
-        for shard, lag in self._status.read(ours, most):
-            if not lag.is_estimate:
-                records += lag.records
-                ages.append(lag.oldest_age_seconds)
-                continue
-            is_estimate = True
-            first, age = (lag.first_id, lag.oldest_age_seconds) if lag.records else self._first(shard, lag)
-            ages.append(age)
-            records += max(lag.records, self._ids_from(first) // shard.shards)
-        known = [each for each in ages if each is not None]
-        has_ages = self._config.columns is None or self._config.columns.create_time is not None
-        return records, is_estimate, max(known, default=0.0) if has_ages else None
-
-    def _first(self, shard: SubscriptionShard, lag: Lag) -> tuple[int | None, float | None]:
-        """Return id and age of the first record that may wait, where none of those that were checked does: they were
-        delivered, of a large snapshot window that is being read; or the subscription is not for them."""
-        position = shard.checkpoint.position if shard.checkpoint is not None else None
-        after = max((position or {}).get("after", -(2**63)), (lag.first_id or 0) - 1)
-        row = self._row(self._selection.fill(_NEXT), after=after)
-        return (row[0], None if row[1] is None else max(0.0, row[1])) if row is not None else (None, None)
-
-    def _head(self) -> tuple[int | None, int, bool, float]:
-        """Return the first id of a table of which all waits, how many there are, whether that is an estimate, and the
-        age of the oldest."""
-        row = self._row(self._selection.fill(_HEAD), most=COUNTED_RECORDS)
-        count, first, age = row if row is not None else (0, None, None)
-        is_estimate = count > COUNTED_RECORDS
-        records = max(count, self._ids_from(first)) if is_estimate else count
-        return first, records, is_estimate, max(0.0, age or 0.0)
-
-    def _ids_from(self, first: int | None) -> int:
-        """Return how many ids there are from one to the last that was committed."""
-        row = self._row(self._selection.fill(_LAST_ID))
-        return max(0, row[0] - first + 1) if row is not None and row[0] is not None and first is not None else 0
 
     def _parked(self, name: Literal["parked", "parked_ids"]) -> dict[tuple[str, str], int]:
         """Return counts of parked records in a table, of the configured subscription if it lists several."""

@@ -4,9 +4,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
-import psycopg
 from confluent_kafka import Producer
 
 from harvest_lib.batching.loop import BatchLoop
@@ -77,9 +75,6 @@ class PurgingEngine(Engine):
     def _translate_table_errors(self) -> AbstractContextManager[None]:
         tables = [self._table, *([self._table.parked] if self._config.mode.parks_rows else [])]
         return translate_table_errors(self._config.data_source.conninfo, tables, self._table.check_columns)
-
-    def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        return self._table.oldest_age_seconds(connection)
 
     @property
     def added_partitions(self) -> Sequence[Added]:

@@ -29,17 +29,18 @@ from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.sizes import Sizes, read_sizes
-from harvest_lib.outbox.table import Backlog
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
-from harvest_lib.subscriptions.lag import MOST, Lag
+from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_of_table, total
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
 _OFFSETS_TIMEOUT_SECONDS = 2.0
 _OPEN_SECONDS = 3.0
 """A transaction that is open for longer is not one that a harvester has at work."""
-_FEW = 1_000
-"""Records that are read to tell how old the first is."""
+SAMPLED = 1_000
+"""Records that are counted for metrics and the progress line, which read the backlog often."""
+_FEWEST_SAMPLED = 50
+"""Of each shard, where there are many."""
 
 # The leader, if it still leads, and the rival that was refused in the last ten minutes.
 _RIVALS = """
@@ -53,7 +54,7 @@ SELECT CASE WHEN EXISTS (
 FROM {table} WHERE subscription = %s
 """
 
-Read = tuple[SubscriptionShard, Lag]
+Read = tuple[SubscriptionShard, Backlog]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,9 @@ class StatusReader:
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
         check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
+        self._selection = make_selection(config, self._table)
         self._subscriptions = (
-            Subscriptions(connection, self._table.placed(connection), make_selection(config, self._table))
+            Subscriptions(connection, self._table.placed(connection), self._selection)
             if self._table.beside(connection, "subscriptions") is not None
             else None
         )
@@ -86,6 +88,10 @@ class StatusReader:
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
         """Return where the subscriptions of this table stand, or those of one name."""
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
+
+    def ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
+        """Return those of the configured subscription that are read from a position."""
+        return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
 
     def read(self, shards: Sequence[SubscriptionShard], most: int = MOST) -> list[Read]:
         """Return the shards with how far behind they are, counted to `most` records each."""
@@ -98,44 +104,50 @@ class StatusReader:
 
         Reads few records: more only if none of the first is for one of its shards.
         """
-        ours = self._ours(self.shards(self._config.subscription))
-        found = self.waiting(self.read(ours, most=_FEW))
-        return (self.waiting(self.read(ours)) if found.is_estimate and not found.records else found).age_seconds
+        ours = self._configured()
+        found = self.sampled(ours)
+        return (found if found.counted or not found.is_estimate else self.waiting(self.read(ours))).age_seconds
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
         """Return the backlog: of the configured subscription, if the table has it; else everything that is there.
+        Counts to `MOST` for each shard.
 
         Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
         """
-        if read is None:
-            read = self.read(self._ours(self.shards(self._config.subscription)))
-        ours = self._ours([shard for shard, _ in read])
-        lags = [lag for shard, lag in read if shard in ours]
-        if not lags and self._config.columns is not None:
+        return self._total(self.read(self._configured()) if read is None else read, MOST)
+
+    def sampled(self, shards: Sequence[SubscriptionShard]) -> Backlog:
+        """Return the same of shards that were read, counted to `SAMPLED` for all together."""
+        ours = self.ours(shards)
+        return self._total(self.read(ours, max(_FEWEST_SAMPLED, SAMPLED // max(1, len(ours)))), SAMPLED)
+
+    def _configured(self) -> list[SubscriptionShard]:
+        """Return `ours`, read now; none where rows are marked, whose role need not see the table of subscriptions."""
+        return [] if self._config.source == "mark" else self.ours(self.shards(self._config.subscription))
+
+    def _total(self, read: Sequence[Read], most: int) -> Backlog:
+        ours = self.ours([shard for shard, _ in read])
+        if ours:
+            found = total([each for shard, each in read if shard in ours])
+            return replace(found, epoch=max(each.epoch for each in ours))
+        if self._config.columns is not None:
             raise OutboxTableError(
                 f"what waits in {self._table} is not known",
                 evidence=f"the subscription {self._config.subscription!r} never read it",
                 next_step="start a harvester, or correct `subscription`",
             )
-        if not lags:
-            return self._table.backlog(self._connection)
-        return Backlog(
-            records=sum(lag.records for lag in lags),
-            age_seconds=max((lag.oldest_age_seconds or 0.0 for lag in lags), default=0.0),
-            is_estimate=any(lag.is_estimate for lag in lags),
-            epoch=max((each.epoch for each in ours), default=None),
-        )
+        return backlog_of_table(self._connection, self._selection, most)
 
     def is_known(self, shards: Sequence[SubscriptionShard]) -> bool:
         """Return True if the backlog can be computed."""
-        return self._config.columns is None or bool(self._ours(shards))
+        return self._config.columns is None or bool(self.ours(shards))
 
     def done(self, shards: Sequence[SubscriptionShard]) -> int:
         """Return how many records were purged, or delivered by the configured subscription, if it purges nothing: a
         number that means something as the difference of two."""
         with translated():
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
-        passed = sum(each.checkpoint.delivered for each in self._ours(shards) if each.checkpoint is not None)
+        passed = sum(each.checkpoint.delivered for each in self.ours(shards) if each.checkpoint is not None)
         return passed + (int(row[0]) if row is not None else 0)
 
     def sizes(self) -> Sizes:
@@ -260,9 +272,6 @@ class StatusReader:
         )
         with translated():
             return self._connection.execute(statement, (self._config.subscription,)).fetchall()
-
-    def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
-        return [each for each in shards if each.name == self._config.subscription and not each.marks]
 
 
 def _said_of(led: Pool | None, rival: Pool) -> str:

@@ -1,4 +1,4 @@
-"""The outbox table by name: its definition, the check that it is one, and its backlog."""
+"""The outbox table by name: its definition, and the check that it is one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,18 +43,6 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_column_privilege(to_regclass(%(table)s), 'leader_id', 'UPDATE'), current_user
 """
 
-_BACKLOG = """
-SELECT count(*),
-       extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8,
-       count(*) FILTER (WHERE leader_id IS NOT NULL)
-FROM {table}
-"""
-
-_OLDEST = """
-SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
-FROM {table} ORDER BY id LIMIT 1
-"""
-
 # A table that the search path finds in a schema that we may not use is passed over, as if it were not there.
 _HIDDEN = """
 SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -68,25 +56,6 @@ LONGEST_NAME_BYTES = 63
 
 _NEVER_NULL = ("id", "kafka_topic", "kafka_header_keys", "kafka_header_values")
 """A record without one of these has no place in Kafka, nor can it be parked by its topic."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """Records that are committed and not delivered: their number, the age of the oldest, and how many are marked.
-
-    `is_estimate`: there may be more. `epoch`: the term's rising number, None where rows are marked, whose terms have
-    only their id."""
-
-    records: int
-    age_seconds: float
-    marked: int = 0
-    is_estimate: bool = False
-    epoch: int | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if the backlog is certainly empty."""
-        return not self.records and not self.is_estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,19 +247,6 @@ class OutboxTable:
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
         """Raise OutboxTableError if ids are handed out in lots, or come again."""
         IdSequences(str(self), column).check(connection)
-
-    def backlog(self, connection: psycopg.Connection[Any]) -> Backlog:
-        """Count the backlog. Reads the whole table: for operators, not for the hot path."""
-        with translated():
-            row = connection.execute(sql.SQL(_BACKLOG).format(table=self.identifier)).fetchone()
-        records, age, marked = row if row is not None else (0, 0.0, 0)
-        return Backlog(records=records, age_seconds=max(0.0, age or 0.0), marked=marked)
-
-    def oldest_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        """Return the age of the record with the lowest id, 0 if the table is empty. Reads one row."""
-        with translated():
-            row = connection.execute(sql.SQL(_OLDEST).format(table=self.identifier)).fetchone()
-        return max(0.0, row[0] or 0.0) if row is not None else 0.0
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, Column]:
         """Return the columns, by name; none if there is no table."""

@@ -36,7 +36,7 @@ from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.lag import MOST, Lag, lag, values_of
+from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_behind, backlog_of_table, values_of
 from harvest_lib.subscriptions.starting_points import (
     SOURCES,
     anchor,
@@ -169,14 +169,12 @@ class Subscriptions:
                 raise unreadable(each.name, each.shard, each.checkpoint_trouble)
         return found
 
-    def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
-        """Return the lag of a shard; counts no further than `most`. The lag of a shard that marks is the backlog of the
-        table, in any layout."""
+    def lag(self, shard: SubscriptionShard, most: int = MOST) -> Backlog:
+        """Return the backlog of a shard; counts no further than `most`. The backlog of a shard that marks is the whole
+        table."""
         if shard.marks:
-            there = self.outbox.backlog(self.connection)
-            age = there.age_seconds if there.records else None
-            return Lag(records=there.records, is_estimate=there.is_estimate, oldest_age_seconds=age)
-        return lag(
+            return backlog_of_table(self.connection, self._selection, most)
+        return backlog_behind(
             self.connection,
             self._selection,
             source=shard.source,

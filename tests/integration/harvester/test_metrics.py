@@ -22,8 +22,8 @@ from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.grants import Grants
 from harvest_lib.harvester import sampler as sampler_module
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import COUNTED_RECORDS, OutboxReader
-from harvest_lib.harvester.status import StatusReader
+from harvest_lib.harvester.outbox_sample import OutboxReader
+from harvest_lib.harvester.status import SAMPLED, StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.sizes import read_sizes
@@ -176,7 +176,7 @@ def test_no_number_takes_a_scan_of_the_outbox(dsn, config, layout):
     (statements, blocks, scans, rows), (more_statements, more_blocks, more_scans, more_rows) = costs
     assert scans == more_scans == 0, "no table of the outbox is read as a whole"
     assert statements == more_statements <= 30
-    assert rows <= more_rows <= 4 * COUNTED_RECORDS
+    assert rows <= more_rows <= 4 * SAMPLED
     assert more_blocks <= blocks + 200, "deeper indexes, and some more segments: not what is in them"
     if layout != "native, of nobody":
         assert 95_000 <= sample.records <= 101_000
@@ -184,12 +184,12 @@ def test_no_number_takes_a_scan_of_the_outbox(dsn, config, layout):
 
 def test_few_records_are_counted_and_many_are_estimated(native, config, serve):
     address = serve(Harvest(config))
-    write(native.connection, "orders", COUNTED_RECORDS)
+    write(native.connection, "orders", SAMPLED)
     found = scrape_until(address, lambda found: found["harvest_backlog_records", ()], "it is counted")
-    assert (found["harvest_backlog_records", ()], found["harvest_backlog_is_estimate", ()]) == (COUNTED_RECORDS, 0)
-    write(native.connection, "orders", 9 * COUNTED_RECORDS)
+    assert (found["harvest_backlog_records", ()], found["harvest_backlog_is_estimate", ()]) == (SAMPLED, 0)
+    write(native.connection, "orders", 9 * SAMPLED)
     found = scrape_until(address, lambda found: found["harvest_backlog_is_estimate", ()], "asked again")
-    assert found["harvest_backlog_records", ()] == 10 * COUNTED_RECORDS
+    assert found["harvest_backlog_records", ()] == 10 * SAMPLED
 
 
 def test_what_is_left_of_a_large_window_is_estimated_from_where_it_is_read(native, config, dsn):

@@ -61,14 +61,15 @@ def test_the_age_is_that_of_the_oldest_record_that_waits(started, dsn):
     harvest.stop()
     assert harvest.await_stopped(60)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        assert harvest._engine.backlog_age_seconds(connection) == 0.0
+        reader = StatusReader(connection, harvest.config)
+        assert reader.oldest_age_seconds() == 0.0
         for hours in (2, 1):
             connection.execute(
                 "INSERT INTO outbox (create_time, kafka_topic, kafka_key, kafka_header_keys, kafka_header_values) "
                 "VALUES (now() - make_interval(hours => %s), %s, 'k', '{}', '{}')",
                 (hours, topic),
             )
-        assert harvest._engine.backlog_age_seconds(connection) // 3_600 == 2
+        assert reader.oldest_age_seconds() // 3_600 == 2
 
 
 def test_a_standby_and_a_postgres_that_is_away_are_no_trouble(dsn, caplog, monkeypatch):
@@ -110,7 +111,8 @@ def test_the_topics_of_parked_records_are_said(started, dsn):
 
 def test_the_age_is_read_from_the_first_records_that_wait(dsn, bootstrap_servers, group_id, monkeypatch):
     """It is asked for once a minute: a large backlog is not counted for it."""
-    monkeypatch.setattr(status, "_FEW", 5)
+    monkeypatch.setattr(status, "SAMPLED", 5)
+    monkeypatch.setattr(status, "_FEWEST_SAMPLED", 1)
     native = Native(dsn, size=1_000_000)
     native.subscribe(native.snapshot())
     reader = StatusReader(native.connection, harvest_config(dsn, bootstrap_servers, group_id, subscription="s"))

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from dagster_harvest.numbers import IDLE_SECONDS, Numbers
-from harvest_lib.outbox.table import Backlog
+from harvest_lib.subscriptions.backlog import Backlog
 
 pytestmark = pytest.mark.quick
 
-EMPTY = Backlog(records=0, age_seconds=0.0)
+EMPTY = Backlog(records=0, oldest_age_seconds=0.0)
 IDLE = Numbers(at=100.0, delivered=7, rate=0.0, in_flight=0, leader_id="a", generation=1, version="1", waiting=EMPTY)
 LATER = replace(IDLE, at=110.0)
 
@@ -21,7 +21,7 @@ def test_an_idle_run_says_nothing_new():
 @pytest.mark.parametrize(
     "change",
     [
-        {"waiting": Backlog(records=1, age_seconds=3.0)},
+        {"waiting": Backlog(records=1, oldest_age_seconds=3.0)},
         {"waiting": None},
         {"rate": 3.0},
         {"leader_id": None},
