@@ -25,7 +25,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(HARVEST_HOME)/cache/pycache
 
-EXTRAS := --extra local --extra spark --extra demo --extra quality --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
+EXTRAS := --extra local --extra spark --extra demo --extra quality --extra pipeline --extra parquet --extra archive --extra dagster --extra airflow --extra docs --extra dev
 # The clone is part of it: where two share a place for state, each installs itself.
 MADE_FROM = $(CURDIR) $(PYTHON) $(EXTRAS)
 WORKERS ?= 2

@@ -11,10 +11,12 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 
 from harvest_lib.errors import ConfigError
 
-_SECRETS = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
+SECRETS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar)
+"""Keywords whose values libpq marks as not to be shown: `*` for passwords, `D` for the keys of SCRAM among others."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")
@@ -47,14 +49,14 @@ def shown(dsn: str) -> str:
     `options` counts as one there: it may set any setting of the session.
     """
     parameters = parameters_of(dsn)
-    hidden = dict.fromkeys((_SECRETS | {"options"}) & parameters.keys(), _HIDDEN)
+    hidden = dict.fromkeys((SECRETS | {"options"}) & parameters.keys(), _HIDDEN)
     return make_conninfo("", **{**parameters, **hidden}) if hidden else dsn
 
 
 def has_secret(dsn: str) -> bool:
     """Return True if a connection string holds a secret, or may: one that cannot be read."""
     try:
-        return any(parameters_of(dsn).get(name) for name in _SECRETS)
+        return any(parameters_of(dsn).get(name) for name in SECRETS)
     except ConfigError:
         return True
 

@@ -79,8 +79,8 @@ class Status:
     notes: list[str]
     """Why there is no leader, why a process cannot lead, or another pool that is in conflict."""
     subscriptions: list[dict[str, Any]]
-    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then the backlog of
-    the configured subscription."""
+    """Readers of a table that is not purged, as in `harvest subscriptions list --json`. The backlog is then the
+    configured subscription's."""
 
 
 class StatusReadings:

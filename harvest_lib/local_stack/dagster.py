@@ -6,6 +6,7 @@ is restarted. Dagster's storage is a Postgres database; DAGSTER_HOME holds its c
 
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -67,28 +68,29 @@ class Dagster:
             return ServicePlan(
                 name=f"dagster-{name}",
                 version=version("dagster"),
-                command=(sys.executable, "-m", *arguments),
+                command=(sys.executable, *arguments),
                 environment=variables,
                 **details,  # type: ignore[arg-type]
             )
 
         code, web = self._ports["code"], self._ports["webserver"]
+        daemon = str(Path(sysconfig.get_path("scripts"), "dagster-daemon"))
         return [
             plan(
                 "code",
-                *("dagster", "code-server", "start", "--use-python-environment-entry-point"),
+                *("-m", "dagster", "code-server", "start", "--use-python-environment-entry-point"),
                 *("-m", self._definitions, "--location-name", LOCATION, *address, str(code)),
                 serves=lambda _: accepts(code),
                 port=code,
             ),
             plan(
                 "webserver",
-                *("dagster_webserver", *address, str(web), *workspace),
+                *("-m", "dagster_webserver", *address, str(web), *workspace),
                 serves=self._web_serves,
                 port=web,
                 url=self.url,
             ),
-            plan("daemon", "dagster._daemon", "run", *workspace, serves=self._daemon_serves),
+            plan("daemon", daemon, "run", *workspace, serves=self._daemon_serves),
         ]
 
     def _web_serves(self, _: float) -> bool:

@@ -153,7 +153,7 @@ def _load() -> CDLL:
         raise _Unfit("psycopg is not compiled: psycopg[binary] or psycopg[c]")
     if not _is_whole(FILE):
         raise _Unfit(f"{FILE} is not a whole library")
-    kafka = CDLL(str(importlib.import_module("confluent_kafka.cimpl").__file__))
+    kafka = CDLL(str(importlib.import_module(confluent_kafka.libversion.__module__).__file__))
     libpq = CDLL(str(importlib.import_module(_PSYCOPG[psycopg.pq.__impl__]).__file__))
     if not _OLDEST_LIBRDKAFKA <= kafka.rd_kafka_version() < _FIRST_UNKNOWN_LIBRDKAFKA:
         raise _Unfit(f"it does not know librdkafka {confluent_kafka.libversion()[0]}")

@@ -8,7 +8,16 @@ it takes `[[:alpha:]]` and finds other text, and its `$` matches before a last l
 import re
 from typing import Any, TypeAlias
 
-import re2
+from harvest_lib.errors import PipelineError, install_hint
+
+try:
+    import re2
+except ImportError as missing:
+    raise PipelineError(
+        "pipelines need the package google-re2, which is not installed",
+        evidence=str(missing),
+        next_step=install_hint("pipeline"),
+    ) from missing
 
 EVERYTHING = ".*"
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+import confluent_kafka
 import psycopg
 
 from infra.native_build import compile_library
@@ -103,7 +104,7 @@ def _make_producer(settings: dict[str, str]) -> int:
 
 @cache
 def _librdkafka() -> CDLL:
-    kafka = CDLL(str(importlib.import_module("confluent_kafka.cimpl").__file__))
+    kafka = CDLL(str(importlib.import_module(confluent_kafka.libversion.__module__).__file__))
     kafka.rd_kafka_conf_new.restype = kafka.rd_kafka_new.restype = c_void_p
     kafka.rd_kafka_conf_set.argtypes = [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]
     kafka.rd_kafka_new.argtypes = [c_int, c_void_p, c_char_p, c_size_t]

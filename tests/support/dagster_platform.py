@@ -54,7 +54,7 @@ class Platform:
 
     def start_daemon(self):
         self._daemon = subprocess.Popen(
-            [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"],
+            [sys.executable, Path(sys.executable).with_name("dagster-daemon"), "run", "-w", "workspace.yaml"],
             cwd=self.folder,
             env=self._environment,
             stdout=self._log,

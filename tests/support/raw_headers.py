@@ -1,9 +1,10 @@
 """Records whose header has a name of any bytes, which clients in C and Go write, and the one for Python does not."""
 
 import ctypes
+import sys
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
 
-from confluent_kafka import cimpl
+import confluent_kafka
 
 _TOPIC, _KEY, _VALUE, _HEADERS, _FLAGS, _END = 1, 5, 4, 10, 7, 0
 _COPY = 2
@@ -11,7 +12,7 @@ _COPY = 2
 
 def write_raw_header(bootstrap_servers, topic, name, *, key=b"k", value=b"v"):
     """Write a record with one header, and wait until Kafka has it."""
-    kafka = ctypes.CDLL(cimpl.__file__)
+    kafka = ctypes.CDLL(sys.modules[confluent_kafka.libversion.__module__].__file__)
     for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
         getattr(kafka, function).restype = c_void_p
     said = ctypes.create_string_buffer(512)

@@ -107,7 +107,8 @@ def test_it_is_read(text: str, expected: dict[str, str]) -> None:
         ("postgres://bob:hunter2@[db/shop", "not a URL"),
         ("postgres://bob:%zzhunter2@db/shop", "not a URL"),
         ("postgres://db/shop?hunter2", "not a URL"),
-        ("user=\ud800", "does not know"),
+        ("user=\ud800", "lone surrogate"),
+        ("postgres://db/shop?password=hunter2%00", "NUL"),
     ],
 )
 def test_what_cannot_be_read_is_refused_without_repeating_it(text: str, words: str) -> None:

@@ -1,7 +1,11 @@
 """Regular expressions of namespaces are those of Go's `regexp`, which the design of pipelines names."""
 
+import importlib
+import sys
+
 import pytest
 
+from harvest_lib.errors import PipelineError, install_hint
 from harvest_lib.pipeline.namespace import compiled
 
 pytestmark = pytest.mark.quick
@@ -70,3 +74,11 @@ def test_what_go_refuses_is_refused_and_nothing_is_printed(expression, capfd):
         compiled(expression)
     assert "b'" not in str(refused.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_re2_the_error_names_the_extra_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "re2", None)
+    monkeypatch.delitem(sys.modules, "harvest_lib.pipeline.namespace")
+    with pytest.raises(PipelineError, match="need the package google-re2") as refused:
+        importlib.import_module("harvest_lib.pipeline.namespace")
+    assert refused.value.next_step == install_hint("pipeline")

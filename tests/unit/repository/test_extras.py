@@ -30,7 +30,10 @@ PARTS = {
             "harvest_lib.cli.status",
         ),
         *("harvest_lib.harvester.harvest", "harvest_lib.consume", "harvest_lib.consume.telemetry", "harvest_lib.audit"),
-        *("harvest_lib.conninfo", "harvest_lib.examples.bank_transfer", "harvest_lib.pipeline.declaration"),
+        *("harvest_lib.conninfo", "harvest_lib.examples.bank_transfer", "harvest_lib.cli.pipeline"),
+    ],
+    "pipeline": [
+        *("harvest_lib.pipeline.declaration", "harvest_lib.pipeline.pipeline", "harvest_lib.pipeline.operations"),
         *(f"harvest_lib.pipeline.adaptors.{name}" for name in ("kafka", "outbox", "postgres", "stdout")),
         "harvest_lib.pipeline.adaptors.file.json_lines",
     ],
@@ -52,7 +55,7 @@ PARTS = {
         "harvest_lib.airflow.audit_tasks",
     ],
     "archive": ["harvest_lib.archive"],
-    "parquet": ["harvest_lib.pipeline.adaptors.file.parquet"],
+    "parquet": ["harvest_lib.pipeline.declaration", "harvest_lib.pipeline.adaptors.file.parquet"],
     "certificates": ["harvest_lib.certificates"],
 }
 """Modules by the extras that their page says to install."""
@@ -134,6 +137,12 @@ def test_an_extra_installs_what_its_modules_import(extras):
         if names and not names & brought:
             missing[module] = names
     assert missing == {}
+
+
+def test_pipelines_alone_bring_the_regular_expressions_of_go():
+    for extra in ("pipeline", "parquet"):
+        assert "google-re2" in installed_by(NAME, frozenset({extra}))
+    assert "google-re2" not in installed_by(NAME, frozenset())
 
 
 def test_imports_are_found():
