@@ -1,7 +1,7 @@
 """`harvest platform`: Dagster and Airflow on the local stack."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,7 +48,7 @@ def platform(
     from infra.platform.airflow import checked_dags
     from infra.platform.up import make_stack, up
 
-    options = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
+    options: dict[str, Any] = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
     options |= {"definitions": definitions, "observe": observe, "dags": "" if dags is None else str(checked_dags(dags))}
     if foreground:
         stack.hold(lambda: make_stack(state, **options), as_json=as_json)
