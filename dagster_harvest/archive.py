@@ -79,7 +79,7 @@ def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, 
     @dg.sensor(
         name=f"{settings.name}_segments",
         job=job,
-        minimum_interval_seconds=archive.look_every_seconds,
+        minimum_interval_seconds=archive.check_every_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
         description="Archives closed segments, in order, before retention may drop them.",

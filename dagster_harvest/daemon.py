@@ -126,7 +126,7 @@ class _Daemon:
         place = Place(name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0")))
         outbox = OutboxTable.parse(self._config.outbox_table)
         heartbeat_thread = HeartbeatThread(
-            self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.beat_every_seconds
+            self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.heartbeat_every_seconds
         )
         given = run.tags.get(GENERATION_TAG)
         try:

@@ -73,11 +73,11 @@ class DaemonSettings(dg.Model, dg.Resolvable):
     of its own, from this port on. Default: the variable HARVEST_LISTEN, else none."""
     report_every_seconds: float = Field(default=10.0, ge=1)
     """Interval of a run's reports of its numbers. Default 10 s."""
-    beat_every_seconds: float = Field(default=2.0, gt=0)
+    heartbeat_every_seconds: float = Field(default=2.0, gt=0)
     """Interval of a run's heartbeats. Default 2 s."""
     stale_after_seconds: float = Field(default=15.0, gt=0)
     """A run without a heartbeat for this time is considered dead. Default 15 s."""
-    look_every_seconds: int = Field(default=10, ge=1, le=30)
+    check_every_seconds: int = Field(default=10, ge=1, le=30)
     """Interval of the supervisor's ticks; Dagster's own sensors tick every 5 s at most. Default 10 s."""
     start_within_seconds: float = Field(default=180.0, gt=0)
     """A run that was launched and is not there after this time is given up. Default 180 s."""
@@ -97,8 +97,10 @@ class DaemonSettings(dg.Model, dg.Resolvable):
                 parse_address(self.listen)
             except ConfigError as error:
                 raise ValueError(f"listen: {error.cause}; {error.next_step}") from error
-        if self.stale_after_seconds < 3 * self.beat_every_seconds:
-            message = "stale_after_seconds is below three times beat_every_seconds: living runs would be taken for dead"
+        if self.stale_after_seconds < 3 * self.heartbeat_every_seconds:
+            message = (
+                "stale_after_seconds is below three times heartbeat_every_seconds: living runs would be taken for dead"
+            )
             raise ValueError(message)
         return self
 
@@ -139,7 +141,7 @@ class ArchiveSettings(dg.Model, dg.Resolvable):
 
     url: str = Field(min_length=1)
     """A folder, or a URL of fsspec such as `s3://bucket/orders`. It holds no secrets."""
-    look_every_seconds: int = Field(default=300, ge=5)
+    check_every_seconds: int = Field(default=300, ge=5)
     """Interval at which a sensor searches closed segments. Default 300 s."""
 
 

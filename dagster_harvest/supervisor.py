@@ -57,7 +57,7 @@ def supervisor_sensor(settings: OutboxSettings, job: dg.JobDefinition | None) ->
     @dg.sensor(
         name=f"{settings.name}_supervisor",
         job=job,
-        minimum_interval_seconds=settings.daemon.look_every_seconds,
+        minimum_interval_seconds=settings.daemon.check_every_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={settings.resource_key},
         description=(
@@ -116,7 +116,7 @@ class _Tick:
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
             # After an outage of Postgres every heartbeat is old for a moment: living runs get time for a new one.
-            time.sleep(2 * self._settings.daemon.beat_every_seconds)
+            time.sleep(2 * self._settings.daemon.heartbeat_every_seconds)
             heartbeat = self._heartbeat(place)
             decision = self._decide(slot, heartbeat)
         given_up: list[str] = []

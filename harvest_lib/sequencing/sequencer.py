@@ -19,7 +19,7 @@ Promises
   `last` shows whether the log is still the same.
 
 A limit: a producer that acknowledges at an earlier clock than before has lost its own progress, and sends some of its
-messages again under new ids. They are let through (`regressions` counts them): nothing is lost, but delivery is at
+messages again under new ids. They are let through (`out_of_order` counts them): nothing is lost, but delivery is at
 least once until it has caught up. Pure, no I/O.
 """
 
@@ -126,7 +126,7 @@ class Sequencer:
         """Messages that were let through with an unreadable id, or an unknown flag."""
         self.empty = 0
         """Acknowledgements that found nothing pending."""
-        self.regressions = 0
+        self.out_of_order = 0
         """Acknowledgements at a clock before the last committed one of their producer."""
         self._batch, self._last = Batch([], [], []), last  # the batch that is taken, and what was read last before it
         self._ring, self._ring_bytes = ring, ring_bytes
@@ -288,7 +288,7 @@ class Sequencer:
         self._settle(producer, known, clock)
         known.ack = clock
         if clock <= after:
-            self.regressions += clock < after
+            self.out_of_order += clock < after
             self.rolled_back += len(held or ())
             return None
         if begin == _NOTHING:

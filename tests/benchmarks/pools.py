@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.01
 _WRITE_SECONDS = 0.01
 
 
-def take_over(servers: Servers) -> float:
+def failover(servers: Servers) -> float:
     """Return the seconds from the SIGKILL of a leader to the term of the next."""
     servers.fill(0)
     with _pool(servers) as (pool, lead):

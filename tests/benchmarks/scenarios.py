@@ -89,12 +89,12 @@ def _one_key(servers: Servers, size: Size) -> Iterator[Result]:
     yield at_least("one-key-and-purge", value, "/s", floor=floor, ratio=median(bare_ratios))
 
 
-def _take_over(servers: Servers, size: Size) -> Iterator[Result]:
+def _failover(servers: Servers, size: Size) -> Iterator[Result]:
     session = pools.SESSION_SECONDS
-    seconds = pools.take_over(servers)
-    yield at_most("take-over", seconds, "s", target=session + 1)
+    seconds = pools.failover(servers)
+    yield at_most("failover", seconds, "s", target=session + 1)
     seconds = pools.first_record(servers, lambda pool, lead: pool.kill(lead))
-    yield at_most("take-over-first-record", seconds, "s", target=session + 1)
+    yield at_most("failover-first-record", seconds, "s", target=session + 1)
     for delivery in ("transactional", "sequenced"):
         took = [
             pools.first_record(servers, lambda pool, lead: pool.kill(lead), delivery=delivery, leadership="postgres")
@@ -141,7 +141,7 @@ SCENARIOS: dict[str, Callable[[Servers, Size], Iterator[Result | LeftOut]]] = {
     "pipeline": pipeline.pipeline,
     "commit-log": commit_log.commit_log,
     "spark-sink": spark_sink.spark_sink,
-    "take-over": _take_over,
+    "failover": _failover,
     "hand-over": _hand_over,
     "idle": _idle,
     "telemetry": telemetry.telemetry,

@@ -51,7 +51,7 @@ LONG_RUNS = [
         ("snapshot/barrier", 20, "credentials-revoked,failover-sync,leader-killed"),
     ]
 ]
-TOLD_OF = {"failover-async": "regress", "record-too-large": "park", "topic-recreated": "remake"}
+TOLD_OF = {"failover-async": "failover", "record-too-large": "park", "topic-recreated": "recreate"}
 TOLD = {"write", "poll", "assign", "fault", "term", "produce", "acknowledge"}
 ALSO_TOLD = {
     "snapshot/transactional": {"transaction", "checkpoint"},

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.failover_mutations import FAILED_OVER, IN_CHECKPOINTS, NOT_PIPELINED
 from support.history_mutations import ANY, TRANSACTIONAL, broken
-from support.remake_mutations import RECREATES
+from support.recreate_mutations import RECREATES
 from support.well_formed import Shape, history
 
 from infra.chaos.checker import Promise, check

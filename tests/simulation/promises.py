@@ -139,7 +139,7 @@ class Promises:
             for event, times in Counter(each.value for each in seen).items():
                 if times > 1 + self.rewinds[self._shard(event)]:
                     self.say(f"{self._name(event)} is there {times} times")
-        if self._world.reader.regressions or self._world.reader.malformed:
+        if self._world.reader.out_of_order or self._world.reader.malformed:
             self.say("a producer has used an id twice, or one that is none")
 
     def _check_first(self, seen):

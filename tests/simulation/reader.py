@@ -16,7 +16,7 @@ class Reader:
         self._broker, self._topic, self._dice = broker, topic, broker.scheduler.dice
         self._sequencers = [Sequencer(ring=_RING) for _ in range(PARTITIONS)]
         self.entries = []
-        self.regressions = self.malformed = 0
+        self.out_of_order = self.malformed = 0
         """Of messages that no publisher of ours may send; see `Sequencer`."""
 
     def go_on(self):
@@ -27,8 +27,8 @@ class Reader:
             for committed in sequencer.take(Batch.of(messages[sequencer.offset :])):
                 found = committed.pick(messages) if isinstance(committed, Replay) else committed
                 self.entries += [each.record for each in found]
-            self.regressions += sequencer.regressions
+            self.out_of_order += sequencer.out_of_order
             self.malformed += sequencer.malformed
-            sequencer.regressions = sequencer.malformed = 0
+            sequencer.out_of_order = sequencer.malformed = 0
             if self._dice.random() < _STARTS_ANEW:
                 self._sequencers[partition] = Sequencer(offset=sequencer.offset, states=sequencer.states(), ring=_RING)

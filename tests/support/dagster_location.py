@@ -10,6 +10,6 @@ defs = outbox_definitions(
         name="shop",
         topics=[os.environ["TEST_TOPIC"]],
         config_file=os.environ["TEST_CONFIG"],
-        daemon=DaemonSettings(report_every_seconds=2, beat_every_seconds=1, stale_after_seconds=8),
+        daemon=DaemonSettings(report_every_seconds=2, heartbeat_every_seconds=1, stale_after_seconds=8),
     )
 )

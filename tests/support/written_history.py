@@ -144,14 +144,14 @@ class Pen:
         events = tuple(written(name).event for name in names.split())
         return self._add(Park, type="ok", process="postgres", step=step, events=events)
 
-    def regress(self, lost="", backlog="", checkpoints=()):
+    def failover(self, lost="", backlog="", checkpoints=()):
         """Have another server take over. `checkpoints` are generations and numbers, of a shard each."""
         events, left = (tuple(written(name).event for name in names.split()) for names in (lost, backlog))
         stored = tuple(StoredCheckpoint("outbox", shard, *each) for shard, each in enumerate(checkpoints))
         fields = {"events": events, "backlog": left, "checkpoints": stored, "since": self._time}
         return self._add(FailoverLoss, type="ok", process="postgres", **fields)
 
-    def remake(self, names="", since=0.0):
+    def recreate(self, names="", since=0.0):
         """Delete the topic, with these records in it, and recreate it."""
         self._offset = 0
         events = tuple(written(name).event for name in names.split())

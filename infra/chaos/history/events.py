@@ -205,7 +205,7 @@ class FailoverLoss(Event):
     still to be delivered.
     """
 
-    kind = "regress"
+    kind = "failover"
     events: tuple[str, ...]
     since: float
     backlog: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ class RecreatedTopic(Event):
     answered by `since` had been read before.
     """
 
-    kind = "remake"
+    kind = "recreate"
     topic: str
     events: tuple[str, ...]
     since: float

@@ -41,7 +41,7 @@ def instance():
 
 @pytest.fixture
 def settings(outbox):
-    daemon = DaemonSettings(report_every_seconds=1, beat_every_seconds=0.2, stale_after_seconds=60)
+    daemon = DaemonSettings(report_every_seconds=1, heartbeat_every_seconds=0.2, stale_after_seconds=60)
     return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon)
 
 

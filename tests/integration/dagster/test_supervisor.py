@@ -46,7 +46,7 @@ def heartbeats(outbox):
 
 @pytest.fixture
 def settings(outbox):
-    daemon = DaemonSettings(beat_every_seconds=0.2, stale_after_seconds=60)
+    daemon = DaemonSettings(heartbeat_every_seconds=0.2, stale_after_seconds=60)
     thresholds = Thresholds(backlog_warn_records=100, backlog_error_records=1000)
     return OutboxSettings(name="shop", topics=[outbox.topic], daemon=daemon, thresholds=thresholds)
 

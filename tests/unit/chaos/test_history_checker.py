@@ -204,12 +204,12 @@ def test_a_checkpoint_whose_answer_comes_late_may_have_been_stored_before():
 
 
 def test_checkpoints_go_on_from_those_of_a_server_that_takes_over():
-    behind = Pen().checkpoint(1, 9).checkpoint(1, 9, shard=1).regress(checkpoints=[(1, 5), (1, 7)])
+    behind = Pen().checkpoint(1, 9).checkpoint(1, 9, shard=1).failover(checkpoints=[(1, 5), (1, 7)])
     assert unexplained(behind.checkpoint(1, 5, at=7).checkpoint(1, 6).checkpoint(1, 8, shard=1)) == set()
-    assert unexplained(Pen().checkpoint(1, 9).regress(checkpoints=[(1, 5)]).checkpoint(1, 4)) == {
+    assert unexplained(Pen().checkpoint(1, 9).failover(checkpoints=[(1, 5)]).checkpoint(1, 4)) == {
         "checkpoint-regression"
     }
-    assert unexplained(Pen().checkpoint(1, 9).regress().checkpoint(1, 1).checkpoint(1, 2)) == set()
+    assert unexplained(Pen().checkpoint(1, 9).failover().checkpoint(1, 1).checkpoint(1, 2)) == set()
 
 
 def test_every_anomaly_has_a_small_history():

@@ -75,8 +75,8 @@ LINES = """\
 {"kind":"assign","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"partitions":[["topic",2,-2]]}
 {"kind":"effect","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"event":"e","consumer":"c"}
 {"kind":"park","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"step":"retry","events":["e"]}
-{"kind":"regress","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"events":["e"],"since":0.5,"backlog":["f"],"checkpoints":[["s",1,2,9]]}
-{"kind":"remake","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"topic":"topic","events":[],"since":0.5}
+{"kind":"failover","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"events":["e"],"since":0.5,"backlog":["f"],"checkpoints":[["s",1,2,9]]}
+{"kind":"recreate","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"topic":"topic","events":[],"since":0.5}
 {"kind":"fault","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"fault":"kill","step":"end"}
 """.splitlines(keepends=True)
 
@@ -89,7 +89,7 @@ def test_a_line_written_before_is_read_as_its_event_and_written_the_same(line, e
 
 
 def test_a_failover_of_which_an_earlier_version_told_has_no_backlog():
-    line = '{"kind":"regress","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"events":["e"],"since":1}'
+    line = '{"kind":"failover","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"events":["e"],"since":1}'
     assert from_line(line) == FailoverLoss(type="ok", **BY, events=("e",), since=1)
 
 

@@ -192,75 +192,75 @@ def test_committed_readers_pass_over_what_was_aborted():
 
 @pytest.mark.parametrize("promise", [BARRIER, PIPELINED, TRANSACTIONAL])
 def test_what_a_server_lacks_that_took_over_was_as_good_as_never_written(promise):
-    pen = Pen().write("a1").write("a2").write("a3").harvest("a1 a2").regress("a2 a3").write("a2").poll("a1 a2")
+    pen = Pen().write("a1").write("a2").write("a3").harvest("a1 a2").failover("a2 a3").write("a2").poll("a1 a2")
     assert found(pen, promise) == ({}, {})
-    assert "unseen" in found(Pen().write("a1").regress(), promise)[0]
+    assert "unseen" in found(Pen().write("a1").failover(), promise)[0]
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_what_a_server_that_took_over_did_not_know_of_may_come_again(promise):
-    pen = Pen().write("a1 a2").harvest("a1 a2").regress(backlog="a1 a2").harvest("a1 a2", OTHER)
+    pen = Pen().write("a1 a2").harvest("a1 a2").failover(backlog="a1 a2").harvest("a1 a2", OTHER)
     assert found(pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER}"), promise) == ({}, {CROSS: 2})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_what_a_server_that_took_over_knew_of_may_not_come_again(promise):
-    pen = Pen().write("a1 a2").harvest("a1 a2").regress(backlog="a2").harvest("a1 a2", OTHER)
+    pen = Pen().write("a1 a2").harvest("a1 a2").failover(backlog="a2").harvest("a1 a2", OTHER)
     assert found(pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER}"), promise) == ({CROSS: 1}, {CROSS: 1})
-    pen = Pen().write("a1 a2").harvest("a1 a2").regress().harvest("a1 a2", OTHER)
+    pen = Pen().write("a1 a2").harvest("a1 a2").failover().harvest("a1 a2", OTHER)
     assert found(pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER}"), promise) == ({CROSS: 2}, {})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_what_comes_again_after_a_failover_comes_in_order(promise):
-    pen = Pen().write("a1 a2").harvest("a1 a2").regress(backlog="a1 a2").harvest("a2 a1", OTHER)
+    pen = Pen().write("a1 a2").harvest("a1 a2").failover(backlog="a1 a2").harvest("a2 a1", OTHER)
     assert found(pen.poll(f"a1 a2 a2@{OTHER} a1@{OTHER}"), promise) == ({CROSS: 1}, {CROSS: 1})
 
 
 @pytest.mark.parametrize("promise", [BARRIER, TRANSACTIONAL])
 def test_what_comes_again_after_a_failover_comes_once(promise):
-    pen = Pen().write("a1 a2").harvest("a1 a2").regress(backlog="a1 a2").harvest("a1 a2", OTHER).harvest("a1", THIRD)
+    pen = Pen().write("a1 a2").harvest("a1 a2").failover(backlog="a1 a2").harvest("a1 a2", OTHER).harvest("a1", THIRD)
     pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER} a1@{THIRD}")
     assert found(pen, promise) == ({CROSS: 1}, {CROSS: 2})
 
 
 def test_a_run_that_is_repeated_while_it_comes_again_goes_on_to_where_that_was():
-    pen = Pen().write("a1 a2 a3").harvest("a1 a2 a3").regress(backlog="a1 a2 a3")
+    pen = Pen().write("a1 a2 a3").harvest("a1 a2 a3").failover(backlog="a1 a2 a3")
     pen.harvest("a1 a2", OTHER).harvest("a1 a2 a3", THIRD)
     first = f"a1 a2 a3 a1@{OTHER} a2@{OTHER}"
     assert found(pen.poll(f"{first} a1@{THIRD} a2@{THIRD} a3@{THIRD}"), PIPELINED) == ({}, {CROSS: 5})
-    pen = Pen().write("a1 a2 a3").harvest("a1 a2 a3").regress(backlog="a1 a2 a3")
+    pen = Pen().write("a1 a2 a3").harvest("a1 a2 a3").failover(backlog="a1 a2 a3")
     pen.harvest("a1 a2", OTHER).harvest("a1 a3", THIRD)
     assert found(pen.poll(f"{first} a1@{THIRD} a3@{THIRD}"), PIPELINED) == ({CROSS: 1}, {CROSS: 3})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_one_of_two_servers_that_took_over_did_not_know_of_it(promise):
-    pen = Pen().write("a1").harvest("a1").regress(backlog="a1").regress().harvest("a1", OTHER)
+    pen = Pen().write("a1").harvest("a1").failover(backlog="a1").failover().harvest("a1", OTHER)
     assert found(pen.poll(f"a1 a1@{OTHER}"), promise) == ({}, {CROSS: 1})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_failover_before_or_after_both_sends_explains_nothing(promise):
-    pen = Pen().write("a1 a2").regress(backlog="a1 a2").harvest("a1 a2").harvest("a1", OTHER).regress(backlog="a1 a2")
+    pen = Pen().write("a1 a2").failover(backlog="a1 a2").harvest("a1 a2").harvest("a1", OTHER).failover(backlog="a1 a2")
     assert found(pen.poll(f"a1 a2 a1@{OTHER}"), promise) == ({CROSS: 1}, {})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_leader_that_began_under_the_old_server_may_be_late(promise):
     names = ({}, {CROSS: 2})
-    pen = Pen().write("a1 a2").term().regress(backlog="a1 a2").harvest("a1 a2").harvest("a1 a2", OTHER)
+    pen = Pen().write("a1 a2").term().failover(backlog="a1 a2").harvest("a1 a2").harvest("a1 a2", OTHER)
     assert found(pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER}"), promise) == names
-    pen = Pen().write("a1 a2").regress(backlog="a1 a2").term().harvest("a1 a2").harvest("a1 a2", OTHER)
+    pen = Pen().write("a1 a2").failover(backlog="a1 a2").term().harvest("a1 a2").harvest("a1 a2", OTHER)
     assert (found(pen.poll(f"a1 a2 a1@{OTHER} a2@{OTHER}"), promise) == names) is (promise is PIPELINED)
-    pen = Pen().term().regress().write("a1").harvest("a1").harvest("a1", OTHER)
+    pen = Pen().term().failover().write("a1").harvest("a1").harvest("a1", OTHER)
     assert found(pen.poll(f"a1 a1@{OTHER}"), promise)[0] == ({CROSS: 1} if promise is TRANSACTIONAL else {})
 
 
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize(("backlog", "names"), [("a1", ({}, {CROSS: 1})), ("", ({CROSS: 1}, {}))])
 def test_a_record_without_a_key_may_come_again_if_it_was_not_known(promise, backlog, names):
-    pen = Pen().write("a1").harvest("a1").regress(backlog=backlog).harvest("a1", OTHER).poll(f"a1 a1@{OTHER}")
+    pen = Pen().write("a1").harvest("a1").failover(backlog=backlog).harvest("a1", OTHER).poll(f"a1 a1@{OTHER}")
     pen.events = [
         replace(each, records=tuple(record._replace(key=None) for record in each.records))
         if isinstance(each, Write | Poll)

@@ -29,19 +29,19 @@ def read_to_the_end(pen, names):
 
 
 def test_what_went_with_the_topic_need_not_be_seen(promise):
-    pen = before().remake("a2 b1", since=0.008).write("a3").harvest("a3")
+    pen = before().recreate("a2 b1", since=0.008).write("a3").harvest("a3")
     assert check(read_to_the_end(pen, "a3").events, promise).to_json()["unexplained"] == {}
     assert not check(pen.events, promise).explained
 
 
 def test_what_is_not_said_to_have_gone_must_be_seen(promise):
-    pen = before().remake("a2", since=0.008).write("a3").harvest("a3")
+    pen = before().recreate("a2", since=0.008).write("a3").harvest("a3")
     assert unexplained(read_to_the_end(pen, "a3"), promise) == {"lost-write"}
 
 
 @pytest.mark.parametrize("names", ["a1", ""])
 def test_a_transaction_with_a_part_in_either_topic_is_not_torn(promise, names):
-    pen = Pen().write("a1 b1").transaction("begin").produce("a1 b1").acknowledge("a1", 0).remake(names)
+    pen = Pen().write("a1 b1").transaction("begin").produce("a1 b1").acknowledge("a1", 0).recreate(names)
     pen.acknowledge("b1", 0).transaction("commit")
     lost = {"torn-transaction", "unseen"} if promise.transactional else {"lost-write"}
     assert unexplained(read_to_the_end(pen, "b1"), promise) == (set() if names else lost)
@@ -50,43 +50,43 @@ def test_a_transaction_with_a_part_in_either_topic_is_not_torn(promise, names):
 def test_what_was_answered_by_when_all_was_read_is_lost(promise):
     """Nobody has read what the one who deleted the topic says was read."""
     pen = before()
-    pen.remake("a2 b1", since=pen.events[-1].time).write("a3").harvest("a3")
+    pen.recreate("a2 b1", since=pen.events[-1].time).write("a3").harvest("a3")
     assert unexplained(read_to_the_end(pen, "a3"), promise) == {"lost-write"}
 
 
 def test_what_kafka_never_acknowledged_is_lost(promise):
-    pen = Pen().write("a1").harvest("a1").poll("a1").write("a2").produce("a2").remake("a2", since=0.008)
+    pen = Pen().write("a1").harvest("a1").poll("a1").write("a2").produce("a2").recreate("a2", since=0.008)
     pen.write("a3").harvest("a3")
     assert unexplained(read_to_the_end(pen, "a3"), promise) == {"lost-write"}
 
 
 def test_what_stood_before_what_was_read_is_lost(promise):
     """It was there to be read."""
-    pen = Pen().write("a1").write("b1").harvest("a1 b1").poll("b1", at=1).remake("a1").write("b2").harvest("b2")
+    pen = Pen().write("a1").write("b1").harvest("a1 b1").poll("b1", at=1).recreate("a1").write("b2").harvest("b2")
     assert "lost-write" in unexplained(read_to_the_end(pen, "b2"), promise)
 
 
 def test_a_transaction_that_was_not_to_be_committed_takes_nothing_with_it(promise):
-    pen = Pen().write("a1").transaction("begin").produce("a1").acknowledge("a1", 0).transaction("abort").remake("a1")
+    pen = Pen().write("a1").transaction("begin").produce("a1").acknowledge("a1", 0).transaction("abort").recreate("a1")
     expected = {"unseen"} if promise.transactional else set()
     assert unexplained(read_to_the_end(pen.write("b1").harvest("b1"), "b1"), promise) == expected
 
 
 def test_what_went_may_come_again(promise):
     """Records without an answer are sent by their leader to the new topic."""
-    pen = before().remake("a2 b1").write("a3").harvest("a2 b1 a3", OTHER)
+    pen = before().recreate("a2 b1").write("a3").harvest("a2 b1 a3", OTHER)
     assert unexplained(read_to_the_end(pen, f"a2@{OTHER} b1@{OTHER} a3@{OTHER}"), promise) == set()
 
 
 def test_a_loss_in_the_topic_as_it_was_made_anew(promise):
-    pen = before().remake("a2 b1").write("a3").write("a4").harvest("a3").harvest("a4")
+    pen = before().recreate("a2 b1").write("a3").write("a4").harvest("a3").harvest("a4")
     assert unexplained(read_to_the_end(pen, "1:a4"), promise) == {"lost-write"}
-    pen = before().write("a3").remake("a2 b1 a3").harvest("a3").write("a4").harvest("a4")
+    pen = before().write("a3").recreate("a2 b1 a3").harvest("a3").write("a4").harvest("a4")
     assert unexplained(read_to_the_end(pen, "1:a4"), promise) == {"lost-write"}, "it was acknowledged in the new one"
 
 
 def test_the_order_of_a_key_goes_on_in_the_new_topic(promise):
-    pen = before().remake("b1").write("a3").harvest("a3 a2", OTHER)
+    pen = before().recreate("b1").write("a3").harvest("a3 a2", OTHER)
     assert "int-nonmonotonic-send" not in unexplained(pen, promise)
     assert "nonmonotonic-send" in unexplained(read_to_the_end(pen, f"a3@{OTHER} a2@{OTHER}"), promise)
     (finding,) = (each for each in check(pen.events, promise).findings if each.name == "nonmonotonic-send")
@@ -94,19 +94,19 @@ def test_the_order_of_a_key_goes_on_in_the_new_topic(promise):
 
 
 def test_a_copy_in_the_new_topic_counts_as_in_the_old(promise):
-    pen = Pen().write("a1").write("a2").harvest("a1 a2").poll("a1 a2").remake().harvest("a1", OTHER)
+    pen = Pen().write("a1").write("a2").harvest("a1 a2").poll("a1 a2").recreate().harvest("a1", OTHER)
     assert unexplained(read_to_the_end(pen, f"a1@{OTHER}"), promise) == {"duplicate-cross-epoch"}, "it steps back"
-    pen = Pen().write("a1").harvest("a1").poll("a1").remake().harvest("a1", OTHER)
+    pen = Pen().write("a1").harvest("a1").poll("a1").recreate().harvest("a1", OTHER)
     expected = {"duplicate-cross-epoch"} if promise.transactional else set()
     assert unexplained(read_to_the_end(pen, f"a1@{OTHER}"), promise) == expected
 
 
 def test_the_client_may_send_again_what_was_in_flight(promise):
     """Under one leader it was handed over once, and is in both."""
-    pen = Pen().write("a1").produce("a1").poll("a1").remake().acknowledge("a1", 0)
+    pen = Pen().write("a1").produce("a1").poll("a1").recreate().acknowledge("a1", 0)
     expected = {"duplicate-adjacent"} if promise.transactional else set()
     assert unexplained(read_to_the_end(pen, "a1"), promise) - {"unseen"} == expected
-    pen = Pen().write("a1").produce("a1").poll("a1").produce("a1").acknowledge("a1", 0).acknowledge("a1", 0).remake()
+    pen = Pen().write("a1").produce("a1").poll("a1").produce("a1").acknowledge("a1", 0).acknowledge("a1", 0).recreate()
     assert unexplained(read_to_the_end(pen, "a1"), promise) == {"duplicate-adjacent"}, "for no reason"
 
 
@@ -116,34 +116,34 @@ def test_offsets_begin_again_only_if_the_topic_did(promise):
 
 
 def test_who_was_not_assigned_the_new_topic_is_in_the_old_one(promise):
-    pen = before().remake("a2 b1").write("a3").harvest("a3").poll("a3")
+    pen = before().recreate("a2 b1").write("a3").harvest("a3").poll("a3")
     assert {"nonmonotonic-poll", "inconsistent-offsets"} <= unexplained(pen, promise)
 
 
 def test_readers_of_the_old_topic_may_be_late(promise):
     """They got it before, and were assigned nothing since."""
-    pen = before().write("a3").write("b2").harvest("a3").remake().harvest("b2")
+    pen = before().write("a3").write("b2").harvest("a3").recreate().harvest("b2")
     pen.assign(0, process="new").poll("b2", process="new").poll("a2 b1 a3", at=1)
     assert unexplained(pen, promise) == set()
 
 
 def test_two_topics_after_another(promise):
-    pen = before().remake("a2 b1").write("a3").harvest("a3").assign(0).poll("a3")
+    pen = before().recreate("a2 b1").write("a3").harvest("a3").assign(0).poll("a3")
     since = pen.events[-1].time
-    pen.write("a4").harvest("a4").remake("a4", since=since).write("a5").harvest("a5")
+    pen.write("a4").harvest("a4").recreate("a4", since=since).write("a5").harvest("a5")
     assert unexplained(read_to_the_end(pen, "a5"), promise) == set()
-    wrong = before().remake("a2 b1").write("a3").remake("a3").write("a4").harvest("a4")
+    wrong = before().recreate("a2 b1").write("a3").recreate("a3").write("a4").harvest("a4")
     assert unexplained(read_to_the_end(wrong, "a4"), promise) == {"lost-write"}, "a3 was in neither"
 
 
 def test_readers_that_differ_on_the_new_topic_are_inconsistent(promise):
-    pen = before().remake("a2 b1").write("a3 b2").harvest("a3 b2").assign(0).poll("a3 b2")
+    pen = before().recreate("a2 b1").write("a3 b2").harvest("a3 b2").assign(0).poll("a3 b2")
     pen.assign(0, process="last").poll("b2 a3", process="last")
     assert "inconsistent-offsets" in unexplained(pen, promise)
 
 
 def test_a_poll_that_passes_over_is_told_with_its_offsets(promise):
-    pen = before().remake("a2 b1").write("a3").write("a4").write("a5").harvest("a3 a4 a5")
+    pen = before().recreate("a2 b1").write("a3").write("a4").write("a5").harvest("a3 a4 a5")
     pen.assign(0).poll("0:a3 2:a5").assign(0, process="last").poll("a3 a4 a5", process="last")
     (finding,) = check(pen.events, promise).findings
     assert finding.name == "int-poll-skip"
@@ -152,7 +152,7 @@ def test_a_poll_that_passes_over_is_told_with_its_offsets(promise):
 
 
 def test_the_event_comes_back_from_its_line(promise):
-    (event,) = Pen().remake("a1 b1", since=3.5).events
+    (event,) = Pen().recreate("a1 b1", since=3.5).events
     assert from_line(to_line(event)) == event
     with pytest.raises(ValueError, match="field `topic`"):
         from_line(to_line(event).replace('"orders"', "null"))

@@ -38,7 +38,7 @@ def test_what_was_acknowledged_by_the_time_is_found_in_all_histories(tmp_path):
 
 
 def test_what_went_with_the_topic_does_not_count_as_committed(tmp_path):
-    pen = Pen().write("a1").harvest("a1").poll("a1").write("a2").harvest("a2").remake("a2", since=0.01)
+    pen = Pen().write("a1").harvest("a1").poll("a1").write("a2").harvest("a2").recreate("a2", since=0.01)
     write(pen.write("a3").harvest("a3").assign(0).poll("a3"), tmp_path / "all.jsonl")
     committed, _, verdict = judged(tmp_path, WAY)
     assert (committed, verdict.ok) == (2, True)

@@ -209,7 +209,7 @@ def test_a_wrong_line_is_named(line, named):
 
 def test_a_run_may_not_be_taken_for_dead_between_two_beats():
     with pytest.raises(ValueError, match="three times"):
-        DaemonSettings(beat_every_seconds=10)
+        DaemonSettings(heartbeat_every_seconds=10)
 
 
 def test_a_password_in_the_clear_is_refused_before_dagster_stores_it():

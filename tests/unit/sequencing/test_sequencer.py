@@ -72,7 +72,7 @@ def test_a_producer_that_lost_its_progress_is_read_again_rather_than_not_at_all(
     sequencer = Sequencer()
     log = messages((A, 5, "continue"), (A, 6, "ack"), (A, 2, "ack"), (A, 3, "continue"), (A, 4, "ack"))
     assert offsets(sequencer.take(log)) == [[0], [3]]
-    assert sequencer.regressions == 1
+    assert sequencer.out_of_order == 1
 
 
 def test_a_repeated_acknowledgement_rolls_back_what_is_pending():
@@ -88,7 +88,7 @@ def test_an_acknowledgement_written_again_behind_a_message_that_stood_for_itself
     assert offsets(first.take(log[:3])) == [[0], [2]]
     for sequencer in (first, Sequencer(offset=3, states=first.states())):
         assert offsets(sequencer.take(log)) == []
-        assert (sequencer.duplicates, sequencer.regressions) == (1, 0)
+        assert (sequencer.duplicates, sequencer.out_of_order) == (1, 0)
 
 
 def test_the_first_to_begin_is_let_go_and_read_again():

@@ -7,7 +7,7 @@ from support.history_mutations import at, polled
 from infra.chaos.history.events import Assign, Poll, RecreatedTopic, Write
 
 
-def forget_the_remake(events, dice):
+def forget_the_recreation(events, dice):
     """Let offsets begin again, and nobody say why."""
     before, after = {}, {}
     for event, shown in (
@@ -65,4 +65,4 @@ def lose_after_the_deletion(events, dice):
     return {"lost-write"}, polled(events, lambda record: None if record.event == lost else record)
 
 
-RECREATES = (forget_the_remake, stay_in_the_old_topic, lose_before_the_deletion, lose_after_the_deletion)
+RECREATES = (forget_the_recreation, stay_in_the_old_topic, lose_before_the_deletion, lose_after_the_deletion)
