@@ -99,7 +99,7 @@ def test_what_cannot_be_kept_is_refused_by_its_place(data, says):
 def test_what_is_in_itself_is_refused():
     data = {}
     data["a"] = data
-    with pytest.raises(MessageRefused, match="in itself"):
+    with pytest.raises(MessageRefused, match="inside itself"):
         dumps(data)
 
 

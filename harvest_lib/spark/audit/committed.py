@@ -296,7 +296,7 @@ def _hiding_named() -> Iterator[None]:
         yield
     except DatabaseAccessDenied as error:
         raise DatabaseAccessDenied(
-            "row-level security hides rows from the audit: records that Kafka lacks could be among them",
+            "row-level security hides rows from the audit: records missing in Kafka could be among them",
             evidence=error.evidence,
             next_step="as the owner, CREATE POLICY … FOR SELECT TO this user USING (true), or ALTER ROLE … BYPASSRLS",
         ) from error

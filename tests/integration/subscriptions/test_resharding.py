@@ -99,7 +99,7 @@ def test_a_shard_that_nobody_leads_is_named_and_the_others_go_on(outbox):
         "WHERE shard = 1"
     )
     reported = []
-    with pytest.raises(CheckpointError, match=r"which nobody leads"):
+    with pytest.raises(CheckpointError, match=r"which has no leader"):
         Resharding(outbox.subscriptions, "default", 3, tell=reported.append).run(0.5)
     assert reported == ["waiting for shard 0, which has no leader"]
     assert [(each.shards, each.until) for each in outbox.subscriptions.shards()] == [(2, None)] * 2
