@@ -96,7 +96,7 @@ def test_parked_records_do_not_wait(table, reported):
 def test_parked_ids_do_not_wait(table, reported):
     table.connection.execute(INSERT, (2, 3))
     table.connection.execute(
-        "INSERT INTO outbox_set_aside (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
+        "INSERT INTO outbox_parked_ids (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id) "
         "SELECT 'default', 0, id, 't', kafka_key, 'missing', false, transaction_id FROM outbox"
     )
     position = {"prev": table.snapshot()}
