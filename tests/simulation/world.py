@@ -235,7 +235,7 @@ def seams(world):
         "harvest_lib.batching.batch_size._LARGEST_PAGE": 8,
         "harvest_lib.batching.batch._SLICE": 3,
         "harvest_lib.delivery.sequenced._CLEAR_SECONDS": 0.1,
-        "harvest_lib.delivery.batches._WIRE_SECONDS": 0.2,
+        "harvest_lib.delivery.at_least_once._WIRE_SECONDS": 0.2,
         "harvest_lib.delivery.producer._ABANDON_SECONDS": 0.2,
     }
     with ExitStack() as stack:

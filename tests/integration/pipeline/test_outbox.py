@@ -75,7 +75,7 @@ def test_a_subscription_that_was_made_anew_is_not_taken_for_the_old_one(outbox_s
     outbox_source.put(1)
     last = read_once(outbox_source)
     raised = {"outbox/pipeline": last["outbox/pipeline"]._replace(data={**last["outbox/pipeline"].data, "number": 0})}
-    with closing(outbox_source.reader()) as made, pytest.raises(CheckpointError, match="not the one"):
+    with closing(outbox_source.reader()) as made, pytest.raises(CheckpointError, match="is not the subscription of"):
         next(made.read(raised))
 
 

@@ -48,7 +48,7 @@ def test_all_that_is_answered_is_waited_for_and_nothing_later(monkeypatch):
     monkeypatch.setattr(following, "_CAUGHT_UP_SECONDS", 0.0)
     reader = SimpleNamespace(seen={"a"}, has_read=True)
     follows = Following(reader=reader, answered={"a", "b"})
-    with pytest.raises(StackError, match="was not read"):
+    with pytest.raises(StackError, match="were not read"):
         follows.catch_up()
     reader.seen.add("b")
     before = boot_seconds()

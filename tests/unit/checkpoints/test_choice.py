@@ -95,7 +95,7 @@ def test_a_generation_that_is_still_to_come_is_refused():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"epoch": 5}, "it is of epoch 5, which Postgres gave to nobody"),
+        ({"epoch": 5}, "it is of epoch 5, which Postgres gave to no leader"),
         ({"leader_id": "leader-5"}, "it is of leader 'leader-5', but epoch 4 was that of leader-4"),
         ({"shard": 0}, "it is of subscription 'default', shard 0"),
         ({"subscription": "search"}, "it is of subscription 'search', shard 1"),
