@@ -82,7 +82,6 @@ class Preconditions:
         try:
             _run(self.of_table(connection))
             self._make_tables(connection)
-            _run([("tables beside it", partial(self.check_tables_beside, connection, makes=False))])
             _run(self.of_contents(connection))
         except DatabaseAccessDenied:
             require_grants(connection, harvester_needs(self._table, self._mode))
@@ -119,12 +118,17 @@ class Preconditions:
             self._table.check_native(connection)
 
     def _make_tables(self, connection: psycopg.Connection[Any]) -> None:
-        if self._mode.parks_rows:
-            with suppress(DatabaseAccessDenied):  # the check that follows says what is missing
+        """Make the tables that are missing beside the outbox; raise the error of those that this role may not make."""
+        try:
+            if self._mode.parks_rows:
                 ParkedRecords(self._table).create(connection)
-        if self._mode.keeps_checkpoints:
-            with suppress(DatabaseAccessDenied):
+        except DatabaseAccessDenied:  # even if the table is there
+            self.check_tables_beside(connection, makes=False)
+        try:
+            if self._mode.keeps_checkpoints:
                 create_beside(connection, self._table)
+        except DatabaseAccessDenied:
+            self.check_tables_beside(connection, makes=False)
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
         """Raise OutboxTableError if tables are missing, but for those that a start `makes`, or lack columns."""

@@ -318,7 +318,7 @@ MUTATIONS = (
         "each leader has transactional ids of its own",
         ("snapshot-transactional",),
         _edit(
-            factory,
+            harvesters,
             "make_delivery",
             "ids = (first_id,",
             "first_id += __import__('uuid').uuid4().hex; ids = (first_id,",
@@ -459,7 +459,7 @@ MUTATIONS = (
             server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
         ),
         # It flushes as well, before a commit of Kafka's.
-        _edit(KafkaStore, "vouch", "boot_seconds() < self._vouch_at", "True"),
+        _edit(KafkaStore, "_vouch", "boot_seconds() < self._vouch_at", "True"),
         seed=12,
     ),
     _mutation(
@@ -467,7 +467,7 @@ MUTATIONS = (
         _SNAPSHOT,
         _edit(SnapshotSource, "_next_window", "first[_FLUSHED_UP_TO]", '"0/1"'),
         # It flushes as well, before a commit of Kafka's.
-        _edit(KafkaStore, "vouch", "boot_seconds() < self._vouch_at", "True"),
+        _edit(KafkaStore, "_vouch", "boot_seconds() < self._vouch_at", "True"),
         seed=128,
     ),
     _mutation(
