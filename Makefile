@@ -36,7 +36,7 @@ RUN = $(BIN)/python -m tests.run --workers
 BESIDE := $(MAKE) --no-print-directory lint audit
 PARALLEL = -n $(WORKERS) --dist worksteal
 
-.PHONY: help setup demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
+.PHONY: help setup platform demo demo-consume demo-pipeline demo-spark test test-gate test-all test-long test-least test-python coverage test-e2e lint audit sbom format bench compare chaos alerts machine docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ setup:  ## make the environment from the lock
 	  [ -z "$$(find $(STAMP) -newer pyproject.toml -newer uv.lock -newer infra/bootstrap.sh -newer infra/native_build.py $(patsubst %,-newer %,$(wildcard harvest_lib/native/*.[ch])) 2>/dev/null)" ]; then \
 	  sh infra/bootstrap.sh "$(PYTHON)" "$(HARVEST_HOME)" $(EXTRAS) && sh infra/machine.sh pooler && echo "$(MADE_FROM)" > $(STAMP); \
 	fi
+
+platform: setup  ## Dagster and Airflow on Postgres and Kafka, on this machine; `.harvest/venv/bin/harvest down` ends them
+	@$(BIN)/harvest platform
 
 demo: setup  ## Spark writes, the pool delivers, leaders are killed, the audit proves it; then exactly once; then Dagster
 	@$(BIN)/python -m infra.demo

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from harvest_lib.local_stack.log_lines import JsonLines
 from harvest_lib.local_stack.process import ServerProcess
+from infra.log_lines import JsonLines
 from infra.processes import environment
 from infra.waiting import until
 

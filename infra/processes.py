@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.harvester import Harvester, Lead
 from harvest_lib.local_stack.process import ServerProcess, tail
+from infra.harvester import Harvester, Lead
 
 
 def environment(*hidden: str) -> dict[str, str]:

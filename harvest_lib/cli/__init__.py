@@ -40,7 +40,7 @@ from harvest_lib.cli.terminal import checked_output
 from harvest_lib.errors import HarvestError
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CHECKOUT_ONLY = ("bench", "chaos", "history")
+_CHECKOUT_ONLY = ("bench", "chaos", "history", "platform")
 
 
 def _checkout_commands() -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from harvest_lib.errors import FOUND_EXIT_CODE, StackError, install_hint
 
 if TYPE_CHECKING:
     from harvest_lib.local_stack.description import Description
+    from harvest_lib.local_stack.stack import Stack
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -27,25 +29,13 @@ _MEBIBYTE = 1024 * 1024
 
 
 @app.command(
-    epilog="Example: harvest up · harvest up --all · harvest up --all --dags dags · harvest up --all --observe"
-    " · harvest up --secure · harvest up --brokers 3 --fresh"
+    epilog="Example: harvest up · harvest up --secure · harvest up --brokers 3 --fresh",
 )
 def up(
     *,
     brokers: Annotated[int, typer.Option(help="Kafka brokers: 1 or 3.")] = 1,
     postgres: Annotated[str, typer.Option(help="Version of Postgres: 18 or 16.")] = "18",
     kafka: Annotated[str, typer.Option(help="Version of Kafka: 4.3.1 or 3.9.1.")] = "4.3.1",
-    all_: Annotated[bool, typer.Option("--all", help="Start Dagster and Airflow as well.")] = False,
-    definitions: Annotated[
-        str, typer.Option(help="With --all: the module whose definitions Dagster serves.")
-    ] = "dagster_harvest.example_flights.definitions",
-    dags: Annotated[
-        Path | None,
-        typer.Option(help="With --all: the folder of DAGs that Airflow runs, instead of ours.", metavar="FOLDER"),
-    ] = None,
-    observe: Annotated[
-        bool, typer.Option("--observe", help="With --all: start a Prometheus with our alert rules as well.")
-    ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="Use TLS, users and ACLs, and show how clients connect.")
     ] = False,
@@ -55,40 +45,27 @@ def up(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Start Postgres and Kafka on this machine, and return once they answer. With --all, start Dagster and Airflow too.
+    """Start Postgres and Kafka on this machine, and return once they answer.
 
     Data is kept between runs in `.harvest` (HARVEST_HOME names another folder).
     HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS name existing servers to use
-    instead. Airflow runs our DAGs unless --dags is given, at each `harvest up`.
-    With --observe, Prometheus scrapes the run that harvests in Dagster.
-    With --secure, clients need TLS and explicit grants. A secure stack
+    instead. With --secure, clients need TLS and explicit grants. A secure stack
     has its own data; keys and passwords are in the folder `secure` next to it.
     Exits with 7 if the stack does not start.
     """
-    supervisor, state = _local_stack("supervisor"), _state_folder()
-    if dags is not None and not all_:
-        raise typer.BadParameter("Airflow runs with --all only: add it, or leave --dags out")
-    if observe and not all_:
-        raise typer.BadParameter("Prometheus runs with --all only: add it, or leave --observe out")
+    supervisor, state = _local_stack("supervisor"), state_folder()
     wanted = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh, "secure": secure}
-    wanted |= {"definitions": definitions if all_ else "", "observe": observe}
-    wanted["dags"] = str(_local_stack("airflow").checked_dags(dags)) if dags is not None else ""
     if foreground:
-        supervisor.stop_on_signals()
-        try:
-            with _local_stack("stack").Stack(state, **wanted) as stack:
-                _show_description(stack.describe(), "up, until Ctrl-C", as_json=as_json)
-                supervisor.hold(stack)
-        except supervisor.Stopped:
-            return
-    description, already = supervisor.up(state, **wanted)
-    _show_description(description, "already running" if already else "up", as_json=as_json)
+        hold(lambda: _local_stack("stack").Stack(state, **wanted), as_json=as_json)
+    else:
+        description, already = supervisor.up(state, wanted)
+        show(description, "already running" if already else "up", as_json=as_json)
 
 
 @app.command(epilog="Example: harvest down")
 def down(*, as_json: Json = False) -> None:
     """Stop the stack and wait until it has stopped. The data stays. Exits with 7 if it does not stop."""
-    ended = _local_stack("supervisor").down(_state_folder())
+    ended = _local_stack("supervisor").down(state_folder())
     if as_json:
         typer.echo(json_text({"ended": ended}))
     else:
@@ -98,7 +75,7 @@ def down(*, as_json: Json = False) -> None:
 @app.command(epilog="Example: harvest ps · harvest ps --json")
 def ps(*, as_json: Json = False) -> None:
     """Show the servers of the stack. Exits with 13 if no stack is running."""
-    description = _local_stack("description").running(_state_folder())
+    description = _local_stack("description").running(state_folder())
     if description is None:
         typer.echo("[]" if as_json else "nothing is running; start it with `harvest up`")
         raise typer.Exit(FOUND_EXIT_CODE)
@@ -108,14 +85,14 @@ def ps(*, as_json: Json = False) -> None:
 @app.command(epilog="Example: harvest logs · harvest logs kafka -n 100 · harvest logs postgres -f")
 def logs(
     server: Annotated[
-        str, typer.Argument(help="postgres, kafka, dagster, airflow, prometheus or supervisor; default: all.")
+        str, typer.Argument(help="postgres, kafka, another server of `harvest ps`, or supervisor; default: all.")
     ] = "",
     *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue with new lines as they are logged.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end of each log.")] = 20,
 ) -> None:
     """Show the logs of the servers, including stopped ones. Exits with 7 if there is no such log."""
-    files = sorted((_state_folder() / "logs").glob(f"{server}*.log"))
+    files = sorted((state_folder() / "logs").glob(f"{server}*.log"))
     if not files:
         raise StackError(
             f"there is no log of {server or 'the stack'}",
@@ -141,9 +118,22 @@ def logs(
             _print_lines(file, text, prefix=prefix)
 
 
-def _state_folder() -> Path:
+def state_folder() -> Path:
+    """Return the folder of the stack. Raises StackError where the local stack is not installed."""
     state: Path = _local_stack("state").default_state()
     return state
+
+
+def hold(make: Callable[[], "Stack"], *, as_json: bool) -> None:
+    """Start a stack in the foreground, show it, and stop it at Ctrl-C."""
+    supervisor = _local_stack("supervisor")
+    supervisor.stop_on_signals()
+    try:
+        with make() as stack:
+            show(stack.describe(), "up, until Ctrl-C", as_json=as_json)
+            supervisor.hold(stack)
+    except supervisor.Stopped:
+        return
 
 
 def _local_stack(name: str) -> Any:
@@ -158,7 +148,8 @@ def _local_stack(name: str) -> Any:
         ) from error
 
 
-def _show_description(description: "Description", state: str, *, as_json: bool) -> None:
+def show(description: "Description", state: str, *, as_json: bool) -> None:
+    """Print how to connect to a stack, without its password."""
     from harvest_lib.cli.tables import print_line, print_table, table_of
 
     text = description.to_json()
@@ -166,14 +157,14 @@ def _show_description(description: "Description", state: str, *, as_json: bool) 
         typer.echo(text)
         return
     content = json.loads(text)
-    password = f"in {_state_folder() / 'stack.json'}" if "********" in content["dsn"] else ""
+    password = f"in {state_folder() / 'stack.json'}" if "********" in content["dsn"] else ""
     rows = []
     for server in description.servers:
         place = f"port {server.port}, " if server.port else ""
         rows.append((server.name, f"{server.version}, {place}pid {server.pid}"))
     rows += [("DSN", content["dsn"]), ("password", password), ("bootstrap", content["bootstrap_servers"])]
     rows += [(each.name.partition("-")[0].capitalize(), each.url) for each in description.servers]
-    rows += [("Airflow login", description.airflow_login), ("DAGs", description.dags)]
+    rows += description.notes.items()
     print_line((state, "bold green"))
     print_table(table_of([row for row in rows if row[1]], boxed=False))
     if description.secure:
@@ -195,8 +186,8 @@ def _show_servers(description: "Description", *, as_json: bool) -> None:
         values = (row["server"], row["version"], row["pid"], row["port"] or "", row["state"])
         cells.append([*map(str, values), f"{row['memory_bytes'] // _MEBIBYTE} MB", *(row[name] for name in last)])
     print_table(table_of(cells, ["server", "version", "pid", "port", "state", "memory", *last], boxed=False))
-    if description.airflow_login:
-        print_line(f"Airflow's login: {description.airflow_login}")
+    for title, note in description.notes.items():
+        print_line(f"{title}: {note}")
 
 
 def _server_row(name: str, version: str, pid: int, port: int | None, url: str) -> dict[str, Any]:

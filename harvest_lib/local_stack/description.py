@@ -1,7 +1,7 @@
 """`stack.json` in the state folder: the running servers, for other processes. It exists as long as the stack is up."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -30,11 +30,10 @@ class Description:
     servers: tuple[Server, ...]
     pid: int
     started: float
-    airflow_login: str = ""
     secure: str = ""
     """The folder with the files for clients of a secured stack; empty for one that is not."""
-    dags: str = ""
-    """The folder of DAGs that Airflow runs; empty for ours, and without Airflow."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Further lines to show, by their titles."""
 
     def to_json(self, *, with_password: bool = False) -> str:
         """Write it as JSON, the password in the DSN hidden unless asked for."""

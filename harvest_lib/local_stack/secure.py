@@ -22,8 +22,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from harvest_lib.local_stack.certificates import Authority
-from harvest_lib.local_stack.databases import kept_secret, scram_verifier
 from harvest_lib.local_stack.kafka_security import BROKER, OPERATOR, KafkaSecurity
+from harvest_lib.local_stack.passwords import kept_secret, scram_verifier
 from harvest_lib.local_stack.postgres_tls import ServerTls, binaries, bring_binaries
 from harvest_lib.local_stack.state import make_folder, write_private
 

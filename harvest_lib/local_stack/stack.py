@@ -1,4 +1,4 @@
-"""The local stack as one thing: a Postgres and a Kafka cluster, and a platform on them, that start and end together.
+"""The local stack as one thing: a Postgres and a Kafka cluster, and services on them, that start and end together.
 
     with Stack() as stack:
         connect(stack.dsn), Producer({"bootstrap.servers": stack.bootstrap_servers})
@@ -13,7 +13,7 @@ import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import psycopg
 from confluent_kafka import KafkaException
@@ -24,12 +24,30 @@ from harvest_lib.errors import StackError
 from harvest_lib.local_stack.circumstances import explained
 from harvest_lib.local_stack.description import Description, Server, process_started
 from harvest_lib.local_stack.kafka import KafkaCluster
-from harvest_lib.local_stack.platform import Platform
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.secure import Security
 from harvest_lib.local_stack.state import default_state, locked, make_folder
 
 _OUTSIDE_SECONDS = 10
+
+
+class Services(Protocol):
+    """Services on the servers of a stack: they start after the servers, and end before them."""
+
+    def start(self, *, dsn: str, bootstrap_servers: str) -> None:
+        """Start all and wait until they serve. Raises StackError; `stop` ends what is left then."""
+
+    def revive(self) -> list[str]:
+        """Start the services again that ended by themselves, and return their names."""
+
+    def stop(self) -> None:
+        """End all; does nothing when none runs."""
+
+    def describe(self) -> tuple[Server, ...]:
+        """Return the running services with their addresses."""
+
+    def notes(self) -> dict[str, str]:
+        """Return further lines to show of them, by their titles."""
 
 
 class Stack:
@@ -45,20 +63,16 @@ class Stack:
         fresh: bool = False,
         durable: bool = True,
         parts: Path | None = None,
-        definitions: str = "",
-        dags: str = "",
-        observe: bool = False,
         secure: bool = False,
         acls: bool = False,
+        services: Services | None = None,
     ) -> None:
         """Prepare; nothing is written or started yet.
 
         `state` is the folder for data and logs (`.harvest` by default), `parts` the one for downloads
         (jars; the state folder by default). `fresh` removes the data of earlier runs first; without `durable`
-        Postgres does not wait for the disk, and Kafka is not `optimized`. With `definitions`, a module, Dagster serves
-        it and Airflow runs as well, with the DAGs of the folder `dags` (ours by default), and with `observe` a
-        Prometheus. `secure`: with TLS and users only, see `secure`; raises StackError for options against that.
-        `acls`: see `KafkaCluster`.
+        Postgres does not wait for the disk, and Kafka is not `optimized`. `secure`: with TLS and users only, see
+        `secure`; raises StackError for variables against that. `acls`: see `KafkaCluster`. `services` run on both.
         """
         self.state = (state or default_state()).resolve()
         self.postgres: PostgresServer | None = None
@@ -67,7 +81,7 @@ class Stack:
         self._outside_servers = os.environ.get("HARVEST_BOOTSTRAP_SERVERS", "")
         self.security = Security(self.state, version=postgres, parts=parts) if secure else None
         if self.security:
-            _check_alone([*filter(None, (self._outside_dsn, self._outside_servers, definitions))])
+            _check_alone([*filter(None, (self._outside_dsn, self._outside_servers))])
         if not self._outside_dsn:
             tls = self.security.tls() if self.security else None
             self.postgres = PostgresServer(self.state, version=postgres, durable=durable, tls=tls)
@@ -81,13 +95,7 @@ class Stack:
                 acls=acls,
                 optimized=durable,
             )
-        self._dags = dags
-        folder = Path(dags) if dags else None
-        self.platform = (
-            Platform(self.state, definitions=definitions, dags=folder, parts=parts, observe=observe)
-            if definitions
-            else None
-        )
+        self._services = services
         self._fresh = fresh
         self._held = ExitStack()
         self._holds = False
@@ -114,8 +122,8 @@ class Stack:
             if self._fresh:
                 self._wipe()
             self._start_servers()
-            if self.platform:
-                self.platform.start(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers)
+            if self._services:
+                self._services.start(dsn=self.dsn, bootstrap_servers=self.bootstrap_servers)
             self.describe().save(self.state)
         except (OSError, StackError) as error:
             self._abandon()
@@ -130,8 +138,8 @@ class Stack:
     def stop(self) -> None:
         """Stop the servers we started, in order and then by force; does nothing when they do not run."""
         try:
-            if self.platform:
-                self.platform.stop()
+            if self._services:
+                self._services.stop()
             if self.kafka:
                 self.kafka.begin_stop()
             if self.postgres:
@@ -157,8 +165,8 @@ class Stack:
             if ended:
                 self.kafka.await_ready()
             names += [f"kafka-{number}" for number in ended]
-        if self.platform:
-            names += self.platform.revive()
+        if self._services:
+            names += self._services.revive()
         if names:
             self.describe().save(self.state)
         return names
@@ -185,12 +193,11 @@ class Stack:
         return Description(
             dsn=self.dsn,
             bootstrap_servers=self.bootstrap_servers,
-            servers=(*servers, *(self.platform.describe() if self.platform else ())),
+            servers=(*servers, *(self._services.describe() if self._services else ())),
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0,
-            airflow_login=self.platform.login() if self.platform else "",
             secure=str(self.security.folder) if self.security else "",
-            dags=self._dags,
+            notes=self._services.notes() if self._services else {},
         )
 
     def to_json(self) -> str:
@@ -255,6 +262,7 @@ class Stack:
             )
 
     def _wipe(self) -> None:
+        # What `harvest platform` of a checkout leaves, too: it belongs to the data of this Postgres.
         for pattern in ("postgres-*", "kafka-*", "dagster", "airflow", "prometheus", "passwords", "secure"):
             for path in self.state.glob(pattern):
                 if path.is_dir():
@@ -267,8 +275,8 @@ def _check_alone(others: list[str]) -> None:
     if others:
         raise StackError(
             "a secured stack is Postgres and Kafka of its own, and nothing beside them",
-            evidence=f"{len(others)} of HARVEST_DSN, HARVEST_BOOTSTRAP_SERVERS and definitions of Dagster were given",
-            next_step="unset the variables, and leave out `--all`",
+            evidence=f"{len(others)} of HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS were given",
+            next_step="unset the variables",
         )
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -59,29 +60,23 @@ def stop_on_signals() -> None:
 
 def up(
     state: Path,
+    options: Mapping[str, Any],
     *,
-    postgres: str,
-    kafka: str,
-    brokers: int,
-    fresh: bool,
-    definitions: str = "",
-    dags: str = "",
-    observe: bool = False,
-    secure: bool = False,
+    holder: str = "harvest_lib.local_stack.supervisor",
+    difference: Callable[[Description], str] = lambda _: "",
 ) -> tuple[Description, bool]:
     """Bring the stack up in the background; returns it, and whether it was up already.
 
-    Raises StackError when it does not come up, or is up with other versions, another number of brokers or other DAGs.
+    The module `holder` holds it, with the options in JSON. `difference` returns why a stack that is up is another one
+    than `holder` would hold, besides its servers. Raises StackError when the stack does not come up, or another one is
+    up, such as one with other versions or another number of brokers.
     """
     make_folder(state)
     with locked(state / "up.lock"):  # a second `up` waits for the first, then finds the stack
         if found := running(state):
-            wanted = dags if definitions else None
-            _check_same(found, postgres, [kafka] * brokers, fresh=fresh, dags=wanted, observe=observe, secure=secure)
+            _check_same(found, _difference(found, options) or difference(found))
             return found, True
-        options = {"postgres": postgres, "kafka": kafka, "brokers": brokers, "fresh": fresh}
-        options |= {"definitions": definitions, "dags": dags, "observe": observe, "secure": secure}
-        command = [sys.executable, "-m", "harvest_lib.local_stack.supervisor", str(state), json.dumps(options)]
+        command = [sys.executable, "-m", holder, str(state), json.dumps(options)]
         _launch(command, make_folder(state / "logs") / "supervisor.log")
         found = running(state)
     if found is None:
@@ -111,36 +106,24 @@ def down(state: Path) -> bool:
     return True
 
 
-def _check_same(
-    found: Description,
-    postgres: str,
-    kafka: list[str],
-    *,
-    fresh: bool,
-    dags: str | None,
-    observe: bool,
-    secure: bool,
-) -> None:
-    """`dags` is None when no platform was asked for."""
+def _difference(found: Description, options: Mapping[str, Any]) -> str:
     databases = [server.version for server in found.servers if server.name == "postgres"]
     clusters = [server.version for server in found.servers if server.name.startswith("kafka-")]
-    if fresh or databases not in ([], [postgres]) or clusters not in ([], kafka):
-        cause = "a stack is up already, and what was asked for needs another one"
-    elif dags is not None and not found.airflow_login:
-        cause = "a stack is up already, without Dagster and Airflow"
-    elif dags is not None and dags != found.dags:
-        cause = f"a stack is up already, with {f'the DAGs of {found.dags}' if found.dags else 'our DAGs'}"
-    elif observe and not any(server.name == "prometheus" for server in found.servers):
-        cause = "a stack is up already, without Prometheus"
-    elif secure is not bool(found.secure):
-        cause = "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
-    else:
-        return
-    raise StackError(
-        cause,
-        evidence=f"up: {', '.join(f'{server.name} {server.version}' for server in found.servers)}",
-        next_step="end it with `harvest down` first; its data stays",
-    )
+    kafka, secure = [options["kafka"]] * options["brokers"], options.get("secure", False)
+    if options["fresh"] or databases not in ([], [options["postgres"]]) or clusters not in ([], kafka):
+        return "a stack is up already, and what was asked for needs another one"
+    if secure is not bool(found.secure):
+        return "a stack is up already, and it is not a secured one" if secure else "a secured stack is up already"
+    return ""
+
+
+def _check_same(found: Description, difference: str) -> None:
+    if difference:
+        raise StackError(
+            difference,
+            evidence=f"up: {', '.join(f'{server.name} {server.version}' for server in found.servers)}",
+            next_step="end it with `harvest down` first; its data stays",
+        )
 
 
 def _launch(command: list[str], log: Path) -> None:
@@ -181,15 +164,15 @@ def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:  # noqa: A
     raise Stopped
 
 
-def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
+def main(make: Callable[[], Stack], descriptor: int) -> int:
     """Hold a stack until asked to stop; the result of starting it is written to the descriptor."""
     stop_on_signals()
     report = os.fdopen(descriptor, "w")
     try:
-        with Stack(state, **options) as stack:
+        with make() as stack:
             report.write("{}")
             report.close()
-            _log.info("stack_up", state=str(state))
+            _log.info("stack_up", state=str(stack.state))
             hold(stack)
     except Stopped:
         _log.info("stack_down")
@@ -205,4 +188,4 @@ def main(state: Path, options: dict[str, Any], descriptor: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(lambda: Stack(Path(sys.argv[1]), **json.loads(sys.argv[2])), int(sys.argv[3])))

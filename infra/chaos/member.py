@@ -5,11 +5,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from harvest_lib.local_stack.harvester import Harvester, Lead
 from harvest_lib.native.library import VARIABLE
 from infra.chaos.clock import OffClock, clock_of
 from infra.chaos.link import Link, Links
 from infra.chaos.network_path import NEAR, NetworkPath
+from infra.harvester import Harvester, Lead
 
 
 class Member:

@@ -16,8 +16,8 @@ import yaml
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import ServerProcess
-from harvest_lib.local_stack.prometheus import configure, find_prometheus, prepared
-from harvest_lib.local_stack.service import ask
+from infra.platform.prometheus import configure, find_prometheus, prepared
+from infra.platform.service import ask
 from infra.processes import failed
 
 _READY_SECONDS = 30.0

@@ -16,7 +16,6 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.config.choices import choose
 from harvest_lib.grants import ReadingMode
 from harvest_lib.kafka_client import create_topic
-from harvest_lib.local_stack.harvester import Harvester
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres import PostgresServer
@@ -28,6 +27,7 @@ from infra.chaos.link import Links
 from infra.chaos.member import Member
 from infra.chaos.network_path import NetworkPath
 from infra.chaos.role import Role
+from infra.harvester import Harvester
 from infra.processes import end_in_order, require_up
 from infra.waiting import until
 

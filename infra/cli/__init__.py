@@ -3,5 +3,6 @@
 from infra.cli.bench import bench
 from infra.cli.chaos import chaos
 from infra.cli.history import history
+from infra.cli.platform import platform
 
-COMMANDS = (bench, chaos, history)
+COMMANDS = (bench, chaos, history, platform)

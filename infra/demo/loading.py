@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve
 from harvest_lib.local_stack.java import find_java
-from harvest_lib.local_stack.log_lines import JsonLines
 from harvest_lib.local_stack.process import ServerProcess
 from harvest_lib.local_stack.state import default_state, make_folder
 from infra.demo.place import Place
+from infra.log_lines import JsonLines
 from infra.processes import failed
 
 FLIGHTS = 336_776

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from harvest_lib.local_stack.harvester import Harvester, Lead
+from infra.harvester import Harvester, Lead
 from infra.processes import end_in_order, failed
 
 SIZE = 3

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.local_stack import Stack
-from harvest_lib.local_stack.platform import Platform
 from harvest_lib.local_stack.state import default_state
 from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
 from infra.demo.place import is_delivered
 from infra.demo.progress import DAY, Progress
+from infra.platform.platform import Platform
 from infra.waiting import until
 
 _DAEMON, _LOAD, _AUDIT = "flights_harvester_daemon", "flights_load", "flights_audit"

@@ -11,8 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from harvest_lib.audit import AuditReport, LeaderStatistics
-from harvest_lib.local_stack.harvester import Lead
 from infra.demo.loading import Month
+from infra.harvester import Lead
 
 KILLS = 2
 

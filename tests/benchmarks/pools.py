@@ -11,8 +11,8 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
-from harvest_lib.local_stack.harvester import Lead
 from infra.demo.pool import Pool
+from infra.harvester import Lead
 from tests.benchmarks.backlog import PARTITIONS, Servers
 
 SESSION_SECONDS = 10.0

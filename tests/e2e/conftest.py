@@ -1,4 +1,4 @@
-"""Everything at once: Postgres, Kafka, Dagster, Airflow and Spark, as `harvest up --all` starts them."""
+"""Everything at once: Postgres, Kafka, Dagster, Airflow and Spark, as `harvest platform` starts them."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def platform(parts, tmp_path_factory):
         patch.setenv("HARVEST_HOME", str(home))
         try:
             observe = [] if prometheus_lacking() else ["--observe"]
-            command = [HARVEST, "up", "--all", *observe]
+            command = [HARVEST, "platform", *observe]
             up = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
             assert up.returncode == 0, up.stderr
             found = running(home)

@@ -12,9 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 from support.runbooks import filled, runbook, sections
 
 from harvest_lib.local_stack.ports import keep_ports
-from harvest_lib.local_stack.prometheus import JOB
 from infra.chaos.alert_matrix import ALLOWED_SECONDS, scaled_rules_of_run, targets_of
 from infra.chaos.prometheus import Prometheus
+from infra.platform.prometheus import JOB
 from infra.waiting import until
 
 _PG = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,14 +31,3 @@ def install(uv, wheel, venv, *extras):
     python = str(venv / "bin" / "python")
     subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel], check=True)
     return venv / "bin"
-
-
-def pip(uv, venv, folder):
-    """Put a `pip` into a folder that installs into an empty environment, what the lock has of it."""
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
-    known = folder / "locked.txt"
-    export = [uv, "export", "--quiet", "--frozen", "--all-extras", "--no-emit-project", "--no-hashes", "-o", known]
-    subprocess.run(export, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    script = f'#!/bin/sh\n[ "$1" = install ] && shift\nexec "{uv}" pip install --python "{venv}" -c "{known}" "$@"\n'
-    (folder / "pip").write_text(script)
-    (folder / "pip").chmod(0o755)

@@ -9,10 +9,10 @@ from itertools import chain
 from confluent_kafka.admin import AdminClient
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.log_lines import JsonLines
 from infra.chaos.faults.fault import Fault
 from infra.chaos.system import GROUP, System
 from infra.chaos.writing import Writing
+from infra.log_lines import JsonLines
 
 _TRANSACTIONS = "__transaction_state"
 _ANSWER_SECONDS = 10

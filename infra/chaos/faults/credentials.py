@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from harvest_lib.local_stack.log_lines import JsonLines
 from infra.chaos.faults.fault import Fault
 from infra.chaos.system import System
 from infra.chaos.writing import Writing
+from infra.log_lines import JsonLines
 from infra.waiting import until
 
 _DENIED = "database_access_denied"

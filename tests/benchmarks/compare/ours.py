@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from harvest_lib.local_stack.harvester import Harvester
 from harvest_lib.local_stack.process import ServerProcess
+from infra.harvester import Harvester
 from tests.benchmarks.compare.peer import Built, Place
 from tests.benchmarks.compare.pool import Pool, running
 

@@ -17,8 +17,8 @@ from support.airflow_process import airflow_started, run_airflow
 from support.dagster_stub import dagster_stub
 from support.waiting import eventually
 
-from harvest_lib.local_stack.airflow import Airflow, kafka_connections
-from harvest_lib.local_stack.databases import own_database
+from infra.platform.airflow import Airflow, kafka_connections
+from infra.platform.databases import own_database
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 

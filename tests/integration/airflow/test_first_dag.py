@@ -1,27 +1,30 @@
-"""A new user's way to a green DAG, typed as docs/airflow.md has it: from `pip install` to a task in the triggerer."""
+"""A new user's way to a green DAG, typed as docs/airflow.md has it: from the file to a task in the triggerer."""
 
 import json
 import os
 import shlex
 import signal
+import sys
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.installed import build, find_uv, pip
 from support.platform_api import AirflowApi
 from support.waiting import eventually
 from support.walkthrough import Walkthrough, blocks
 
-from harvest_lib.local_stack.airflow import Airflow
 from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, kafka_jars, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
+from infra.platform.airflow import Airflow
+from infra.platform.platform import DAGS
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(1500)]
 
 CANARY = "canary-7d9e"
+VENV = Path(sys.executable).parent
 
 
 @pytest.fixture
@@ -38,16 +41,12 @@ def home(tmp_path, parts):
 
 
 @pytest.fixture
-def newcomer(home, parts, tmp_path):
-    """Somebody with an empty environment, in an empty folder."""
-    uv = find_uv(parts)
-    programs, folder, venv = (tmp_path / name for name in ("programs", "folder", "venv"))
+def newcomer(home, tmp_path):
+    """Somebody with the environment of a clone, in an empty folder."""
+    programs, folder = tmp_path / "programs", tmp_path / "folder"
     programs.mkdir()
     folder.mkdir()
-    wheel = build(uv, tmp_path)
-    pip(uv, venv, programs)
-    known = {"/path/to/outbox-harvester": str(wheel)}
-    made = Walkthrough(folder, known, f"{programs}:{venv / 'bin'}", HARVEST_HOME=str(home), PYTHONPATH="")
+    made = Walkthrough(folder, {}, f"{programs}:{VENV}", HARVEST_HOME=str(home), PYTHONPATH="")
     made.seconds = 900
     return made
 
@@ -61,7 +60,7 @@ def airflow_of_the_platform(home, programs):
     dsn = make_conninfo(found.dsn, user="harvest_airflow", password=password, dbname="harvest_airflow")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in made.environment(dsn, {}).items()]
     (programs / "airflow").write_text(
-        "\n".join(["#!/bin/sh", *lines, 'exec "$(dirname "$0")/../venv/bin/airflow" "$@"'])
+        "\n".join(["#!/bin/sh", *lines, f'exec {shlex.quote(str(VENV / "airflow"))} "$@"'])
     )
     (programs / "airflow").chmod(0o700)
     return dsn
@@ -85,12 +84,11 @@ def tables_that_hold(dsn, text):
 
 
 def test_the_first_dag_of_a_new_user(home, newcomer, tmp_path):
-    install, dag, up = blocks("docs/airflow.md", under="## A first DAG")
-    newcomer.type(install)
+    dag, up = blocks("docs/airflow.md", under="## A first DAG")
     newcomer.type(dag)
     newcomer.type(up)
     found = running(home)
-    assert found.dags == str(newcomer.folder / "dags")
+    assert found.notes[DAGS] == str(newcomer.folder / "dags")
     url = {server.name: server.url for server in found.servers}
     password = json.loads((home / "airflow" / "passwords.json").read_text())["admin"]
     airflow = AirflowApi(url["airflow-api-server"], password)

@@ -10,7 +10,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.local_stack.databases import scram_verifier
+from harvest_lib.local_stack.passwords import scram_verifier
 
 pytestmark = pytest.mark.full
 

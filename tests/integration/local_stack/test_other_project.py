@@ -11,10 +11,10 @@ from support.airflow_process import run_airflow
 from support.dagster_project import DEFINITIONS, PYPROJECT
 from support.installed import build, find_uv, install
 
-from harvest_lib.local_stack.airflow import Airflow
-from harvest_lib.local_stack.databases import own_database
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
+from infra.platform.airflow import Airflow
+from infra.platform.databases import own_database
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # about a minute; the first use of uv may have to download
 

@@ -100,9 +100,10 @@ def test_help_lists_no_command_of_a_clone(harvest):
     assert " up " in done.stdout
     assert "bench" not in done.stdout
     assert "chaos" not in done.stdout
+    assert "platform" not in done.stdout
 
 
-@pytest.mark.parametrize("command", ["bench", "chaos"])
+@pytest.mark.parametrize("command", ["bench", "chaos", "platform"])
 def test_a_command_of_a_clone_says_where_it_is(harvest, command):
     done = harvest(command)
     assert done.returncode == 2

@@ -240,7 +240,7 @@ def test_a_configuration_file_that_is_not_there_is_named(monkeypatch):
 
 
 def test_a_components_file_goes_before_the_variables_that_all_components_share(tmp_path, monkeypatch):
-    """As under `harvest up --all --definitions`, which tells everybody where its own servers are."""
+    """As under `harvest platform --definitions`, which tells everybody where its own servers are."""
     monkeypatch.setenv("HARVEST_LEADER_GROUP_ID", "harvest-local")
     monkeypatch.setenv("HARVEST_BOOTSTRAP_SERVERS", "local:9092")
     monkeypatch.setenv("HARVEST_DSN", "host=local dbname=local")

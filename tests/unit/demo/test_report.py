@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from harvest_lib.audit import AuditReport, Explanation, LeaderStatistics
-from harvest_lib.local_stack.harvester import Lead
-from harvest_lib.local_stack.log_lines import JsonLines
 from infra.demo import picture
 from infra.demo.loading import Month
 from infra.demo.page import html, write
 from infra.demo.progress import Progress, View, summary
 from infra.demo.report import Kill, Sample, Seen, document, whole
+from infra.harvester import Lead
+from infra.log_lines import JsonLines
 
 pytestmark = pytest.mark.gate
 

@@ -1,6 +1,6 @@
 """Ends the sessions of a process that has died, however it died.
 
-    python -m harvest_lib.local_stack.guard
+    python -m infra.platform.guard
 
 reads session ids from its standard input, one in a line (`-` before it when the session is over), and ends the sessions
 when the input is closed.
@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TextIO
 
-from harvest_lib.local_stack.sessions import end
+from infra.platform.sessions import end
 
 _SECONDS = 10
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
+from harvest_lib.local_stack.passwords import kept_secret
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.process import tail, through_child
-from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_folder, make_private, private_log, write_private
+from infra.platform.databases import sqlalchemy_url
+from infra.platform.service import ServicePlan, ask
 
 USER = "admin"
 
@@ -216,9 +217,8 @@ def _may_hold_dag(file: Path) -> bool:
 
 
 def _example_dags() -> Path:
-    """Return the folder of the example's DAGs: a copy in the wheel, or `airflow_dags` of the checkout."""
-    copied = Path(__file__).with_name("dags")
-    return copied if copied.is_dir() else Path(__file__).resolve().parents[2] / "airflow_dags"
+    """Return the folder of the example's DAGs."""
+    return Path(__file__).resolve().parents[2] / "airflow_dags"
 
 
 def _fernet_key(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""The Prometheus of `harvest up --all --observe`: a real one, with the rules, which scrapes the configured place."""
+"""The Prometheus of `harvest platform --observe`: a real one, with the rules, which scrapes the configured place."""
 
 import http.server
 import os
@@ -11,8 +11,8 @@ from support.machine import has_program, require
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.prometheus import JOB, Prometheus
-from harvest_lib.local_stack.service import Service, ask
+from infra.platform.prometheus import JOB, Prometheus
+from infra.platform.service import Service, ask
 
 pytestmark = pytest.mark.full
 

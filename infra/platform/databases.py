@@ -4,7 +4,6 @@ The passwords are generated once and kept beside the data, readable by the owner
 start, so that either side may be recreated.
 """
 
-import secrets
 from pathlib import Path
 
 import psycopg
@@ -13,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from harvest_lib.conninfo import parameters_of
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.state import write_private
+from harvest_lib.local_stack.passwords import kept_secret, scram_verifier
 
 
 def own_database(dsn: str, name: str, *, password_file: Path) -> str:
@@ -46,13 +45,6 @@ def own_database(dsn: str, name: str, *, password_file: Path) -> str:
     return make_conninfo(dsn, dbname=name, user=name, password=password)
 
 
-def kept_secret(file: Path) -> str:
-    """Return the secret in the file, making it first if there is none."""
-    if not file.exists():
-        write_private(file, secrets.token_urlsafe(32))
-    return file.read_text()
-
-
 def sqlalchemy_url(dsn: str, driver: str) -> str:
     """Convert a connection string to SQLAlchemy's form, with all parameters, password included."""
     from sqlalchemy import URL  # noqa: PLC0415 - only the platform needs it
@@ -68,10 +60,3 @@ def sqlalchemy_url(dsn: str, driver: str) -> str:
         query=known,
     )
     return url.render_as_string(hide_password=False)
-
-
-def scram_verifier(connection: psycopg.Connection[tuple[object, ...]], password: str) -> str:
-    """Return the verifier that Postgres stores for the password: clear text could get into the server's log."""
-    return connection.pgconn.encrypt_password(
-        password.encode(), connection.info.user.encode(), b"scram-sha-256"
-    ).decode()

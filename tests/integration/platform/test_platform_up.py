@@ -1,4 +1,4 @@
-"""`harvest up --all` for real: each service is asked, a DAG run starts a Dagster run, and nothing of it stays."""
+"""`harvest platform` for real: each service is asked, a DAG run starts a Dagster run, and nothing of it stays."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from psycopg.conninfo import conninfo_to_dict
 from support.platform_api import AirflowApi
 from support.waiting import eventually
 
-from harvest_lib.local_stack import sessions
 from harvest_lib.local_stack.description import running
 from harvest_lib.local_stack.jars import kafka_jars, resolve
 from harvest_lib.local_stack.java import find_java
-from harvest_lib.local_stack.service import ask
+from infra.platform import sessions
+from infra.platform.service import ask
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -86,7 +86,7 @@ def alive(pids):
 
 
 def test_everything_starts_serves_works_together_and_ends(home):
-    up = harvest("up", "--all", "--definitions", "small_definitions")
+    up = harvest("platform", "--definitions", "small_definitions")
     assert up.returncode == 0, up.stderr
     found = running(home)
     assert {server.name for server in found.servers} == {"postgres", "kafka-1", *SERVICES}
@@ -132,13 +132,13 @@ def test_everything_starts_serves_works_together_and_ends(home):
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed_and_what_was_kept_is_there_again(home):
-    assert harvest("up", "--all", "--definitions", "small_definitions").returncode == 0
+    assert harvest("platform", "--definitions", "small_definitions").returncode == 0
     found = running(home)
     family = everything(found)
     os.kill(found.pid, signal.SIGKILL)
     eventually(lambda: not alive(family), "everything ends with the supervisor")
 
-    again = harvest("up", "--all", "--definitions", "small_definitions")
+    again = harvest("platform", "--definitions", "small_definitions")
     assert again.returncode == 0, again.stderr
     second = running(home)
     assert {s.name: s.port for s in second.servers} == {s.name: s.port for s in found.servers}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harvest_lib.local_stack import sessions
 from harvest_lib.local_stack.description import Server
 from harvest_lib.local_stack.process import ServerProcess
+from infra.platform import sessions
 
 _READY_SECONDS = 300
 _STOP_SECONDS = 15

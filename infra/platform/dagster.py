@@ -15,8 +15,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import accepts, keep_ports
-from harvest_lib.local_stack.service import ServicePlan, ask
 from harvest_lib.local_stack.state import make_private, write_private
+from infra.platform.service import ServicePlan, ask
 
 LOCATION = "harvest"
 """Name of our code location in Dagster."""

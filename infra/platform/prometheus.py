@@ -3,23 +3,21 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import yaml
 
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.ports import accepts, keep_ports
-from harvest_lib.local_stack.service import ServicePlan
 from harvest_lib.local_stack.state import make_private
+from infra.monitoring.scaled_rules import FILE
+from infra.platform.service import ServicePlan
 
 JOB = "harvest"
 """Default job name of the harvesters in the rules and the dashboard."""
 _SCRAPE_SECONDS = 5.0
 _KEPT = "7d"
 _RULES = "alerts.yml"
-_CHECKOUT = Path(__file__).parents[2] / "infra" / "monitoring"
-"""Folder of the rules in a checkout; a wheel has them beside this module."""
 
 
 def find_prometheus() -> str:
@@ -97,7 +95,7 @@ class Prometheus:
             command=prepared(
                 self._program,
                 self._home,
-                _rules(),
+                FILE.read_text(),
                 [self.listen],
                 port=port,
                 interval_seconds=_SCRAPE_SECONDS,
@@ -113,8 +111,3 @@ class Prometheus:
         said = subprocess.run([self._program, "--version"], capture_output=True, text=True, check=False)
         first, _, rest = (said.stdout or said.stderr).partition("version ")
         return rest.split()[0] if first and rest else ""
-
-
-def _rules() -> str:
-    packaged = files(__package__ or "harvest_lib.local_stack") / _RULES
-    return (packaged if packaged.is_file() else _CHECKOUT / _RULES).read_text()

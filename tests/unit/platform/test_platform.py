@@ -18,19 +18,22 @@ from support.waiting import eventually
 
 from harvest_lib.airflow.dagster.endpoint import from_connection
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack import sessions
-from harvest_lib.local_stack.airflow import Airflow, kafka_connections
-from harvest_lib.local_stack.dagster import Dagster
-from harvest_lib.local_stack.databases import kept_secret, sqlalchemy_url
-from harvest_lib.local_stack.description import Description
-from harvest_lib.local_stack.platform import Platform
-from harvest_lib.local_stack.service import Service, ServicePlan, ask
+from harvest_lib.local_stack import supervisor
+from harvest_lib.local_stack.description import Description, process_started
+from harvest_lib.local_stack.passwords import kept_secret
 from harvest_lib.local_stack.state import default_state
-from harvest_lib.local_stack.supervisor import _check_same
+from infra.platform import sessions
+from infra.platform.airflow import Airflow, kafka_connections
+from infra.platform.dagster import Dagster
+from infra.platform.databases import sqlalchemy_url
+from infra.platform.platform import DAGS, LOGIN, Platform
+from infra.platform.service import Service, ServicePlan, ask
+from infra.platform.up import up
 
 pytestmark = pytest.mark.gate
 
 DSN = make_conninfo("", host="127.0.0.1", port=5433, user="u", password="ca/na@ry", dbname="d", sslmode="disable")
+SERVERS = {"postgres": "18", "kafka": "4.3.1", "brokers": 1, "fresh": False}
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are looked up as Linux has them")
 
 
@@ -146,28 +149,33 @@ def test_a_folder_of_dags_has_to_be_one(given, tmp_path, monkeypatch):
 
 
 def test_dags_that_run_already_are_not_taken_for_others(tmp_path):
-    mine = {
-        "dsn": "",
-        "bootstrap_servers": "",
-        "servers": (),
-        "pid": os.getpid(),
-        "started": 0,
-        "airflow_login": "admin",
-    }
+    mine = {"dsn": "", "bootstrap_servers": "", "servers": (), "pid": os.getpid()}
+    mine["started"] = process_started(os.getpid())
 
-    def asked(dags, running, *, observe=False):
-        found = Description(**mine, dags=running)
-        _check_same(found, "18", [], fresh=False, dags=dags, observe=observe, secure=False)
+    def up_with(**notes):
+        Description(**mine, notes=notes).save(tmp_path)
 
-    asked("/mine", "/mine")
-    asked("", "")
-    asked(None, "/mine")  # Postgres and Kafka are all that was asked for
-    for dags, running in (("/mine", ""), ("", "/mine"), ("/mine", "/yours")):
-        with pytest.raises(StackError, match=running or "our DAGs") as raised:
-            asked(dags, running)
+    def asked(dags, *, observe=False):
+        return up(tmp_path, **SERVERS, definitions="json", dags=dags, observe=observe)
+
+    def refused(dags, *, observe=False):
+        with pytest.raises(StackError) as raised:
+            asked(dags, observe=observe)
         assert "harvest down" in raised.value.next_step
-    with pytest.raises(StackError, match="without Prometheus"):
-        asked("", "", observe=True)
+        return raised.value.cause
+
+    for dags in ("/mine", ""):
+        up_with(**{LOGIN: "admin"} | ({DAGS: dags} if dags else {}))
+        found, already = asked(dags)
+        assert (already, found.notes.get(DAGS, "")) == (True, dags)
+        assert supervisor.up(tmp_path, SERVERS)[1], "Postgres and Kafka are all that was asked for"
+    assert "our DAGs" in refused("/mine")
+    assert "without Prometheus" in refused("", observe=True)
+    up_with(**{LOGIN: "admin", DAGS: "/yours"})
+    assert "/yours" in refused("/mine")
+    assert "/yours" in refused("")
+    up_with()
+    assert "without Dagster and Airflow" in refused("")
 
 
 def test_the_services_keep_connections_and_variables_of_ones_own(tmp_path, monkeypatch):
@@ -252,7 +260,7 @@ def test_what_ignores_the_end_is_ended_by_force(tmp_path):
 def test_the_guard_ends_what_it_was_told_of_once_nobody_tells_it_more():
     started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
     ended, kept = started
-    guard = subprocess.Popen([sys.executable, "-m", "harvest_lib.local_stack.guard"], stdin=subprocess.PIPE, text=True)
+    guard = subprocess.Popen([sys.executable, "-m", "infra.platform.guard"], stdin=subprocess.PIPE, text=True)
     guard.stdin.write(f"{ended.pid}\n{kept.pid}\n-{kept.pid}\n")
     guard.stdin.flush()
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
-from harvest_lib.local_stack.log_lines import JsonLines
 from harvest_lib.local_stack.process import ServerProcess
+from infra.log_lines import JsonLines
 
 _STOP_SECONDS = 15
 _BEGINS = {"leader_acquired", "leader_refreshed"}

@@ -11,20 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack import example
-from harvest_lib.local_stack.airflow import USER, Airflow, dagster_connection, kafka_connections
-from harvest_lib.local_stack.dagster import Dagster
-from harvest_lib.local_stack.databases import own_database
 from harvest_lib.local_stack.description import Server
 from harvest_lib.local_stack.jars import POSTGRES_JDBC, resolve, spark_kafka_jars
 from harvest_lib.local_stack.java import find_java
-from harvest_lib.local_stack.prometheus import Prometheus
-from harvest_lib.local_stack.service import Service
 from harvest_lib.local_stack.state import make_folder
+from infra.platform import example
+from infra.platform.airflow import USER, Airflow, dagster_connection, kafka_connections
+from infra.platform.dagster import Dagster
+from infra.platform.databases import own_database
+from infra.platform.prometheus import Prometheus
+from infra.platform.service import Service
 
 _STARTS = 3
 
 DEFINITIONS = "dagster_harvest.example_flights.definitions"
+LOGIN, DAGS = "Airflow login", "DAGs"
+"""Titles of the notes."""
 
 
 class Platform:
@@ -51,6 +53,7 @@ class Platform:
         self._parts = parts or state
         self._definitions = definitions
         self._dagster = Dagster(state, definitions=definitions)
+        self._dags = dags
         self._airflow = Airflow(state, dags=dags) if airflow else None
         self._prometheus = Prometheus(state) if observe else None
         self._services: list[Service] = []
@@ -124,9 +127,10 @@ class Platform:
         """Return the running services with their addresses."""
         return tuple(service.describe() for service in self._services if service.pid)
 
-    def login(self) -> str:
-        """Say how to log in to Airflow, without the password; nothing if it does not run."""
-        return f"{USER}, password in {self._airflow.password_file}" if self._airflow else ""
+    def notes(self) -> dict[str, str]:
+        """Return how to log in to Airflow, without the password, and the folder of DAGs if it is not ours."""
+        login = {LOGIN: f"{USER}, password in {self._airflow.password_file}"} if self._airflow else {}
+        return login | ({DAGS: str(self._dags)} if self._dags else {})
 
     @property
     def dagster_url(self) -> str:
@@ -144,7 +148,7 @@ class Platform:
 
     def _spawn_guard(self) -> None:
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "harvest_lib.local_stack.guard"],
+            [sys.executable, "-m", "infra.platform.guard"],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,

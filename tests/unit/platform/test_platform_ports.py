@@ -5,8 +5,8 @@ import os
 import pytest
 
 from harvest_lib.errors import StackError
-from harvest_lib.local_stack.platform import Platform
-from harvest_lib.local_stack.service import Service, ServicePlan
+from infra.platform.platform import Platform
+from infra.platform.service import Service, ServicePlan
 
 pytestmark = pytest.mark.gate
 
