@@ -125,7 +125,7 @@ class CheckpointChoice:
             f"the server was put back to an earlier time than {self.place}: it may lack records that were harvested",
             evidence=f"the subscription's row was written {theirs} times before checkpoint number {number} went to "
             f"Kafka; here it was written {ours} times, the last one with number {self.mirror.number}",
-            next_step=remedy_of(self.subscription, marks=self.source == "mark"),
+            next_step=remedy_of(self.subscription, self.source),
         )
 
     def _behind(self, theirs: Checkpoint | None) -> CheckpointError:

@@ -47,7 +47,7 @@ def check_server(
     position = checkpoint.position or {}
     if not (before := position.get("server")):
         return
-    server_identity.check(connection, before, subscription, marks=position.get("source") == "mark")
+    server_identity.check(connection, before, subscription, source=position.get("source", ""))
     server_identity.check_transactions(connection, _transactions(position), subscription)
 
 

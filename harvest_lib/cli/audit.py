@@ -242,7 +242,7 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     ]
     every = replace(own, conditions=conditions, guard=all_rows_guard([table.identifier]))
     waits: sql.Composable = sql.SQL("true")
-    if any(each.source != "mark" for each in shards):
+    if any(not each.marks for each in shards):
         waits = sql.SQL("NOT ({})").format(delivered(shards, own.columns))
         if is_parked and isinstance(parked, ParkedIdTable):
             is_listed = sql.SQL(_IS_LISTED).format(

@@ -12,7 +12,7 @@ from harvest_lib.record import is_legal_topic
 
 if TYPE_CHECKING:
     from harvest_lib.config import HarvestConfig
-    from harvest_lib.grants import ReadingMode
+    from harvest_lib.config.choices import ReadingMode
     from harvest_lib.grants.kafka import Acl
     from harvest_lib.outbox import OutboxTable
 
@@ -83,7 +83,6 @@ def postgres(
         operator=operator,
         writers=_writer_topics(writer or ["writer"], allow or [], harvester, reader, operator),
         subscriptions=subscriptions or [],
-        parks=harvest.parking != "stop",
         has_column_mapping=harvest.columns is not None,
     )
     if reads_table(harvest):  # otherwise the database is not needed
@@ -207,15 +206,12 @@ def consumer_kafka(
 def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMode":
     """Return how a configuration reads records. If it leaves that open, the table decides."""
     from harvest_lib.database import connect
-    from harvest_lib.harvester.choices import reads_table
+    from harvest_lib.harvester.choices import chosen, read_choices, reads_table
 
-    marks = harvest.source == "mark"
-    if reads_table(harvest):
-        with connect(harvest.data_source.conninfo()) as connection:
-            marks = outbox.kind(connection) != "native"
-    if not marks:
-        return "batches"
-    return "mark_batches" if harvest.exactly_once else "mark"
+    if not reads_table(harvest):
+        return harvest.mode
+    with connect(harvest.data_source.conninfo()) as connection:
+        return chosen(harvest, read_choices(harvest, connection, outbox)).mode
 
 
 def elected(harvest: "HarvestConfig") -> "HarvestConfig":

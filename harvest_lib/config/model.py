@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from harvest_lib.config.agreement import disagreements
+from harvest_lib.config.choices import FENCED, ReadingMode
 from harvest_lib.config.columns import LONGEST_IDENTIFIER_BYTES, ColumnMapping
 from harvest_lib.config.data_source import DataSource
 from harvest_lib.config.durations import format_duration
@@ -181,12 +182,13 @@ class HarvestConfig(Settings):
     @property
     def exactly_once(self) -> bool:
         """True if readers of committed records see no duplicates."""
-        return self.delivery in {"transactional", "sequenced"}
+        return self.delivery in FENCED
 
     @property
-    def keeps_checkpoints(self) -> bool:
-        """Return True if a checkpoint follows each batch; else the rows are purged, and nothing else is kept."""
-        return self.source != "mark" or self.exactly_once
+    def mode(self) -> ReadingMode:
+        """Return the effects of these settings on the tables. Raises ValueError while the table decides `source`."""
+        mapped, stops = self.columns is not None, self.parking == "stop"
+        return ReadingMode.of(self.source, self.delivery, is_mapped=mapped, stops=stops)
 
     def is_own_topic(self, topic: str) -> bool:
         """Return True if a topic is of the election, or of checkpoints: the configured one, and those of other

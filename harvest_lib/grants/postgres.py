@@ -18,13 +18,11 @@ from typing import Any, Literal, LiteralString
 import psycopg
 from psycopg import sql
 
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.outbox.native_table import beside_statements, shortened
 from harvest_lib.outbox.table import OutboxTable
-
-ReadingMode = Literal["mark", "mark_batches", "batches"]
-"""Modes of reading records: marked and purged; the same with checkpoints, exactly once; or only read."""
 
 _WRITTEN = ("create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _LED = ("subscription", "shard", "shards", "source", "epoch", "leader_id")
@@ -84,19 +82,20 @@ class Need:
     columns: tuple[str, ...] = ()
 
 
-def harvester_needs(outbox: OutboxTable, mode: ReadingMode, *, parks: bool) -> list[Need]:
+def harvester_needs(outbox: OutboxTable, mode: ReadingMode) -> list[Need]:
     """Return the privileges that a harvester's role needs on the tables of an outbox."""
-    needs = [Need(privileges=("SELECT",) if mode == "batches" else ("SELECT", "DELETE"), table=outbox)]
-    if mode != "batches":
+    needs = [Need(privileges=("SELECT", "DELETE") if mode.marks else ("SELECT",), table=outbox)]
+    if mode.marks:
         needs.append(Need(privileges=("UPDATE",), table=outbox, columns=("leader_id",)))
-        needs += [Need(privileges=("SELECT", "INSERT", "DELETE"), table=outbox.parked)] if parks else []
-    if mode != "mark":
+    if mode.parks_rows:
+        needs.append(Need(privileges=("SELECT", "INSERT", "DELETE"), table=outbox.parked))
+    if mode.keeps_checkpoints:
         needs += [
             Need(privileges=("SELECT",), table=outbox.subscriptions),
             Need(privileges=("INSERT",), table=outbox.subscriptions, columns=_LED),
             Need(privileges=("UPDATE",), table=outbox.subscriptions, columns=_SAVED),
         ]
-    if mode == "batches":
+    if not mode.marks:
         needs += [
             Need(privileges=("SELECT", "DELETE"), table=outbox.parked_ids),
             Need(privileges=("INSERT",), table=outbox.parked_ids, columns=_LISTED),
@@ -145,7 +144,6 @@ class Grants:
     """The role of people and of cron who run `park` and `subscriptions`, and read as a reader does."""
     writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
     subscriptions: Collection[str] = ()
-    parks: bool = True
     has_column_mapping: bool = False
 
     def script(self) -> str:
@@ -167,13 +165,13 @@ class Grants:
         yield "-- are there (`harvest init`); it may be run again. A role that is not there is passed over with a"
         yield "-- warning: CREATE ROLE … LOGIN, and \\password in psql, so that no log has a password; then again."
         yield "BEGIN;"
-        if self.mode == "mark_batches":
+        if self.mode.marks and self.mode.keeps_checkpoints:
             yield "\n-- where checkpoints are mirrored, whatever the layout of the outbox"
             yield from map(_text, beside_statements(self.outbox))
         if self._has_topics:
             yield "\n-- writers by topic; from here on who has no rule, other than the owner, sees and writes nothing"
             yield _text(_enable(self.outbox))
-        if self.subscriptions and self.mode != "mark":
+        if self.subscriptions and self.mode.keeps_checkpoints:
             yield "\n-- the harvester by subscription"
             yield from (_text(_enable(each)) for each in (self.outbox.subscriptions, self.outbox.parked_ids))
         if self.harvester:
@@ -189,23 +187,19 @@ class Grants:
             yield "\n-- an operator: `harvest park`, `harvest subscriptions`, and what a reader does"
             yield _text(self._role(self.operator, self._operator()))
         yield "COMMIT;"
-        if self.mode == "batches" and not self.has_column_mapping:
+        if self.mode.reads_segments:
             yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --due` and"
             yield "-- `drop` from cron, as the owner."
-        if self.mode != "mark":
+        if self.mode.keeps_checkpoints:
             yield "\n-- After a failover the harvester asks for EXECUTE on pg_read_file(text), by which it could read"
             yield "-- any file of the server's data folder: grant it then, revoke it afterwards."
 
     def _tables(self) -> list[OutboxTable]:
         outbox = self.outbox
-        beside = [outbox.subscriptions, outbox.parked_ids] if self.mode != "mark" else []
-        parked = [outbox.parked] if self.mode != "batches" and self.parks else []
-        segments = [outbox.segments] if self._has_segments else []
+        beside = [outbox.subscriptions, outbox.parked_ids] if self.mode.keeps_checkpoints else []
+        parked = [outbox.parked] if self.mode.parks_rows else []
+        segments = [outbox.segments] if self.mode.reads_segments else []
         return [outbox, *parked, *beside, *segments]
-
-    @property
-    def _has_segments(self) -> bool:
-        return self.mode == "batches" and not self.has_column_mapping
 
     @property
     def _has_topics(self) -> bool:
@@ -227,14 +221,14 @@ class Grants:
 
     def _harvester(self) -> Iterator[sql.Composed]:
         outbox, role = self.outbox, self.harvester
-        for need in harvester_needs(outbox, self.mode, parks=self.parks):
+        for need in harvester_needs(outbox, self.mode):
             yield _grant(", ".join(need.privileges), need.table, role, need.columns)
         yield _sees_all(outbox, role, "FOR ALL")
-        if self.mode != "batches" and self.parks:
+        if self.mode.parks_rows:
             yield _sees_all(outbox.parked, role, "FOR ALL")
-        if self.mode == "mark":
+        if not self.mode.keeps_checkpoints:
             return
-        if self._has_segments:  # to tell, in `harvest status`, those that were detached by hand
+        if self.mode.reads_segments:  # to tell, in `harvest status`, those that were detached by hand
             yield _grant("SELECT", outbox.segments, role)
             yield _sees_all(outbox.segments, role, "FOR SELECT")
         if self.subscriptions:
@@ -260,9 +254,9 @@ class Grants:
         outbox, role = self.outbox, self.operator
         changed = "SELECT, INSERT, UPDATE, DELETE"
         changes: dict[OutboxTable, LiteralString] = {outbox: "SELECT"}
-        if self.mode != "batches" and self.parks:  # a retried record is put back, with its id
+        if self.mode.parks_rows:  # a retried record is put back, with its id
             changes |= {outbox: "SELECT, INSERT", outbox.parked: changed}
-        if self.mode != "mark":
+        if self.mode.keeps_checkpoints:
             changes |= {outbox.subscriptions: changed, outbox.parked_ids: changed}
         for table in self._tables():
             yield _grant(changes.get(table, "SELECT"), table, role)

@@ -24,7 +24,7 @@ from harvest_lib.errors import (
     KafkaAccessDenied,
     KafkaUnavailable,
 )
-from harvest_lib.grants import ReadingMode, harvester_needs, require_grants
+from harvest_lib.grants import harvester_needs, require_grants
 from harvest_lib.harvester.added_partitions import Memory, PartitionWatch
 from harvest_lib.harvester.compacted_topics import refuse_compacted
 from harvest_lib.harvester.engine import Callbacks, Check, Engine, check_parked, make_loop, make_size, marking_checks
@@ -81,11 +81,10 @@ class CheckpointEngine(Engine):
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
-        is_seen_once = config.delivery == "transactional" and config.source != "mark"  # which purges what it marks
+        is_seen_once = config.delivery == "transactional" and not config.mode.marks  # which purges what it marks
         most = LARGEST_TRANSACTION if is_seen_once else LARGEST_BATCH
         self._sizes: dict[int, BatchSize] = defaultdict(partial(make_size, config, most))
         self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
-        self._parks = config.parking != "stop"
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
         self._rivals: Rivals | None = None
         # One for all terms: it knows what it has complained of.
@@ -95,14 +94,13 @@ class CheckpointEngine(Engine):
         try:
             self._check(connection)
         except DatabaseAccessDenied:
-            mode: ReadingMode = "mark_batches" if self._config.source == "mark" else "batches"
-            require_grants(connection, harvester_needs(self._table, mode, parks=self._parks))
+            require_grants(connection, harvester_needs(self._table, self._config.mode))
             raise
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
-        if self._config.source == "mark":
+        if self._config.mode.marks:
             self._table.check(connection)
-            if self._parks:
+            if self._config.mode.parks_rows:
                 check_parked(connection, self._table)
         else:
             require_durable(connection, str(self._table))
@@ -125,7 +123,7 @@ class CheckpointEngine(Engine):
     def _check_columns(self, connection: psycopg.Connection[Any]) -> None:
         if self._config.columns is not None:
             check_column_mapping(connection, self._table, self._config.columns)
-        elif self._config.source == "mark":
+        elif self._config.mode.marks:
             self._table.check_columns(connection)
         else:
             self._table.check_native(connection)
@@ -142,8 +140,8 @@ class CheckpointEngine(Engine):
                 lambda: check_identities(connection, places, table.identifier, subscription.name),
             ),
         ]
-        if self._config.source == "mark":
-            return [*marking_checks(connection, self._config, table, parks=self._parks), *checks]
+        if self._config.mode.marks:
+            return [*marking_checks(connection, self._config, table), *checks]
         if self._config.columns is None:  # one that was begun has to be finished
             checks = [
                 ("no rows from logical replication", lambda: check_replication(connection, table)),
@@ -178,7 +176,7 @@ class CheckpointEngine(Engine):
         config, table = self._config, self._table
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, config.source, 0, pool)
-        if config.source == "mark":  # the table's own check has asked for the rest
+        if config.mode.marks:  # the table's own check has asked for the rest
             with closing(checkpoints), checkpoints.rehearsed():
                 return
         rows = make_selection(config, table)
@@ -222,20 +220,20 @@ class CheckpointEngine(Engine):
 
     def _translate_table_errors(self) -> AbstractContextManager[None]:
         table = self._table
-        parked = [table.parked] if self._config.source == "mark" and self._parks else []
+        parked = [table.parked] if self._config.mode.parks_rows else []
         tables = [table, table.subscriptions, table.parked_ids, *parked]
         return translate_table_errors(self._config.data_source.conninfo, tables, self._check_columns)
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         config, table, kind = self._config, self._table, self._config.source
-        if kind == "mark":
+        if config.mode.marks:
             before_term(config, term, stopping, partial(refuse_readers_now, config, table))
         topics = self._topics[term.shard]
         topics.forget()
         topics.close({})
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, kind, term.shard, pool)
-        source = make_batch_source(config, table, kind, term.shard, parks=self._parks)
+        source = make_batch_source(config, table, term.shard)
         guarantee = make_guarantee(
             config,
             table,
@@ -248,7 +246,7 @@ class CheckpointEngine(Engine):
         subscriptions, kafka = table.subscriptions.identifier, config.kafka_settings(for_producer=False)
         memory = Memory(config.data_source.conninfo(), subscriptions, config.subscription, term.shard)
         PartitionWatch(kafka, lambda: topics.names, memory).begin(term, stopping)
-        if term.shard == 0 and kind != "mark" and config.columns is None:  # another layout has no segments
+        if term.shard == 0 and config.mode.reads_segments:
             self._maintenance.begin(term, stopping)
         return make_loop(
             config,
@@ -257,14 +255,14 @@ class CheckpointEngine(Engine):
             callbacks,
             source=source,
             guarantee=guarantee,
-            parking=make_parking(config, table, checkpoints, topics, source, parks=self._parks),
+            parking=make_parking(config, table, checkpoints, topics, source),
             topics=topics,
             size=self._sizes[term.shard],
             translate_errors=self._translate_table_errors,
         )
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:
-        if self._config.source == "mark":
+        if self._config.mode.marks:
             return self._table.oldest_age_seconds(connection)
         return StatusReader(connection, self._config).oldest_age_seconds()
 

@@ -37,17 +37,22 @@ def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool 
     )
 
 
+def chosen(config: HarvestConfig, choices: Choices) -> HarvestConfig:
+    """Return the configuration with its choices."""
+    return config.model_copy(
+        update={"source": choices.source, "delivery": choices.delivery, "leadership": choices.leadership}
+    )
+
+
 def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
-    """Return the configuration with its choices. Raises ConfigError for settings that do not go with them."""
-    if choices.source == "mark" and config.shards > 1:
+    """Do as `chosen`. Raises ConfigError for settings that do not go with the choices."""
+    used = chosen(config, choices)
+    if used.mode.marks and config.shards > 1:
         raise ConfigError(
             f"`shards` is {config.shards}, but `mark` has one writer: its leader marks for all keys",
             field="shards",
             next_step=f"set it to 1, or turn {table} into the native table with `harvest migrate`",
         )
-    used = config.model_copy(
-        update={"source": choices.source, "delivery": choices.delivery, "leadership": choices.leadership}
-    )
     if "auto" in (config.delivery, config.leadership) and (problems := disagreements(used)):
         raise config_error(problems, Origins())
     return used

@@ -113,11 +113,9 @@ def make_loop(
     return BatchLoop(term, ports, stopping)
 
 
-def marking_checks(
-    connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable, *, parks: bool
-) -> list[Check]:
+def marking_checks(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> list[Check]:
     """Return the preconditions for marking a table, once the tables are there."""
-    tables = [table.identifier, *([table.parked.identifier] if parks else [])]
+    tables = [table.identifier, *([table.parked.identifier] if config.mode.parks_rows else [])]
     return [
         ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
         ("no subscription reads it", lambda: refuse_readers(connection, config, table)),

@@ -79,23 +79,21 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
         PipelinedBatches(settings, topics).abandon()
 
 
-def make_batch_source(
-    config: HarvestConfig, table: OutboxTable, kind: str, shard: int, *, parks: bool = True
-) -> BatchSource:
-    """Return the source that `kind` names, of one shard's records. One that marks has a place for parked records if it
-    `parks`."""
-    if kind == "mark":
-        parked = table.parked.identifier if parks else None
+def make_batch_source(config: HarvestConfig, table: OutboxTable, shard: int) -> BatchSource:
+    """Return the source that `source` names, of one shard's records. One that marks has a place for parked records
+    unless the policy is to stop."""
+    if config.mode.marks:
+        parked = table.parked.identifier if config.mode.parks_rows else None
         source = MarkSource(_marking(config), table.identifier, parked, names_places=True)
         return MarkPages(source, config.limits.mark_backoff_seconds)
     selection = make_selection(config, table, shard)
-    make = TransactionIdSource if kind == "transaction_id" else SnapshotSource
+    make = TransactionIdSource if config.source == "transaction_id" else SnapshotSource
     return make(
         config.data_source.conninfo(),
         selection,
         subscription=config.subscription,
         start=NOTHING if config.start_from == "beginning" else None,
-        filter_lookup=subscription_filter(table, subscription_of(config, kind, shard), config.columns),
+        filter_lookup=subscription_filter(table, subscription_of(config, config.source, shard), config.columns),
     )
 
 
@@ -222,12 +220,10 @@ def make_parking(
     checkpoints: CheckpointTable,
     topics: Topics,
     source: BatchSource,
-    *,
-    parks: bool = True,
 ) -> BatchParking | MarkedParking:
     """Return the parking of records that can never be sent."""
     if isinstance(source, MarkPages):  # marked records are purged once passed: parked by id alone they would be lost
-        return MarkedParking(config.parking if parks else "stop", topics, source)
+        return MarkedParking(config.parking, topics, source)
     rows = make_selection(config, table)
     places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
     return BatchParking(config.parking, topics, places)

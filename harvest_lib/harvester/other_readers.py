@@ -36,7 +36,7 @@ from harvest_lib.outbox import OutboxTable
 _log = logging.getLogger(__name__)
 
 _FOUND = """
-SELECT subscription, source, coalesce(checkpoint -> 'intents', '[]') <> '[]'::jsonb FROM {subscriptions}
+SELECT subscription, source = 'mark', coalesce(checkpoint -> 'intents', '[]') <> '[]'::jsonb FROM {subscriptions}
 WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription, shard
 """
 
@@ -64,14 +64,14 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
         with suppress(DatabaseAccessDenied), translated():
             found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
-    if readers := sorted({name for name, source, _ in found if source != "mark"}):
+    if readers := sorted({name for name, marks, _ in found if not marks}):
         raise CheckpointError(
             f"{table} is read by subscriptions, and `source: mark` would delete what they have not read",
             evidence=f"{', '.join(map(repr, readers))} in {table.subscriptions}",
             next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if nobody reads any more: "
             f"`harvest subscriptions remove {readers[0]}`",
         )
-    return any(source == "mark" and pending for _, source, pending in found)
+    return any(marks and pending for _, marks, pending in found)
 
 
 def acknowledge_pending(

@@ -108,7 +108,7 @@ class OutboxReader:
     def sample(self) -> OutboxSample:
         """Return what there is now."""
         shards = self._status.shards()
-        ours = [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
+        ours = [each for each in shards if each.name == self._config.subscription and not each.marks]
         parked = {**self._parked("parked"), **self._parked("parked_ids")}
         if ours:
             records, is_estimate, age = self._waiting(ours)

@@ -95,7 +95,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
     topic_partitions(config.kafka_settings(for_producer=False))
     if own.leadership is None and (given.leadership, config.leadership) == ("auto", "postgres"):
         refuse_group(config)
-    may_change = reads_table(given) and choices.source == "mark" and not own.mark
+    may_change = reads_table(given) and config.mode.marks and not own.mark
     return Parts(
         config=config,
         choices=choices,
@@ -106,9 +106,13 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
 
 
 def _make_engine(config: HarvestConfig, table: OutboxTable, own: OwnParts, pool: Callable[[], Pool]) -> Engine:
-    if not config.keeps_checkpoints or own.mark:
+    if not config.mode.keeps_checkpoints or own.mark:
         return PurgingEngine(
-            config, table, source=own.source, delivery=own.delivery, producer_provider=own.producer_provider
+            config.model_copy(update={"source": "mark"}),  # which parts of its own do, whatever it names
+            table,
+            source=own.source,
+            delivery=own.delivery,
+            producer_provider=own.producer_provider,
         )
     return CheckpointEngine(
         config,

@@ -64,7 +64,7 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
         server=f"{information.host}:{information.port}/{information.dbname}",
         database=database_of(connection),
         table=".".join(table.placed(connection).parts),
-        subscription=config.subscription if config.keeps_checkpoints else "",
+        subscription=config.subscription if config.mode.keeps_checkpoints else "",
         delivery=config.delivery,
         fence=_fence(config),
     )
@@ -73,7 +73,7 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 def _fence(config: HarvestConfig) -> str:
     """Return the fence of a leader of this configuration against the one before, see `leadership.last_leaders`. Marked
     records are fenced by the leader's id alone, which a late leader may still take for its own."""
-    if config.source == "mark":
+    if config.mode.marks:
         return ""
     match config.delivery:
         case "transactional":
@@ -126,7 +126,7 @@ def make_leadership(
                     io_error_backoff_seconds=limits.io_error_backoff_seconds,
                 ),
                 config.data_source.conninfo(),
-                rows=_subscription_rows(config, pool()) if pool is not None and config.keeps_checkpoints else None,
+                rows=_subscription_rows(config, pool()) if pool is not None and config.mode.keeps_checkpoints else None,
                 kafka_silent_seconds=KafkaProbe(config.kafka_settings(for_producer=False)).silent_seconds,
             )
         case "neli":

@@ -48,9 +48,9 @@ class PurgingEngine(Engine):
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         self._table.check(connection)
-        if self._config.parking != "stop":
+        if self._config.mode.parks_rows:
             check_parked(connection, self._table)
-        for _, check in marking_checks(connection, self._config, self._table, parks=self._config.parking != "stop"):
+        for _, check in marking_checks(connection, self._config, self._table):
             check()
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
@@ -80,7 +80,7 @@ class PurgingEngine(Engine):
         )
 
     def _translate_table_errors(self) -> AbstractContextManager[None]:
-        tables = [self._table, *([self._table.parked] if self._config.parking != "stop" else [])]
+        tables = [self._table, *([self._table.parked] if self._config.mode.parks_rows else [])]
         return translate_table_errors(self._config.data_source.conninfo, tables, self._table.check_columns)
 
     def backlog_age_seconds(self, connection: psycopg.Connection[Any]) -> float:

@@ -16,7 +16,7 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError, TransactionOpen
 from harvest_lib.harvester.added_partitions import added_of
-from harvest_lib.harvester.choices import not_chosen, read_choices
+from harvest_lib.harvester.choices import chosen, not_chosen, read_choices
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.harvester.pools import pool_at
 from harvest_lib.kafka_client import topic_partitions
@@ -208,8 +208,7 @@ class StatusReader:
 
     def _elected(self) -> HarvestConfig:
         """Return the configuration with `auto` resolved for this table."""
-        choices = read_choices(self._config, self._connection, self._table)
-        return self._config.model_copy(update={"leadership": choices.leadership, "delivery": choices.delivery})
+        return chosen(self._config, read_choices(self._config, self._connection, self._table))
 
     def _owners(self, config: HarvestConfig) -> Leaders:
         kafka, topic, shards = config.kafka_settings(for_producer=False), config.leader_topic, config.shards
@@ -263,7 +262,7 @@ class StatusReader:
             return self._connection.execute(statement, (self._config.subscription,)).fetchall()
 
     def _ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
-        return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
+        return [each for each in shards if each.name == self._config.subscription and not each.marks]
 
 
 def _said_of(led: Pool | None, rival: Pool) -> str:

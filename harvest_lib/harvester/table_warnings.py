@@ -24,8 +24,7 @@ def rows_unstamped(
 ) -> OutboxTableError | None:
     """Return why rows may be passed over by a source that goes by transaction ids, None if none are. `config` has
     `auto` resolved. Raises DatabaseError."""
-    goes_by_transactions = config.source != "mark" and config.columns is None
-    return unstamped(connection, table) if goes_by_transactions else None
+    return unstamped(connection, table) if config.mode.reads_segments else None
 
 
 def warn_of_table(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> None:

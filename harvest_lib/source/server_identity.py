@@ -121,21 +121,21 @@ def barrier(connection: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-def remedy_of(subscription: str, *, marks: bool = False) -> str:
-    """Return what to do once the server was found to lack records. One that `marks` has its mirror alone."""
-    return _REMEDY.format(name=subscription, places="mirror" if marks else "mirror|beginning|now|SNAPSHOT")
+def remedy_of(subscription: str, source: str = "") -> str:
+    """Return what to do once the server was found to lack records. One of source `mark` has its mirror alone."""
+    return _REMEDY.format(name=subscription, places="mirror" if source == "mark" else "mirror|beginning|now|SNAPSHOT")
 
 
 def check(
-    connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, marks: bool = False
+    connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, source: str = ""
 ) -> Place:
-    """Compare the server with the place of a position and return where it is now. `marks` if it is one of source mark.
+    """Compare the server with the place of a position and return where it is now. `source` is its own.
 
     Raises ServerRegressed when it may lack records behind the position: another cluster, a log that ends before the
     place, or a timeline that forked before it (or nobody may read where it forked).
     """
     now, forks = _place(connection)
-    remedy = remedy_of(subscription, marks=marks)
+    remedy = remedy_of(subscription, source)
     if now.system != before["system"]:
         raise ServerRegressed(
             "this is not the server that the checkpoint came from",

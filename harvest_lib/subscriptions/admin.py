@@ -111,6 +111,11 @@ class SubscriptionShard:
     updated_at: datetime
     updated_seconds_ago: float
 
+    @property
+    def marks(self) -> bool:
+        """Return True if its leaders mark and delete rows; else they only read them."""
+        return self.source == "mark"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
@@ -165,7 +170,7 @@ class Subscriptions:
     def lag(self, shard: SubscriptionShard, most: int = MOST) -> Lag:
         """Return the lag of a shard; counts no further than `most`. The lag of one that marks is the backlog of the
         table, in any layout."""
-        if shard.source == "mark":
+        if shard.marks:
             there = self.outbox.backlog(self.connection)
             age = there.age_seconds if there.records else None
             return Lag(records=there.records, is_estimate=there.is_estimate, oldest_age_seconds=age)

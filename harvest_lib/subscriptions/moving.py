@@ -91,7 +91,7 @@ class Moving:
                 lock_subscription(connection, self._outbox.subscriptions.identifier, name)
             shards = subscriptions.readable()
             systems = {system for each in shards if (system := system_of(each.checkpoint)) is not None}
-            is_native = self._outbox.kind(connection) == "native" and any(each.source != "mark" for each in shards)
+            is_native = self._outbox.kind(connection) == "native" and any(not each.marks for each in shards)
             if systems <= {place.system}:
                 if systems or not (is_native and Moves(self._outbox).has_foreign_rows(connection)):
                     return None

@@ -10,7 +10,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from harvest_lib.grants import Grants, ReadingMode
+from harvest_lib.config.choices import ReadingMode
+from harvest_lib.grants import Grants
 from harvest_lib.outbox import OutboxTable
 
 NAME = "harvester"

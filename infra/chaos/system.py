@@ -13,8 +13,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.config.choices import choose
-from harvest_lib.grants import ReadingMode
+from harvest_lib.config.choices import ReadingMode, choose
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.local_stack.harvester import Harvester
 from harvest_lib.local_stack.kafka import KafkaCluster
@@ -95,7 +94,7 @@ class System:
             for member in self.members:
                 member.listen(ports[member.name])
         self.postgres = PostgresServer(folder)
-        self.role = Role(_OUTBOX, _grants_for(mode), lambda: self.dsn)
+        self.role = Role(_OUTBOX, ReadingMode.of(mode.source, mode.delivery), lambda: self.dsn)
         """The harvesters' role."""
         self.servers = [self.postgres]
         """All that there have been, standbys too."""
@@ -278,12 +277,6 @@ class System:
             "limits": {"heartbeatTimeout": f"{self._session_seconds * 500:.0f}ms", "ioErrorBackoff": "200ms"},
         }
         return yaml.safe_dump({"harvest": harvest})
-
-
-def _grants_for(mode: Mode) -> ReadingMode:
-    if mode.source != "mark":
-        return "batches"
-    return "mark_batches" if mode.exactly_once else "mark"
 
 
 def _last_words(member: Member) -> str:

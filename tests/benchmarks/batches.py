@@ -245,8 +245,8 @@ def _live_seconds(servers: Servers) -> float:
 
 def _poll_seconds(servers: Servers) -> float:
     """Return the median seconds of a look that finds nothing."""
-    config = HarvestConfig(data_source=servers.dsn, leadership="solo", start_from="now")
-    source = make_batch_source(config, OutboxTable.parse("outbox"), "snapshot", 0)
+    config = HarvestConfig(data_source=servers.dsn, leadership="solo", source="snapshot", start_from="now")
+    source = make_batch_source(config, OutboxTable.parse("outbox"), 0)
     try:
         source.open(None)
         seconds = []

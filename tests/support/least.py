@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -134,17 +135,16 @@ def limited_dsn(dsn, config, role=HARVESTER):
             return make_conninfo(dsn, user=role, password=_PASSWORD)
         mode = reading_mode(config, table)
         # As the owner has to, where these are not made with the outbox.
-        if mode == "batches":
+        if not mode.marks:
             create_beside(connection, table)
-        if mode == "mark" and config.parking != "stop" and role == HARVESTER:
+        if mode.parks_rows and not mode.keeps_checkpoints and role == HARVESTER:
             ParkedRecords(table).create(connection)
         grants = Grants(
             outbox=table,
-            mode=mode,
+            mode=replace(mode, parks_rows=mode.parks_rows and table.parked.exists(connection)),
             harvester=HARVESTER,
             reader=READER,
             writers={},
-            parks=config.parking != "stop" and table.parked.exists(connection),
             has_column_mapping=config.columns is not None,
         )
         connection.execute(grants.script().encode())

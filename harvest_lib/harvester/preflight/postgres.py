@@ -13,7 +13,7 @@ from psycopg import sql
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
-from harvest_lib.grants import ReadingMode, harvester_needs, require_grants
+from harvest_lib.grants import harvester_needs, require_grants
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
 from harvest_lib.harvester.engine import Check, marking_checks
@@ -106,7 +106,6 @@ class _Table:
         self._connection = connection
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
-        self._mode: ReadingMode = "mark"
         self._elects_otherwise = False  # than goharvest does
 
     def check(self) -> Found:
@@ -125,7 +124,7 @@ class _Table:
         if has_columns:
             if self._config.columns is None:
                 run("postgres", "index", self._index)
-                if self._mode == "batches":
+                if self._config.mode.reads_segments:
                     run("postgres", "transaction ids by a trigger", self._stamped)
             run("postgres", "ids that last", self._ids)
         sound &= run("postgres", "tables beside it", self._beside)
@@ -142,15 +141,11 @@ class _Table:
     def _engine_checks(self) -> tuple[list[Check], list[Check]]:
         """Return the preconditions of the engine that will run: in Postgres, and between Postgres and Kafka."""
         config, table, connection = self._config, self._table, self._connection
-        parks = config.parking != "stop"
         checks: list[Check] = []
-        if parks and self._mode != "batches" and table.parked.exists(connection):  # else a start creates it
+        if config.mode.parks_rows and table.parked.exists(connection):  # else a start creates it
             checks.append(("the table of parked records", lambda: ParkedRecords(table).check(connection)))
-        if self._mode == "mark":
-            return [*checks, *marking_checks(connection, config, table, parks=parks)], []
-        if self._missing():  # a start creates them, and finds nothing in them
-            marks = marking_checks(connection, config, table, parks=False) if self._mode == "mark_batches" else []
-            return [*checks, *marks], []
+        if not config.mode.keeps_checkpoints or self._missing():  # a start creates them, and finds nothing in them
+            return [*checks, *(marking_checks(connection, config, table) if config.mode.marks else [])], []
         engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
         return engine.checks(connection), engine.checks_with_kafka()
 
@@ -179,20 +174,18 @@ class _Table:
         self._elects_otherwise = (self._config.leadership, choices.leadership) == ("auto", "postgres")
         self._config = resolved(self._config, choices, self._table)
         self._report.passed.append(("configuration", str(choices)))
-        marks: ReadingMode = "mark_batches" if self._config.keeps_checkpoints else "mark"
-        self._mode = marks if choices.source == "mark" else "batches"
 
     def _columns(self) -> None:
         if self._config.columns is not None:
             check_column_mapping(self._connection, self._table, self._config.columns)
-        elif self._mode == "batches":
-            self._table.check_native(self._connection)
-        else:
+        elif self._config.mode.marks:
             self._table.check_columns(self._connection)
+        else:
+            self._table.check_native(self._connection)
 
     def _index(self) -> None:
         """Warn if records would be found by reading the whole table."""
-        wanted = ["transaction_id", "id"] if self._mode == "batches" else ["id"]
+        wanted = ["transaction_id", "id"] if self._config.mode.reads_segments else ["id"]
         with translated():
             rows = self._connection.execute(_INDEXES, (str(self._table),)).fetchall()
         fit = [is_valid for columns, is_valid in rows if columns[: len(wanted)] == wanted]
@@ -201,7 +194,7 @@ class _Table:
         by = ", ".join(wanted)
         statement = (
             f"{index_statement(self._table).as_string(None)} (as the owner; it reads the whole table, and writers wait)"
-            if self._mode == "batches"
+            if self._config.mode.reads_segments
             else f"CREATE UNIQUE INDEX CONCURRENTLY ON {self._table} (id)"
         )
         self._report.warn(
@@ -226,7 +219,7 @@ class _Table:
     def _beside(self) -> None:
         """Raise OutboxTableError if tables are missing that a start could not create, or lack columns."""
         table, missing = self._table, self._missing()
-        if self._mode != "mark":
+        if self._config.mode.keeps_checkpoints:
             check_beside(self._connection, table.placed(self._connection))
         if missing and not self._owns():
             raise OutboxTableError(
@@ -241,14 +234,13 @@ class _Table:
             return self._connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
 
     def _missing(self) -> list[OutboxTable]:
-        table = self._table
-        needed = [] if self._mode == "mark" else [table.subscriptions, table.parked_ids]
-        needed += [table.parked] if self._mode != "batches" and self._config.parking != "stop" else []
+        table, mode = self._table, self._config.mode
+        needed = [table.subscriptions, table.parked_ids] if mode.keeps_checkpoints else []
+        needed += [table.parked] if mode.parks_rows else []
         return [each for each in needed if not each.exists(self._connection)]
 
     def _grants(self) -> None:
-        parks = self._config.parking != "stop"
-        require_grants(self._connection, harvester_needs(self._table, self._mode, parks=parks))
+        require_grants(self._connection, harvester_needs(self._table, self._config.mode))
 
     def _all_rows(self) -> None:
         check_all_rows(self._connection, [self._table.identifier])
@@ -262,8 +254,8 @@ class _Table:
         with suppress(DatabaseAccessDenied, OutboxTableError), translated():
             rows = self._connection.execute(statement, {"most": _MOST_TOPICS}).fetchall()
             found.update(row[0] for row in rows)
-            subscriptions = self._table.beside(self._connection, "subscriptions") if self._mode != "mark" else None
-            if subscriptions is not None:
+            keeps = self._config.mode.keeps_checkpoints
+            if keeps and (subscriptions := self._table.beside(self._connection, "subscriptions")) is not None:
                 named = sql.SQL(_FILTERED).format(in_statement(subscriptions.identifier))
                 found.update(row[0] for row in self._connection.execute(named, (self._config.subscription,)))
         return found

@@ -160,7 +160,7 @@ def known_from(
         return "ledger", ()
     with _hiding_named():
         shards = shards_of(connection, outbox, subscription)
-    marks = committed == "auto" and any(each.source == "mark" for each in shards)
+    marks = committed == "auto" and any(each.marks for each in shards)
     return ("ledger" if marks else "outbox"), shards
 
 

@@ -19,6 +19,7 @@ from support.waiting import eventually
 from trustme import CA
 
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import CheckpointError, HarvestError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.grants.kafka import Acl
@@ -475,7 +476,7 @@ def test_what_grants_prints_is_enough_and_each_part_is_missed(secured, way):
 
 def test_each_grant_that_is_taken_away_is_named(secured):
     secured.prepare(SNAPSHOT)
-    needs = harvester_needs(OUTBOX, "batches", parks=True)
+    needs = harvester_needs(OUTBOX, ReadingMode.of("snapshot", "barrier"))
     with secured.connect("harvester") as connection:
         assert missing_grants(connection, needs) == []
         for need in needs:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from dagster_harvest.heartbeat import HeartbeatTable, Place
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.grants import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, create_beside
@@ -55,7 +56,7 @@ def run(connection, **grants):
     """Run the script of some roles, and return what the server said."""
     said = []
     connection.add_notice_handler(lambda notice: said.append((notice.severity_nonlocalized, notice.message_primary)))
-    connection.execute(Grants(outbox=OUTBOX, mode="mark", **grants).script().encode())
+    connection.execute(Grants(outbox=OUTBOX, mode=ReadingMode.of("mark", "barrier"), **grants).script().encode())
     return said
 
 

@@ -17,6 +17,7 @@ from support.scraping import get, scrape, scrape_until, series
 from support.waiting import eventually
 from trustme import CA
 
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.grants import Grants
 from harvest_lib.harvester import sampler as sampler_module
@@ -390,7 +391,13 @@ def test_who_holds_segments_back_is_said_to_whom_was_granted_what_a_harvester_ne
     native = Native(dsn, size=10, ahead=6)
     role = f"measuring_{uuid.uuid4().hex[:8]}"
     native.connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'granted'").format(sql.Identifier(role)))
-    granted = Grants(outbox=OutboxTable(("outbox",)), mode="batches", harvester=role, reader="", writers={})
+    granted = Grants(
+        outbox=OutboxTable(("outbox",)),
+        mode=ReadingMode.of("snapshot", "barrier"),
+        harvester=role,
+        reader="",
+        writers={},
+    )
     native.connection.execute(granted.script().encode())
     config = harvest_config(
         make_conninfo(dsn, user=role, password="granted"), bootstrap_servers, "g", leadership="solo"

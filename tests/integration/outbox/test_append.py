@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from support.open_telemetry import Traces, header
 
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseAccessDenied, LifecycleError, OutboxTableError, RecordError
 from harvest_lib.grants.postgres import Grants
 from harvest_lib.outbox import NativeTable, OutboxTable, append, append_async
@@ -673,7 +674,8 @@ def test_a_refusal_names_the_grant_and_no_setting_of_the_harvester(table, dsn, u
     for allowed, said in ((False, "may not write to outbox"), (True, "a policy of outbox")):
         if allowed:
             outbox = OutboxTable.parse("outbox")
-            grants = Grants(outbox=outbox, mode="mark", harvester="", reader="", writers={role: ["carts"]}, parks=False)
+            mode = ReadingMode.of("mark", "barrier", stops=True)
+            grants = Grants(outbox=outbox, mode=mode, harvester="", reader="", writers={role: ["carts"]})
             table.connection.execute(grants.script())
         with psycopg.connect(dsn) as connection:
             connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))

@@ -56,7 +56,7 @@ def test_ids_near_their_end_are_named_whatever_the_type(dsn, caplog, called):
         end = IdSequences("outbox").end(connection)
         assert "near their end" in end.cause
         assert "2,000,000,000" in end.evidence
-        warn_of_table(connection, HarvestConfig(leadership="solo", data_source=dsn), outbox)
+        warn_of_table(connection, HarvestConfig(leadership="solo", source="mark", data_source=dsn), outbox)
         (said,) = [record for record in caplog.records if record.msg == "ids_end"]
         assert "TYPE bigint" in said.next_step
         connection.execute(end.next_step.partition(" (writers")[0])

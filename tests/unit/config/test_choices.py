@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from harvest_lib import HarvestConfig
-from harvest_lib.config.choices import NAMED, Delivery, Leadership, Source, Table, choose
+from harvest_lib.config.choices import NAMED, Delivery, Leadership, ReadingMode, Source, Table, choose
 
 pytestmark = pytest.mark.quick
 
@@ -71,6 +71,26 @@ def test_shards_are_shared_by_processes_unless_the_lock_is_named():
 def test_parts_that_mark_are_delivered_as_what_is_marked(table):
     assert used(choose(table, marks=True)) == DEFAULTS["goharvest"]
     assert used(choose(table, marks=True, source="snapshot")) == DEFAULTS["native"]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("mapped", [None, {"id": "number"}])
+@pytest.mark.parametrize("parking", ["hold_key", "stop"])
+def test_the_mode_is_what_the_settings_do_to_the_tables(source, delivery, mapped, parking):
+    given = HarvestConfig(leadership="solo", leader_group_id="g", delivery=delivery, parking=parking, columns=mapped)
+    config = given.model_copy(update={"source": source})
+    if source == AUTO and mapped is None:
+        with pytest.raises(ValueError, match="the table decides"):
+            config.mode  # noqa: B018 - it raises
+        return
+    marks = source == "mark"
+    assert config.mode == ReadingMode(
+        marks=marks,
+        keeps_checkpoints=not marks or delivery in {"transactional", "sequenced"},
+        reads_segments=not marks and mapped is None,
+        parks_rows=marks and parking != "stop",
+    )
 
 
 def test_they_are_said_with_their_reasons():

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from harvest_lib.config import HarvestConfig
+from harvest_lib.config.choices import ReadingMode
 from harvest_lib.consume import consumer_grants
 from harvest_lib.errors import ConfigError
 from harvest_lib.grants import Grants
@@ -126,12 +127,12 @@ def test_topics_may_have_commas_between_them(command, several, each, monkeypatch
     assert {"orders", "refunds"} <= {acl["name"] for acl in found}
 
 
-@pytest.mark.parametrize("mode", ["mark", "mark_batches", "batches"])
-def test_no_name_is_in_a_comment(mode):
+@pytest.mark.parametrize("way", [("mark", "barrier"), ("mark", "sequenced"), ("snapshot", "sequenced")])
+def test_no_name_is_in_a_comment(way):
     """A line break in one would end it."""
     script = Grants(
         outbox=OutboxTable(("named",)),
-        mode=mode,
+        mode=ReadingMode.of(*way),
         harvester="named_h",
         reader="named_r",
         writers={"named_w": ["named_t"]},
