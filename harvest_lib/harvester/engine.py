@@ -8,7 +8,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,21 +22,13 @@ from harvest_lib.batching.parking import BatchParking
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import Topics
-from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.events import Event
 from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.measures import HarvestMeasures, ShardMeasures
 from harvest_lib.harvester.observed import ObservedGuarantee
-from harvest_lib.harvester.other_readers import refuse_readers
 from harvest_lib.harvester.tracing import batch_tracing
 from harvest_lib.leadership import Term
-from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.outbox.marks import rehearse_marks
-from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source import BatchSource
-
-Check = tuple[str, Callable[[], object]]
-"""A named precondition. The call raises HarvestError if it does not hold, and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +43,6 @@ class Callbacks:
 
 class Engine(Protocol):
     """A way of harvesting."""
-
-    def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise errors of the tables, and make those that are missing beside the outbox."""
-        ...
 
     def stand_by(self) -> None:
         """While others lead, see to it now and then that they lead our outbox, as we would. Raises CheckpointError or
@@ -111,21 +99,3 @@ def make_loop(
         translate_errors=translate_errors,
     )
     return BatchLoop(term, ports, stopping)
-
-
-def marking_checks(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> list[Check]:
-    """Return the preconditions for marking a table, once the tables are there."""
-    tables = [table.identifier, *([table.parked.identifier] if config.mode.parks_rows else [])]
-    return [
-        ("all rows can be marked", lambda: check_all_rows(connection, tables, ("SELECT", "UPDATE", "DELETE"))),
-        ("no subscription reads it", lambda: refuse_readers(connection, config, table)),
-        ("marks, tried out and undone", lambda: rehearse_marks(connection, table)),
-    ]
-
-
-def check_parked(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    """Make the table of parked records if it is missing; raise errors of it."""
-    parked = ParkedRecords(table)
-    with suppress(DatabaseAccessDenied):  # the check says what is missing
-        parked.create(connection)
-    parked.check(connection)

@@ -8,7 +8,7 @@ from functools import cache, partial
 from confluent_kafka import Consumer, Producer
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.config.choices import Choices
+from harvest_lib.config.choices import Choices, ReadingMode
 from harvest_lib.database import connect, require_session
 from harvest_lib.delivery import Delivery
 from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
@@ -16,6 +16,7 @@ from harvest_lib.harvester.choices import read_choices, reads_table, resolved
 from harvest_lib.harvester.engine import Engine
 from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.pools import make_leadership, read_pool, refuse_group
+from harvest_lib.harvester.preconditions import Preconditions
 from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_warnings import warn_of_table
 from harvest_lib.harvester.table_watch import TableWatch
@@ -88,8 +89,15 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
         if config.delivery != given.delivery and own.delivery is None:
             refuse_bad_settings(config, own.producer_provider)
         pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
-        engine = _make_engine(config, table, own, pool)
-        engine.check(connection)
+        preconditions = Preconditions(
+            config,
+            table,
+            mode=ReadingMode.of("mark", "barrier", stops=config.parking == "stop") if own.mark else config.mode,
+            pool=pool,
+            consumer_provider=own.consumer_provider,
+            producer_provider=own.producer_provider,
+        )
+        preconditions.require(connection)
         warn_of_table(connection, config, table)
     require_session(conninfo)
     topic_partitions(config.kafka_settings(for_producer=False))
@@ -99,13 +107,15 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
     return Parts(
         config=config,
         choices=choices,
-        engine=engine,
+        engine=_make_engine(config, table, own, preconditions, pool),
         leadership=own.leadership or make_leadership(config, own.consumer_provider, own.producer_provider, pool),
         watch=TableWatch(conninfo, table, choices) if may_change else None,
     )
 
 
-def _make_engine(config: HarvestConfig, table: OutboxTable, own: OwnParts, pool: Callable[[], Pool]) -> Engine:
+def _make_engine(
+    config: HarvestConfig, table: OutboxTable, own: OwnParts, preconditions: Preconditions, pool: Callable[[], Pool]
+) -> Engine:
     if not config.mode.keeps_checkpoints or own.mark:
         return PurgingEngine(
             config.model_copy(update={"source": "mark"}),  # which parts of its own do, whatever it names
@@ -118,6 +128,7 @@ def _make_engine(config: HarvestConfig, table: OutboxTable, own: OwnParts, pool:
         config,
         table,
         pool=pool,
+        preconditions=preconditions,
         consumer_provider=own.consumer_provider,
         producer_provider=own.producer_provider,
     )

@@ -14,7 +14,7 @@ from harvest_lib.batching.marked_parking import MarkedParking
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import Delivery, Topics
 from harvest_lib.harvester.added_partitions import Added, PartitionWatch
-from harvest_lib.harvester.engine import Callbacks, Engine, check_parked, make_loop, make_size, marking_checks
+from harvest_lib.harvester.engine import Callbacks, Engine, make_loop, make_size
 from harvest_lib.harvester.factory import make_purging_guarantee, make_purging_pages, make_source, make_topics
 from harvest_lib.harvester.other_readers import acknowledge_pending, before_term
 from harvest_lib.kafka_client import KafkaProducerProvider
@@ -45,13 +45,6 @@ class PurgingEngine(Engine):
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._size = make_size(config)
         self._pages: MarkPages | None = None  # of the term before
-
-    def check(self, connection: psycopg.Connection[Any]) -> None:
-        self._table.check(connection)
-        if self._config.mode.parks_rows:
-            check_parked(connection, self._table)
-        for _, check in marking_checks(connection, self._config, self._table):
-            check()
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         config, topics = self._config, self._topics

@@ -14,18 +14,15 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import harvester_needs, require_grants
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.engine import Check, marking_checks
 from harvest_lib.harvester.factory import make_selection
 from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_group
+from harvest_lib.harvester.preconditions import Check, Preconditions
 from harvest_lib.harvester.preflight.report import Report
 from harvest_lib.harvester.table_warnings import ids_end, rows_unstamped
-from harvest_lib.outbox import OutboxTable, ParkedRecords, check_column_mapping
-from harvest_lib.outbox.durable import require_durable
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.id_sequences import IdsEnd
-from harvest_lib.outbox.native_table import check_beside, index_statement
-from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.native_table import index_statement
 
 _MOST_TOPICS = 100
 _CLOCK_SECONDS = 1.0
@@ -38,11 +35,6 @@ _INDEXES = """
 SELECT array(SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS k (number, place)
   JOIN pg_attribute ON attrelid = indrelid AND attnum = number ORDER BY place), indisvalid
 FROM pg_index WHERE indrelid = to_regclass(%s)
-"""
-
-_MAY_CREATE = """
-SELECT has_schema_privilege(n.oid, 'CREATE') AND pg_has_role(c.relowner, 'USAGE')
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 
 # The first records and the last, by the index: the topics of a table of any size are not worth reading it.
@@ -114,40 +106,27 @@ class _Table:
             return found
         if not run("postgres", f"the table {table}", self._find):
             return found
-        found.config = self._config
+        config = found.config = self._config
         if self._elects_otherwise:
             found.checks.append(("nobody elects through Kafka", self._refuse_group))
-        sound = has_columns = run("postgres", "columns", self._columns)
-        if self._config.columns is None:
-            sound &= run("postgres", "sequence", lambda: table.check_sequence(connection))
-        sound &= run("postgres", "what a crash leaves", lambda: require_durable(connection, str(table)))
-        if has_columns:
-            if self._config.columns is None:
+        preconditions = Preconditions(config, table, pool=partial(read_pool, config))
+        held = {what: run("postgres", what, step) for what, step in preconditions.of_table(connection)}
+        if held["columns"]:
+            if config.columns is None:
                 run("postgres", "index", self._index)
-                if self._config.mode.reads_segments:
-                    run("postgres", "transaction ids by a trigger", self._stamped)
-            run("postgres", "ids that last", self._ids)
-        sound &= run("postgres", "tables beside it", self._beside)
-        sound &= run("postgres", "grants", self._grants)
-        sound &= run("postgres", "row-level security", self._all_rows)
-        if sound:  # else what follows would fail for what was found above
-            checks, with_kafka = self._engine_checks()
-            found.checks += with_kafka
-            for what, step in checks:
+            if config.mode.reads_segments:
+                unstamped = partial(rows_unstamped, connection, config, table)
+                run("postgres", "transaction ids by a trigger", lambda: self._warn_of(unstamped()))
+            run("postgres", "ids that last", lambda: self._warn_of(ids_end(connection, config, table)))
+        beside = run("postgres", "tables beside it", lambda: preconditions.check_tables_beside(connection))
+        granted = run("postgres", "grants", lambda: require_grants(connection, harvester_needs(table, config.mode)))
+        if all(held.values()) and beside and granted:  # else what follows would fail for what was found above
+            for what, step in preconditions.of_contents(connection):
                 run("postgres", what, step)
+            if preconditions.has_subscriptions(connection):
+                found.checks += preconditions.with_kafka()
         run("postgres", "topics that are named", lambda: found.topics.update(self._topics()))
         return found
-
-    def _engine_checks(self) -> tuple[list[Check], list[Check]]:
-        """Return the preconditions of the engine that will run: in Postgres, and between Postgres and Kafka."""
-        config, table, connection = self._config, self._table, self._connection
-        checks: list[Check] = []
-        if config.mode.parks_rows and table.parked.exists(connection):  # else a start creates it
-            checks.append(("the table of parked records", lambda: ParkedRecords(table).check(connection)))
-        if not config.mode.keeps_checkpoints or self._missing():  # a start creates them, and finds nothing in them
-            return [*checks, *(marking_checks(connection, config, table) if config.mode.marks else [])], []
-        engine = CheckpointEngine(config, table, pool=partial(read_pool, config))
-        return engine.checks(connection), engine.checks_with_kafka()
 
     def _refuse_group(self) -> None:
         if reason := refuse_group(self._config):
@@ -175,14 +154,6 @@ class _Table:
         self._config = resolved(self._config, choices, self._table)
         self._report.passed.append(("configuration", str(choices)))
 
-    def _columns(self) -> None:
-        if self._config.columns is not None:
-            check_column_mapping(self._connection, self._table, self._config.columns)
-        elif self._config.mode.marks:
-            self._table.check_columns(self._connection)
-        else:
-            self._table.check_native(self._connection)
-
     def _index(self) -> None:
         """Warn if records would be found by reading the whole table."""
         wanted = ["transaction_id", "id"] if self._config.mode.reads_segments else ["id"]
@@ -204,46 +175,9 @@ class _Table:
             next_step=statement,
         )
 
-    def _ids(self) -> None:
-        """Warn in time before every INSERT is refused."""
-        self._warn_of(ids_end(self._connection, self._config, self._table))
-
-    def _stamped(self) -> None:
-        """Warn of rows that would be passed over."""
-        self._warn_of(rows_unstamped(self._connection, self._config, self._table))
-
     def _warn_of(self, found: IdsEnd | OutboxTableError | None) -> None:
         if found:
             self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
-
-    def _beside(self) -> None:
-        """Raise OutboxTableError if tables are missing that a start could not create, or lack columns."""
-        table, missing = self._table, self._missing()
-        if self._config.mode.keeps_checkpoints:
-            check_beside(self._connection, table.placed(self._connection))
-        if missing and not self._owns():
-            raise OutboxTableError(
-                f"{', '.join(map(str, missing))}: missing beside {table}",
-                evidence=f"{self._connection.info.user!r} does not own {table}, and may not create them",
-                next_step="run `harvest init` as the owner, then what `harvest grants postgres` prints",
-            )
-
-    def _owns(self) -> bool:
-        """Return True if a start could create tables beside the outbox."""
-        with translated():
-            return self._connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
-
-    def _missing(self) -> list[OutboxTable]:
-        table, mode = self._table, self._config.mode
-        needed = [table.subscriptions, table.parked_ids] if mode.keeps_checkpoints else []
-        needed += [table.parked] if mode.parks_rows else []
-        return [each for each in needed if not each.exists(self._connection)]
-
-    def _grants(self) -> None:
-        require_grants(self._connection, harvester_needs(self._table, self._config.mode))
-
-    def _all_rows(self) -> None:
-        check_all_rows(self._connection, [self._table.identifier])
 
     def _topics(self) -> Collection[str]:
         """Return topics that are named; none if they cannot be read, which was found above."""

@@ -20,7 +20,7 @@ from trustme import CA
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.choices import ReadingMode
-from harvest_lib.errors import CheckpointError, HarvestError
+from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.grants.kafka import Acl
 from harvest_lib.harvester import preflight
@@ -331,6 +331,20 @@ def test_a_missing_table_and_tables_beside_it(native, role, inspected):
     assert '"outbox_subscriptions", "outbox_set_aside"' in missing.cause
     assert "harvest init" in missing.next_step
     assert causes(inspected()) == [], "the owner's harvester creates them"
+
+
+def test_what_a_start_refuses_is_found_although_it_would_make_tables_first(native, inspected, configured):
+    Harvest(configured()).drain(60)
+    native.execute("DROP TABLE outbox_set_aside")
+    assert causes(inspected()) == []
+    (said,) = causes(inspected(shards=2))
+    assert "is divided into 1, not 2" in said
+    native.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k'); DROP TABLE outbox_subscriptions")
+    native.execute("UPDATE outbox SET transaction_id = '999999999'")
+    assert any("this server cannot have written" in each for each in causes(inspected()))
+    for refused in ({"shards": 2}, {}):
+        with pytest.raises(OutboxTableError, match="this server cannot have written"):
+            Harvest(configured(**refused)).start()
 
 
 @pytest.mark.parametrize("make", [goharvest, native_table])

@@ -156,7 +156,8 @@ def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
         eventually(lambda: leader.delivered_records == 5, "it leads")
         with Harvest(secured.config(**way)) as waiting:
             asked = []
-            monkeypatch.setattr(waiting._engine, "_refuse_rivals", counted(waiting._engine._refuse_rivals, asked))
+            preconditions = waiting._engine._preconditions
+            monkeypatch.setattr(preconditions, "refuse_rivals", counted(preconditions.refuse_rivals, asked))
             eventually(lambda: None in asked, "it asks")
             with without_schema(secured, way):
                 eventually(lambda: any(asked), "it is reported that there is no such table")

@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
+from harvest_lib.harvester.preconditions import Preconditions
 from harvest_lib.outbox import (
     Migration,
     OutboxTable,
@@ -421,9 +421,9 @@ def test_restamping_that_was_killed_restamps_the_rest_although_the_server_has_pa
     with pytest.raises(OutboxTableError, match="restamp"):
         restamping.check_not_needed(restored.connection)
     named = {"source": "snapshot", "leadership": "solo"}
-    work = CheckpointEngine(HarvestConfig(data_source=restored.dsn, **named), restored.table)
+    preconditions = Preconditions(HarvestConfig(data_source=restored.dsn, **named), restored.table)
     with pytest.raises(OutboxTableError, match="restamp"):
-        work.check(restored.connection)
+        preconditions.require(restored.connection)
     assert restamping.run(restored.connection) == 12
     restamping.check_not_needed(restored.connection)
 
