@@ -74,6 +74,7 @@ class Preconditions:
         self._pool = pool
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
+        self._are_made = False  # the tables beside the outbox, by a start
         self._rivals: Rivals | None = None  # one for all terms: it knows what it has complained of
 
     def require(self, connection: psycopg.Connection[Any]) -> None:
@@ -129,6 +130,7 @@ class Preconditions:
                 create_beside(connection, self._table)
         except DatabaseAccessDenied:
             self.check_tables_beside(connection, makes=False)
+        self._are_made = True
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
         """Raise OutboxTableError if tables are missing, but for those that a start `makes`, or lack columns."""
@@ -154,7 +156,7 @@ class Preconditions:
         table, mode = self._table, self._mode
         subscription = subscription_of(self._config, self._config.source)
         checks: list[Check] = []
-        if mode.parks_rows and table.parked.exists(connection):
+        if mode.parks_rows and self._is_there(connection, table.parked):
             checks.append(("the table of parked records", lambda: ParkedRecords(table).check(connection)))
         if mode.marks:
             tables = [table.identifier, *([table.parked.identifier] if mode.parks_rows else [])]
@@ -187,7 +189,10 @@ class Preconditions:
 
     def has_subscriptions(self, connection: psycopg.Connection[Any]) -> bool:
         """Return True if checkpoints are kept, and the table of the subscriptions is there."""
-        return self._mode.keeps_checkpoints and self._table.subscriptions.exists(connection)
+        return self._mode.keeps_checkpoints and self._is_there(connection, self._table.subscriptions)
+
+    def _is_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
+        return self._are_made or table.exists(connection)
 
     def with_kafka(self) -> list[Check]:
         """Return the checks between Postgres and Kafka, on connections of their own, if there are subscriptions."""
@@ -215,7 +220,7 @@ class Preconditions:
         config, table = self._config, self._table
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, config.source, 0, pool)
-        if self._mode.marks or not table.parked_ids.exists(connection):  # rows are rehearsed by marks
+        if self._mode.marks or not self._is_there(connection, table.parked_ids):  # rows are rehearsed by marks
             with closing(checkpoints), checkpoints.rehearsed():
                 return
         rows = make_selection(config, table)

@@ -13,7 +13,7 @@ Promises
 - The outbox is locked for others while catalog rows are written, and for no longer; see `short_locks`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -97,8 +97,8 @@ class _SegmentCreation:
 
     def run(self) -> Ensured:
         segments = Segments(self.outbox)
-        jumped = self._leave_wide_segment(segments)
-        *bounded, tail = segments.read(self.connection)
+        next_id, (*bounded, tail) = segments.next_id(self.connection), segments.read(self.connection)
+        jumped = self._leave_wide_segment(segments, [*bounded, tail], next_id)
         if tail.upper is not None:
             raise OutboxTableError(
                 f"the last segment of {self.outbox} has an end, so that writers may find none",
@@ -106,7 +106,7 @@ class _SegmentCreation:
                 next_step=f"CREATE TABLE {tail_of(self.outbox)} PARTITION OF {self.outbox} FOR VALUES FROM "
                 f"({tail.upper}) TO (MAXVALUE)",
             )
-        next_id = segments.next_id(self.connection)
+        next_id = segments.next_id(self.connection) if jumped else next_id
         filled = self._fill([*bounded, tail], next_id, self.given_size or _size(bounded)) if bounded else 0
         if filled:
             *bounded, tail = segments.read(self.connection)
@@ -118,7 +118,8 @@ class _SegmentCreation:
                 return Ensured(made=filled + made, jumped=jumped)
         size = self.given_size or _size(bounded)
         self._split_tail(segments, tail, size)
-        jumped = self._leave_wide_segment(segments)
+        found = segments.read(self.connection)
+        jumped = self._leave_wide_segment(segments, found, segments.next_id(self.connection))
         return Ensured(made=filled + self.ahead + 1, cut_tail=True, jumped=jumped)
 
     def _fill(self, attached: list[Segment], next_id: int, size: int) -> int:
@@ -221,10 +222,9 @@ class _SegmentCreation:
                 next_step="somebody sets ids: stop that, give those records others, and run the command again",
             ) from error
 
-    def _leave_wide_segment(self, segments: Segments) -> bool:
+    def _leave_wide_segment(self, segments: Segments, found: Sequence[Segment], next_id: int) -> bool:
         """Move the sequence to the end of a segment that was a tail: it would stay open permanently."""
-        next_id = segments.next_id(self.connection)
-        present = next((each for each in segments.read(self.connection) if not each.is_passed(next_id)), None)
+        present = next((each for each in found if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
             return False
         if present.lower is not None and next_id < present.lower:  # it went back to where there is no segment

@@ -337,8 +337,8 @@ def test_what_a_start_refuses_is_found_although_it_would_make_tables_first(nativ
     Harvest(configured()).drain(60)
     native.execute("DROP TABLE outbox_parked_ids")
     assert causes(inspected()) == []
-    (said,) = causes(inspected(shards=2))
-    assert "is divided into 1, not 2" in said
+    found = causes(inspected(shards=2))
+    assert any("is divided into 1, not 2" in each for each in found), found
     native.execute("INSERT INTO outbox (kafka_topic, kafka_key) VALUES ('t', 'k'); DROP TABLE outbox_subscriptions")
     native.execute("UPDATE outbox SET transaction_id = '999999999'")
     assert any("this server cannot have written" in each for each in causes(inspected()))
