@@ -30,7 +30,7 @@ class Restart(Exception):
         self.position, self.reopens, self.pause_seconds = position, reopens, pause_seconds
 
 
-class LeaderFenced(Exception):
+class Superseded(Exception):
     """Another leader has begun: the term is over. `by_kafka`: a producer has begun under the transactional ids."""
 
     def __init__(self, reason: str = SUPERSEDED, *, by_kafka: bool = False) -> None:
@@ -41,7 +41,7 @@ class LeaderFenced(Exception):
 def raise_consequence(
     outcome: BatchOutcome, batch: Batch, ports: BatchPorts, size: BatchSize, position: Position | None = None
 ) -> NoReturn:
-    """Raise Restart or LeaderFenced for a batch that was not committed. `position` is the end of the batch, if Kafka
+    """Raise Restart or Superseded for a batch that was not committed. `position` is the end of the batch, if Kafka
     may have part of it."""
     sent, last_sent = batch.in_flight, batch.last_sent
     match outcome:
@@ -62,7 +62,7 @@ def raise_consequence(
                 size.late(sent)
             raise Restart(position=position)
         case BatchFenced(reason=reason):
-            raise LeaderFenced(reason, by_kafka=True)
+            raise Superseded(reason, by_kafka=True)
         case BatchCommitted():
             raise ValueError(outcome)
         case other:
@@ -70,7 +70,7 @@ def raise_consequence(
 
 
 def park(row: Row, reason: str, ports: BatchPorts) -> NoReturn:
-    """Park a record that was refused, and start over without it. Raises Restart or LeaderFenced."""
+    """Park a record that was refused, and start over without it. Raises Restart or Superseded."""
     if not ports.parking.park(row, reason):
-        raise LeaderFenced
+        raise Superseded
     raise Restart(pause_seconds=0.0)

@@ -35,7 +35,7 @@ from typing import assert_never
 
 from harvest_lib.batching.batch import Batch, PagesStale, RecordRefused
 from harvest_lib.batching.batch_size import BatchSize
-from harvest_lib.batching.consequence import LeaderFenced, Restart, park, raise_consequence
+from harvest_lib.batching.consequence import Restart, Superseded, park, raise_consequence
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.batching.rights import Rights
 from harvest_lib.batching.term_checkpoints import TermCheckpoints
@@ -132,11 +132,11 @@ class BatchLoop:
                 self._deliver()
             except Restart as restart:
                 self._restart(restart)
-        except LeaderFenced as fenced:
+        except Superseded as fenced:
             self._fenced(fenced)
 
     def _deliver(self) -> None:
-        """Open the term's source if need be, and deliver what comes next. Raises Restart and LeaderFenced."""
+        """Open the term's source if need be, and deliver what comes next. Raises Restart and Superseded."""
         if not self._is_open and not self._open():
             return
         if self._checkpoints.is_check_due:
@@ -198,7 +198,7 @@ class BatchLoop:
         self._checkpoints.lowest_parked = min(retried, default=None)
         self._batch.begin()
         if not ports.parking.begin(retried):
-            raise LeaderFenced
+            raise Superseded
         if checkpoint.position is None:
             self._checkpoints.begin_at(self._following(position))
             self._require_saved()
@@ -206,16 +206,16 @@ class BatchLoop:
         return True
 
     def _require_lead(self) -> None:
-        """Raise LeaderFenced if another leads. If the subscription was moved, the source is closed, to be opened
+        """Raise Superseded if another leads. If the subscription was moved, the source is closed, to be opened
         again."""
         status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
-            raise LeaderFenced
+            raise Superseded
         if status is LeadershipStatus.MOVED:
             self._ports.source.close()
 
     def _check_status(self) -> None:
-        """Check the row of the subscription. Raises Restart if it was moved, LeaderFenced if another leads."""
+        """Check the row of the subscription. Raises Restart if it was moved, Superseded if another leads."""
         match self._checkpoints.status():
             case LeadershipStatus.LEADS:
                 return
@@ -225,7 +225,7 @@ class BatchLoop:
                 self._checkpoints.save()  # refused if it was rewound
                 raise Restart(reopens=True)
             case LeadershipStatus.FENCED:
-                raise LeaderFenced
+                raise Superseded
             case other:
                 assert_never(other)
 
@@ -234,7 +234,7 @@ class BatchLoop:
     def _commit(self, position: Position, size: BatchSize, *, full: bool, retried: Sequence[int] = ()) -> None:
         ports, batch, sent = self._ports, self._batch, self._batch.in_flight
         if not ports.parking.write():
-            raise LeaderFenced
+            raise Superseded
         following = self._following({**position, "retried": retried} if retried else position, sent)
         began = boot_seconds()
         outcome = ports.delivery.commit(following, self._rights.may_finish)
@@ -251,12 +251,12 @@ class BatchLoop:
         if retried or self._checkpoints.is_save_due or batch.barrier.is_blocked:
             self._require_saved()
         if retried and not ports.parking.release(retried):
-            raise LeaderFenced
+            raise Superseded
 
     # -- after a batch that was not committed
 
     def _restart(self, restart: Restart) -> None:
-        """Start over from the last position that was committed, under a new leader id. Raises LeaderFenced."""
+        """Start over from the last position that was committed, under a new leader id. Raises Superseded."""
         position = restart.position
         if restart.reopens:
             self._reopen()
@@ -299,7 +299,7 @@ class BatchLoop:
 
     def _save_or_reopen(self) -> bool:
         """Save the last checkpoint. False if the subscription was moved: the source is closed then. Raises
-        LeaderFenced."""
+        Superseded."""
         try:
             self._require_saved()
         except Restart:
@@ -315,7 +315,7 @@ class BatchLoop:
         self._ports.delivery.abandon()
         self._ports.observers.abandoned(repeats=not self._ports.is_exactly_once)
 
-    def _fenced(self, fenced: LeaderFenced) -> None:
+    def _fenced(self, fenced: Superseded) -> None:
         if fenced.by_kafka:
             self._log_if_taken(fenced.reason)
         _log.warning("batch_leader_fenced", extra={"leader_id": str(self.leader_id), "reason": fenced.reason})
@@ -348,7 +348,7 @@ class BatchLoop:
         )
 
     def _require_saved(self) -> None:
-        """Write the checkpoint to Postgres, if it is not there. Raises Restart and LeaderFenced if that is refused."""
+        """Write the checkpoint to Postgres, if it is not there. Raises Restart and Superseded if that is refused."""
         if self._checkpoints.is_saved:
             return
         if not self._checkpoints.save():
@@ -374,7 +374,7 @@ class BatchLoop:
             self._abandon()
             if self._term.may_finish():
                 self._settle()
-        except LeaderFenced as fenced:
+        except Superseded as fenced:
             self._fenced(fenced)
         except (DatabaseUnavailable, DatabaseAccessDenied) as error:
             _log.warning("checkpoint_not_saved", extra={"reason": error.evidence})

@@ -273,6 +273,8 @@ def test_json_of_the_commands(dsn, connection, configured, make_topic, bootstrap
         f"audit --allow-empty -t {topic}",
     ):
         reported = json.loads(run(*command.split(), "-f", file, "--json"))
+        if command == "status":
+            reported["notes"] = ["text"]  # none, or why no process leads, as the leader's end is noticed
         check_lines(LIST, f"harvest {command.split(' -')[0]}:", [shown(reported)])
 
 

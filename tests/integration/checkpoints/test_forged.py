@@ -106,7 +106,7 @@ def test_leaders_that_die_before_their_mirror_is_written_are_remembered(outbox, 
     outbox.write("1")
     drain(outbox)
     _, before = last(outbox)
-    monkeypatch.setattr("harvest_lib.batching.loop.BatchLoop._save", lambda _self: True)
+    monkeypatch.setattr("harvest_lib.batching.loop.BatchLoop._require_saved", lambda _self: None)
     outbox.write("2")
     drain(outbox)
     monkeypatch.undo()

@@ -141,10 +141,10 @@ class Leader:
             raise Crashed
 
         self.send(*ids)
-        self.delivery.acknowledge = crash
+        self.delivery._acknowledge = crash
         with pytest.raises(Crashed):
             self.commit()
-        del self.delivery.acknowledge
+        del self.delivery._acknowledge
         self.delivery.abandon()
 
 
@@ -348,7 +348,7 @@ def test_an_acknowledgement_that_kafka_does_not_take_is_noticed_at_rest(leader, 
     producer._settings = replace(producer._settings, delivery_timeout_seconds=1)  # nothing comes any more
 
     def is_noticed():
-        producer.attempt(partial(only.delivery._acknowledge, [Intent(topic=outbox.topic, partition=0, id=b"")]))
+        producer.attempt(partial(only.delivery._produce, [Intent(topic=outbox.topic, partition=0, id=b"")]))
         return isinstance(only.delivery.settle(always), BatchFailed)
 
     eventually(is_noticed, "the broker has heard that the topic is gone")

@@ -55,17 +55,17 @@ def outstanding(monkeypatch):
     librdkafka's own number has events of other kinds too, such as an error that the broker just told.
     """
     found, handed = [], defaultdict(int)
-    send, flush = BatchProducer.send, BatchProducer.flush
+    hand_over, flush = BatchProducer.hand_over, BatchProducer.flush
 
     def counting(self, rows, may_send):
         handed[id(self)] += len(rows)
-        return send(self, rows, may_send)
+        return hand_over(self, rows, may_send)
 
     def noting(self, *arguments):
         found.append(handed.pop(id(self), 0))
         return flush(self, *arguments)
 
-    monkeypatch.setattr(BatchProducer, "send", counting)
+    monkeypatch.setattr(BatchProducer, "hand_over", counting)
     monkeypatch.setattr(BatchProducer, "flush", noting)
     return found
 
