@@ -112,7 +112,7 @@ def test_the_one_before_that_goes_on_sending_hears_that_it_is_over(rivals):
     old, _ = rivals.begun()
     rivals.send(old, *range(1, 50))
     rivals.begun()
-    eventually(lambda: rivals.send(old, 50) or rivals.part(old)._failures.first is not None, "it is refused")
+    eventually(lambda: rivals.send(old, 50) or old._producers[0]._failures.first is not None, "it is refused")
     assert isinstance(old.commit(b"old", always), BatchFenced)
     old.abandon()
     assert rivals.committed() == ([], [])

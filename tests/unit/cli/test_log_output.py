@@ -51,6 +51,8 @@ def test_on_a_console_an_error_of_several_lines_is_one_line(capsys, monkeypatch)
     try:
         configure_logging("console", "info")
         logging.getLogger("harvest_lib").error("harvester_died", extra={"reason": str(error)})
+        for handler in root.handlers:
+            handler.flush()  # its thread writes
     finally:
         root.setLevel(before)
     (line,) = capsys.readouterr().err.splitlines()
