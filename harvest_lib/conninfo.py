@@ -15,8 +15,12 @@ from psycopg.pq import Conninfo
 
 from harvest_lib.errors import ConfigError
 
-SECRETS = frozenset(option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar)
-"""Keywords whose values libpq marks as not to be shown: `*` for passwords, `D` for the keys of SCRAM among others."""
+SECRETS = frozenset(
+    {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
+    | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
+)
+"""Keywords whose values are never shown. libpq marks them: `*` for passwords, `D` for the keys of SCRAM among others.
+An older libpq does not know all of them."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")

@@ -6,6 +6,7 @@ Nothing listens where they lead to. Looked for is any piece of a password, in wh
 import logging
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from functools import partial
@@ -259,3 +260,21 @@ def test_no_entry_says_a_piece_of_a_password(name, said):
         text = said(ENTRIES[name], dsn)
         assert text
         assert PIECE not in text, f"{dsn!r}: {text}"
+
+
+def test_secrets_that_an_older_libpq_does_not_know_are_hidden():
+    program = """
+from psycopg.pq import Conninfo
+known = [each for each in Conninfo.get_defaults() if each.keyword in {b"host", b"password", b"dbname"}]
+Conninfo.get_defaults = classmethod(lambda cls: known)
+from harvest_lib.conninfo import SECRETS
+print(*sorted(SECRETS))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [
+        "oauth_client_secret",
+        "password",
+        "scram_client_key",
+        "scram_server_key",
+        "sslpassword",
+    ]
