@@ -69,7 +69,7 @@ class BatchDeliverySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """What is left of a batch that was abandoned. `may_arrive`: records on the wire may still arrive, visible to
+    """Remains of an abandoned batch. `may_arrive`: records on the wire may still arrive, visible to
     readers. `failed_keys`: the keys of the records that are not in Kafka, once none may arrive; None if they are not
     known, or if the batch is in Kafka whole or not at all."""
 

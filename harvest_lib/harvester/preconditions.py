@@ -40,7 +40,7 @@ from harvest_lib.outbox import OutboxTable, ParkedRecords, Restamping, check_col
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.identity import check_identities
 from harvest_lib.outbox.marks import rehearse_marks
-from harvest_lib.outbox.native_table import check_beside
+from harvest_lib.outbox.native_table import check_beside, check_former_names
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.stamping import check_replication
@@ -120,16 +120,13 @@ class Preconditions:
 
     def _make_tables(self, connection: psycopg.Connection[Any]) -> None:
         """Make the tables that are missing beside the outbox; raise the error of those that this role may not make."""
-        try:
-            if self._mode.parks_rows:
-                ParkedRecords(self._table).create(connection)
-        except DatabaseAccessDenied:  # even if the table is there
-            self.check_tables_beside(connection, makes=False)
-        try:
-            if self._mode.keeps_checkpoints:
-                create_beside(connection, self._table)
-        except DatabaseAccessDenied:
-            self.check_tables_beside(connection, makes=False)
+        makers = [ParkedRecords(self._table).create] if self._mode.parks_rows else []
+        makers += [partial(create_beside, outbox=self._table)] if self._mode.keeps_checkpoints else []
+        for make in makers:
+            try:
+                make(connection)
+            except DatabaseAccessDenied:  # even if the table is there
+                self.check_tables_beside(connection, makes=False)
         self._are_made = True
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
@@ -139,7 +136,10 @@ class Preconditions:
         needed += [table.parked] if self._mode.parks_rows else []
         missing = [each for each in needed if not each.exists(connection)]
         if self._mode.keeps_checkpoints:
-            check_beside(connection, table.placed(connection))
+            placed = table.placed(connection)
+            check_beside(connection, placed)
+            if table.parked_ids in missing:
+                check_former_names(connection, placed)
         if missing and not (makes and self._may_make(connection)):
             raise OutboxTableError(
                 f"{', '.join(map(str, missing))}: missing beside {table}",

@@ -90,8 +90,8 @@ class StatusReader:
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
 
     def ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
-        """Return those of the configured subscription that are read from a position."""
-        return [each for each in shards if each.name == self._config.subscription and each.source != "mark"]
+        """Return the shards of the configured subscription that are read from a position."""
+        return [each for each in shards if each.name == self._config.subscription and not each.marks]
 
     def read(self, shards: Sequence[SubscriptionShard], most: int = MOST) -> list[Read]:
         """Return the shards with how far behind they are, counted to `most` records each."""

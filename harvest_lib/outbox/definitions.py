@@ -13,7 +13,7 @@ from harvest_lib.outbox.table import OutboxTable
 _COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
 
 _FORMER = {"low_watermark": "seen", "retention_hold": "holds"}
-"""Names of columns in earlier versions. A column is renamed, so that its values are kept."""
+"""Former names of columns. A column is renamed, so that its values are kept."""
 
 _THERE = """
 SELECT attname::text, attnotnull FROM pg_attribute
@@ -22,11 +22,11 @@ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 
 
 def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: OutboxTable) -> None:
-    """Raise OutboxTableError if a table of the former name exists, and none of the present one."""
+    """Raise OutboxTableError if a missing table exists under its former name."""
     if former.exists(connection) and not table.exists(connection):
         names = former.identifier.as_string(None), sql.Identifier(table.parts[-1]).as_string(None)
         raise OutboxTableError(
-            f"the table {former} has the name of an earlier version",
+            f"the table {former} has its former name",
             evidence=f"its name is {table} now, and there is no such table",
             next_step=f"stop its harvesters, and as the owner: ALTER TABLE {names[0]} RENAME TO {names[1]}; then start "
             "the harvesters of this version",

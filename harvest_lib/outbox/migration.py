@@ -33,6 +33,7 @@ from harvest_lib.outbox.native_table import (
     DEFAULT_SEGMENT_SIZE,
     beside_statements,
     check_beside,
+    check_former_names,
     create_beside,
     segment_of,
     segment_statements,
@@ -76,6 +77,7 @@ class Migration:
         """
         placed = self.outbox.placed(connection)
         check_beside(connection, placed)
+        check_former_names(connection, placed)
         with exclusively(connection, placed, self.patience_seconds):
             return self._run(connection, placed)
 

@@ -82,6 +82,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
     check_beside(connection, placed)
     if _has_all_beside(connection, placed):
         return False
+    check_former_names(connection, placed)
     with translated(), connection.transaction():
         lock_ddl(connection, str(outbox))
         if _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
@@ -92,12 +93,15 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def check_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has, or has
-    a former name."""
-    check_name(connection, outbox.parked_ids, beside(outbox, "_set_aside"))
+    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has."""
     check_columns(connection, outbox.subscriptions, queries.SUBSCRIPTIONS)
     check_columns(connection, outbox.segments, queries.SEGMENTS)
     check_columns(connection, outbox.parked_ids, queries.PARKED_IDS)
+
+
+def check_former_names(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
+    """Raise OutboxTableError if a table beside the outbox that is missing exists under its former name."""
+    check_name(connection, outbox.parked_ids, beside(outbox, "_set_aside"))
 
 
 def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) -> bool:

@@ -64,7 +64,7 @@ def test_a_table_of_a_former_name_is_refused_with_the_statement_that_renames_it(
     for command in ("init", "migrate", "run", "check"):
         refused = harvest(command, "-f", reaper)
         assert refused.returncode != 0
-        assert "has the name of an earlier version" in " ".join((refused.stdout + refused.stderr).split())
+        assert "has its former name" in " ".join((refused.stdout + refused.stderr).split())
     with pytest.raises(OutboxTableError, match="there is no such table") as error:
         Harvest(config).drain(60)
     connection.execute(statement_of(error.value))
