@@ -274,6 +274,7 @@ def test_json_of_the_commands(dsn, connection, configured, make_topic, bootstrap
     ):
         reported = json.loads(run(*command.split(), "-f", file, "--json"))
         if command == "status":
+            assert all(isinstance(each, str) for each in reported["notes"])
             reported["notes"] = ["text"]  # none, or why no process leads, as the leader's end is noticed
         check_lines(LIST, f"harvest {command.split(' -')[0]}:", [shown(reported)])
 
