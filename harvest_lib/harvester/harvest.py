@@ -25,9 +25,9 @@ from harvest_lib.delivery import Delivery
 from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import EventHandler
 from harvest_lib.harvester.added_partitions import Added
-from harvest_lib.harvester.engine import Engine
+from harvest_lib.harvester.engine import Engine, OwnParts
 from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
-from harvest_lib.harvester.parts import OwnParts, Parts, choose_parts
+from harvest_lib.harvester.parts import Parts, choose_parts
 from harvest_lib.harvester.progress import Progress
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms

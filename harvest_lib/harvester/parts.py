@@ -1,49 +1,25 @@
-"""The parts of a harvester: those that an embedder brings, and those that its configuration and its table choose."""
+"""The parts of a harvester that its configuration and its table choose."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-
-from confluent_kafka import Consumer, Producer
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.choices import Choices, ReadingMode
 from harvest_lib.database import connect, require_session
-from harvest_lib.delivery import Delivery
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
 from harvest_lib.harvester.choices import read_choices, reads_table, resolved
-from harvest_lib.harvester.engine import Engine
+from harvest_lib.harvester.engine import Engine, OwnParts
 from harvest_lib.harvester.factory import refuse_bad_settings
 from harvest_lib.harvester.pools import make_leadership, read_pool, refuse_group
 from harvest_lib.harvester.preconditions import Preconditions
-from harvest_lib.harvester.purging_engine import PurgingEngine
 from harvest_lib.harvester.table_warnings import warn_of_table
 from harvest_lib.harvester.table_watch import TableWatch
-from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider, topic_partitions
+from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.leadership import Leadership
-from harvest_lib.leadership.pool import Pool
 from harvest_lib.native import implementation
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.source import ClaimSource
 
 _log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnParts:
-    """The parts that an embedder brings. A source or a delivery of its own marks the table."""
-
-    source: ClaimSource | None = None
-    delivery: Delivery | None = None
-    leadership: Leadership | None = None
-    consumer_provider: KafkaConsumerProvider = Consumer
-    producer_provider: KafkaProducerProvider = Producer
-
-    @property
-    def mark(self) -> bool:
-        """Return True if they mark the table, whatever it is."""
-        return self.source is not None or self.delivery is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +83,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
     return Parts(
         config=config,
         choices=choices,
-        engine=_make_engine(config, table, own, preconditions, pool),
+        engine=Engine(config, table, own, pool=pool, preconditions=preconditions),
         leadership=own.leadership or make_leadership(config, own.consumer_provider, own.producer_provider, pool),
         watch=TableWatch(conninfo, table, choices) if may_change else None,
-    )
-
-
-def _make_engine(
-    config: HarvestConfig, table: OutboxTable, own: OwnParts, preconditions: Preconditions, pool: Callable[[], Pool]
-) -> Engine:
-    if not config.mode.keeps_checkpoints or own.mark:
-        return PurgingEngine(
-            config.model_copy(update={"source": "mark"}),  # which parts of its own do, whatever it names
-            table,
-            source=own.source,
-            delivery=own.delivery,
-            producer_provider=own.producer_provider,
-        )
-    return CheckpointEngine(
-        config,
-        table,
-        pool=pool,
-        preconditions=preconditions,
-        consumer_provider=own.consumer_provider,
-        producer_provider=own.producer_provider,
     )

@@ -24,7 +24,7 @@ from harvest_lib.consume import Intent
 from harvest_lib.delivery import BatchCommitted, BatchOutcome, Sequenced
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
-from harvest_lib.harvester import checkpoint_engine, factory, purging_engine
+from harvest_lib.harvester import engine, factory
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record.checkpoint import Checkpoint as Stored
@@ -321,8 +321,8 @@ def record(recorder: Recorder, history: Path) -> None:
             recorded = RecordedSource(recorder, source, lambda _own: recorder.sending)
             super().__init__(cast("MarkSource", recorded), *args, **named)
 
-    vars(checkpoint_engine)["make_delivery"] = recorded_delivery
-    vars(purging_engine)["make_purging_delivery"] = recorded_purging_delivery
+    vars(engine)["make_delivery"] = recorded_delivery
+    vars(engine)["make_purging_delivery"] = recorded_purging_delivery
     vars(factory)["MarkPages"] = RecordedPages
     vars(harvest_module)["Harvest"] = recorded_harvest
 

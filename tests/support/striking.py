@@ -30,8 +30,7 @@ from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
 from harvest_lib.delivery import BatchCommitted, Sequenced, Transactional
-from harvest_lib.harvester import checkpoint_engine as checkpoints
-from harvest_lib.harvester import purging_engine as purging
+from harvest_lib.harvester import engine
 from harvest_lib.harvester.factory import make_source
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import OutboxTable
@@ -190,8 +189,8 @@ class StrikingMarks(Wrapped):
 
 def striking(config, strike):
     """Return a harvester all of whose parts are wrapped."""
-    make_delivery, make_purging = checkpoints.make_delivery, purging.make_purging_delivery
-    make_pages, make_parking = checkpoints.make_batch_source, checkpoints.make_parking
+    make_delivery, make_purging = engine.make_delivery, engine.make_purging_delivery
+    make_pages, make_parking = engine.make_batch_source, engine.make_parking
 
     def make_striking_delivery(*args, **named):
         delivery, store = make_delivery(*args, **named)
@@ -202,14 +201,14 @@ def striking(config, strike):
             strike_once_landed(delivery, strike)
         return delivery, store
 
-    checkpoints.make_delivery = make_striking_delivery
+    engine.make_delivery = make_striking_delivery
 
     def make_striking_purge(*args, **named):
         delivery, store = make_purging(*args, **named)
         strike_once_landed(delivery, strike)
         return delivery, store
 
-    purging.make_purging_delivery = make_striking_purge
+    engine.make_purging_delivery = make_striking_purge
 
     def make_striking_pages(*args, **named):
         pages = make_pages(*args, **named)
@@ -217,7 +216,7 @@ def striking(config, strike):
             pages._source = StrikingMarks(pages._source, strike)
         return pages
 
-    checkpoints.make_batch_source = make_striking_pages
+    engine.make_batch_source = make_striking_pages
 
     def parking(*args, **named):
         made = make_parking(*args, **named)
@@ -225,7 +224,7 @@ def striking(config, strike):
             made._parked_ids = StrikingPlaces(made._parked_ids, strike)
         return made
 
-    checkpoints.make_parking = parking
+    engine.make_parking = parking
     marks = config.source == "mark" and not config.exactly_once
     source = make_source(config, OutboxTable.parse(config.outbox_table)) if marks else None
     return Harvest(

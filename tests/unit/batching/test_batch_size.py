@@ -9,8 +9,7 @@ from support.rows import row
 
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
-from harvest_lib.harvester.engine import Callbacks
+from harvest_lib.harvester.engine import Callbacks, Engine
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 
@@ -103,9 +102,7 @@ def test_a_batch_that_is_late_while_one_record_is_in_doubt_is_halved_too():
 def test_the_next_term_of_a_shard_begins_with_what_the_last_one_learned():
     """Records in doubt end a term, as in `pipelined`: each would try a batch that is too large."""
     named = {"leadership": "solo", "source": "snapshot", "delivery": "pipelined"}
-    engine = CheckpointEngine(
-        HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x"), OutboxTable.parse("outbox")
-    )
+    engine = Engine(HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x"), OutboxTable.parse("outbox"))
     stopping = threading.Event()
     stopping.set()
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
@@ -126,7 +123,7 @@ def test_only_a_transaction_that_purges_nothing_grows_beyond_what_may_be_in_kafk
     config = HarvestConfig(
         **named, data_source="host=127.0.0.1 dbname=x", base_kafka_config={"bootstrap.servers": "127.0.0.1:1"}
     )
-    size = CheckpointEngine(config, OutboxTable.parse("outbox"))._sizes[0]
+    size = Engine(config, OutboxTable.parse("outbox"))._sizes[0]
     for _ in range(20):
         size.done(size.records, full=True)
     assert size.records == most

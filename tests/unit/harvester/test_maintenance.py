@@ -9,8 +9,7 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.checkpoint_engine import CheckpointEngine
-from harvest_lib.harvester.engine import Callbacks
+from harvest_lib.harvester.engine import Callbacks, Engine
 from harvest_lib.harvester.maintenance import Maintenance
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
@@ -29,7 +28,7 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
     monkeypatch.setattr(Maintenance, "look", look)
     named = {"leadership": "solo", "source": "snapshot", "delivery": "barrier"}
     config = HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x")
-    work = CheckpointEngine(config, OutboxTable.parse("outbox"))
+    work = Engine(config, OutboxTable.parse("outbox"))
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
     with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         for number in range(1, 6):
