@@ -18,7 +18,7 @@ Promises
 import enum
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -146,11 +146,13 @@ class CheckpointTable:
         self.authors.read(saved or {}, epoch, leader_id)
 
     def look(self) -> Checkpoint:
-        """Return the subscription's checkpoint, without leading. Raises CheckpointError if it is another outbox's."""
+        """Return the subscription's checkpoint, without leading; the first one where no table keeps any. Raises
+        CheckpointError if it is another outbox's."""
         statement = sql.SQL(rows.LAST).format(table=in_statement(self._table))
         connection = self.connected()
         identity = self.authors.identity = identity_of(connection, self._outbox) if self._outbox is not None else None
-        with translated():
+        row = None
+        with translated(), suppress(psycopg.errors.UndefinedTable):  # a start makes the table
             row = connection.execute(statement, self._row).fetchone()
         epoch, leader_id, saved, generation = row or (0, None, None, 0)
         checkpoint = self._checkpoint(generation, saved)

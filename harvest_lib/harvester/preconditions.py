@@ -175,7 +175,7 @@ class Preconditions:
                     lambda: Replays(table).require_filled(connection, subscription.name),
                 ),
             ]
-        if self.has_subscriptions(connection):
+        if self._has_subscriptions(connection):
             places = table.subscriptions.identifier
             checks += [
                 ("the subscription", lambda: check_subscription(connection, places, subscription)),
@@ -187,25 +187,29 @@ class Preconditions:
             ]
         return checks
 
-    def has_subscriptions(self, connection: psycopg.Connection[Any]) -> bool:
+    def _has_subscriptions(self, connection: psycopg.Connection[Any]) -> bool:
         """Return True if checkpoints are kept, and the table of the subscriptions is there."""
         return self._mode.keeps_checkpoints and self._is_there(connection, self._table.subscriptions)
 
     def _is_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
         return self._are_made or table.exists(connection)
 
-    def with_kafka(self) -> list[Check]:
-        """Return the checks between Postgres and Kafka, on connections of their own, if there are subscriptions."""
+    def with_kafka(self, connection: psycopg.Connection[Any]) -> list[Check]:
+        """Return the checks between Postgres and Kafka, where checkpoints are kept. They run on connections of their
+        own."""
+        if not self._mode.keeps_checkpoints:
+            return []
 
         def refuse_rivals() -> None:
-            with connect(self._config.data_source.conninfo()) as connection:
-                self.refuse_rivals(connection, tell=False)
+            with connect(self._config.data_source.conninfo()) as own:
+                self.refuse_rivals(own, tell=False)
 
-        checks: list[Check] = [("no other pool leads", refuse_rivals)]
+        is_there = self._has_subscriptions(connection)
+        checks: list[Check] = [("no other pool leads", refuse_rivals)] if is_there else []
         if self._config.delivery == "transactional":
             refuse = partial(self.refuse_another, range(self._config.shards), lost=True, tell=False)
             checks.append(("the checkpoints in Kafka are of this outbox", refuse))
-        else:  # a leader finds out by itself
+        elif is_there:  # a leader finds out by itself
             checks.append(("the server has what the checkpoints have passed", self._refuse_regressed))
         return checks
 

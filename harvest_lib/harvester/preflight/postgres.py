@@ -123,8 +123,7 @@ class _Table:
         if all(held.values()) and beside and granted:  # else what follows would fail for what was found above
             for what, step in preconditions.of_contents(connection):
                 run("postgres", what, step)
-            if preconditions.has_subscriptions(connection):
-                found.checks += preconditions.with_kafka()
+            found.checks += preconditions.with_kafka(connection)
         run("postgres", "topics that are named", lambda: found.topics.update(self._topics()))
         return found
 

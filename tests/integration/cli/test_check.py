@@ -287,6 +287,18 @@ def test_names_in_kafka_that_another_outbox_uses_are_found(native, inspected, co
     assert "belongs to another outbox" in said
 
 
+def test_checkpoints_in_kafka_are_compared_where_the_tables_beside_are_gone(native, inspected, configured, make_topic):
+    """A start makes the tables, and then compares them with Kafka."""
+    append(native, [OutboxRecord(topic=make_topic(), key="k", value="v")] * 3)
+    transactional = configured(delivery="transactional")
+    Harvest(transactional).drain(60)
+    native.execute("DROP TABLE outbox_subscriptions, outbox_parked_ids")
+    (said,) = causes(inspected(delivery="transactional"))
+    with pytest.raises(CheckpointError) as refused:
+        Harvest(transactional).start()
+    assert said == refused.value.cause
+
+
 def test_what_writers_name_moves_no_cursor(dsn, harvest, servers):
     with psycopg.connect(dsn, autocommit=True) as connection:
         goharvest(connection)
