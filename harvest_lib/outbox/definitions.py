@@ -27,7 +27,7 @@ def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: 
         names = former.identifier.as_string(None), sql.Identifier(table.parts[-1]).as_string(None)
         raise OutboxTableError(
             f"the table {former} has its former name",
-            evidence=f"its name is {table} now, and there is no such table",
+            evidence=f"its name is now {table}, and this table does not exist",
             next_step=f"stop its harvesters, and as the owner: ALTER TABLE {names[0]} RENAME TO {names[1]}; then start "
             "the harvesters of this version",
         )

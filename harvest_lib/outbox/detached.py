@@ -76,7 +76,8 @@ class Detached:
         rest = ", ".join(waits) or (
             "not delivered by the process that marks and purges"
             if not self.unseen
-            else "none of them surely undelivered: records undelivered then have been passed since, see `harvest audit`"
+            else "none surely undelivered: subscriptions may have passed records since without reading them, see "
+            "`harvest audit`"
         )
         remedy = f"; to deliver them: {self.attach}" if self.attach and waits else ""
         return f"{self.name} was detached by hand: {_number(self.records)} records, {rest}{remedy}"

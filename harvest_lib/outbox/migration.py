@@ -149,7 +149,7 @@ class Migration:
                 f"the table {self.outbox} has attributes that a native table cannot have, or that would lose their "
                 "meaning",
                 evidence="; ".join([*([swap.obstacle] if swap.obstacle else []), *sorted(obstacles)]),
-                next_step="drop or change that first, and recreate it for the native table if possible; nothing was "
+                next_step="drop or change them first, and recreate them for the native table if possible; nothing was "
                 "changed",
             )
         _ = placed.subscriptions, placed.segments  # their names must fit

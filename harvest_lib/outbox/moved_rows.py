@@ -27,7 +27,7 @@ FIRST_RANK = 3
 """The first transaction id of Postgres; hundreds are used before a cluster is ready."""
 
 _LAST_ID_NEXT_STEP = (
-    "give the last id of the old server, which its sequence had when writers were stopped there: "
+    "give the last id of the old server, the last value of its sequence when writers were stopped there: "
     "`harvest subscriptions move --last-id N`"
 )
 
@@ -178,8 +178,8 @@ class MovedRows:
             if between is not None and between[0]:
                 raise OutboxTableError(
                     "the rows alone do not show which of them came from the other server",
-                    evidence=f"{between[0]} rows from id {between[1]} on may have come from there, or may have been "
-                    "written here after a savepoint: both servers had transactions of these numbers",
+                    evidence=f"{between[0]} rows from id {between[1]} on came from there, or were written here after a "
+                    "savepoint: both servers had transactions of these numbers",
                     next_step=_LAST_ID_NEXT_STEP,
                 )
         return last_came

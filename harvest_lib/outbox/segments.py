@@ -122,8 +122,8 @@ class Segments:
             row = connection.execute(queries.SEQUENCE, {"outbox": str(self.outbox)}).fetchone()
         if row is None or row[0] is None:
             raise OutboxTableError(
-                f"the ids of {self.outbox} come from no sequence of its own",
-                evidence="pg_get_serial_sequence finds none for the column id",
+                f"{self.outbox} owns no sequence for its ids",
+                evidence="pg_get_serial_sequence finds no sequence for the column id",
                 next_step=f"name the sequence of its default: ALTER SEQUENCE … OWNED BY {self.outbox}.id",
             )
         return OutboxTable(tuple(_unquoted(row[0])))
