@@ -1,8 +1,8 @@
 """Segments that were detached by hand: their records are no longer in the outbox, so they are not delivered.
 
-A table counts as a detached segment if it is in the outbox's schema, has a name of the outbox's and an underscore in
-front, has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a table
-as an archive, rename it, or move it to another schema.
+A table counts as a detached segment if it is in the outbox's schema, has a name that begins with the outbox's and an
+underscore, has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a
+table as an archive, rename it, or move it to another schema.
 
 Records that a subscription has not seen are surely not delivered. The other records may or may not be: since the
 detaching, the subscription may have passed them without reading them.

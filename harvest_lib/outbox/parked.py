@@ -270,7 +270,7 @@ class ParkedRecords(ParkedTable):
             values = {"ids": [each.id for each in records], "behind": [each.behind for each in records]}
             connection.execute(self._statement(connection, queries.HOLD), values)
 
-    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:  # noqa: ARG002 - needs no privilege
+    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:  # noqa: ARG002 - needs no query
         return sql.SQL(query).format(parked=in_statement(self.table.identifier))
 
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:

@@ -51,7 +51,8 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """A replay that fills a subscription. `topics`: target topics, by the topics in the records. `parts`: the number of
-    parts that keys are divided into. `snapshot`: where the harvester continues, with its server, once it is known."""
+    parts that keys are divided into. `sender`: the sender's id. `snapshot`: where the harvester continues, with its
+    server, once it is known."""
 
     subscription: str
     topics: Mapping[str, str]
