@@ -1,8 +1,8 @@
-"""Put the ACLs that `harvest grants kafka --json` prints into Kafka, where kafka-acls.sh is not at hand.
+"""Create the ACLs that `harvest grants kafka --json` prints, where kafka-acls.sh is not available.
 
     harvest grants kafka -f harvest.yaml --topic orders --json | python docs/examples/apply_acls.py operator.json
 
-The file holds librdkafka's settings of a client that may alter ACLs; `harvest up --secure` writes one.
+The file has librdkafka's settings of a client that may alter ACLs; `harvest up --secure` writes such a file.
 """
 
 import json
@@ -36,7 +36,7 @@ OPERATIONS = {
 
 
 def bindings(acls: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return what an admin client takes."""
+    """Return the ACLs as an admin client takes them."""
     return [
         AclBinding(
             RESOURCES[acl["resource"]],
@@ -52,7 +52,7 @@ def bindings(acls: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def main() -> None:
-    """Add them; what is there already stays."""
+    """Create the ACLs; existing ACLs stay."""
     admin = AdminClient(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     wanted = bindings(json.load(sys.stdin))
     for made in admin.create_acls(wanted).values():

@@ -2,8 +2,8 @@
 
     python docs/examples/basic.py [topic]
 
-HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say where Postgres and Kafka are, by default on localhost. The topic, by
-default `orders`, must exist: the harvester creates none but those of its own.
+HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS are the addresses of Postgres and Kafka, by default on localhost. The topic,
+by default `orders`, must exist: the harvester creates only its internal topics.
 """
 
 import signal
@@ -16,7 +16,7 @@ from harvest_lib.outbox import OutboxTable
 
 
 def place_order(connection: psycopg.Connection, topic: str, order: str) -> None:
-    """Change business data and say so: both are committed, or neither."""
+    """Change business data and write a record of it: both are committed, or neither."""
     with connection.transaction():
         connection.execute("INSERT INTO orders VALUES (%s, 'placed') ON CONFLICT DO NOTHING", (order,))
         record = OutboxRecord(topic=topic, key=order, value='{"state": "placed"}', headers=[("event", "placed")])
@@ -24,9 +24,9 @@ def place_order(connection: psycopg.Connection, topic: str, order: str) -> None:
 
 
 def main() -> None:
-    """Make the tables unless they are there, write, and harvest."""
+    """Create missing tables, write, and harvest."""
     topic = sys.argv[1] if len(sys.argv) > 1 else "orders"
-    config = HarvestConfig(leader_group_id="example-basic")  # what is not named here comes from HARVEST_… variables
+    config = HarvestConfig(leader_group_id="example-basic")  # other settings come from HARVEST_… variables
 
     with psycopg.connect(config.data_source.conninfo(), autocommit=True) as connection:
         OutboxTable.parse(config.outbox_table).create(connection)  # or `harvest init`, or your own migrations
@@ -38,7 +38,7 @@ def main() -> None:
         signal.signal(number, lambda *_: harvest.stop())
     with harvest:
         print("harvesting", flush=True)
-        while not harvest.await_stopped(0.2):  # raises what ended it, if anything did
+        while not harvest.await_stopped(0.2):  # raises the error that ended the harvester
             pass
     print(f"stopped, {harvest.delivered_records} delivered")
 

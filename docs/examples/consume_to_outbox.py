@@ -1,6 +1,6 @@
-"""A consumer whose output goes to an outbox: Postgres commits, nothing else does, and a harvester does the sending.
+"""An application that writes to an outbox: Postgres alone commits, and a harvester sends the records.
 
-To be given to a `Consumer` whose store is a `PostgresStore`, on the database of the outbox.
+Pass it to a `Consumer` with a `PostgresStore` on the outbox's database.
 """
 
 from harvest_lib import OutboxRecord, append
@@ -12,11 +12,11 @@ class Invoicing:
     """Makes an invoice of each order."""
 
     def __init__(self, topic: str) -> None:
-        """`topic` is where the invoices go to."""
+        """`topic` is the topic of the invoices."""
         self._topic = topic
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Write the invoice, and check what is to be said of it: a record that is no good is this message's fault."""
+        """Write the invoice, and check its record here: an error then belongs to this message."""
         order = message.record.key().decode()
         transaction.state.execute("INSERT INTO invoices VALUES (%s, now())", (order,))
         record = OutboxRecord(topic=self._topic, key=order, value='{"invoice": "sent"}')
@@ -24,5 +24,5 @@ class Invoicing:
         transaction.memory.setdefault("records", []).append(record)
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Append the records to the outbox, in the transaction that the checkpoint is in."""
+        """Append the records to the outbox, in the transaction of the checkpoint."""
         append(transaction.state, transaction.memory.get("records", []))

@@ -2,8 +2,8 @@
 
     python docs/examples/consumer.py [topic]
 
-Start it as often as you like: the processes share the topic's partitions. HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say
-where Postgres and Kafka are. The topic, by default `orders`, must exist.
+Start any number of processes: they share the topic's partitions. HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS are the
+addresses of Postgres and Kafka. The topic, by default `orders`, must exist.
 """
 
 import json
@@ -31,18 +31,18 @@ class States:
     """The application: two functions."""
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Remember the order's state until the end of the transaction."""
+        """Count the order's state until the end of the transaction."""
         states = transaction.memory.setdefault("states", Counter())
         states[json.loads(message.record.value())["state"]] += 1
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Write the sums, a row for each state, in an order that is the same in all shards."""
+        """Write the sums, a row for each state, in the same order in all shards."""
         for state, orders in sorted(transaction.memory.get("states", {}).items()):
             transaction.state.execute(ADD, (state, orders))
 
 
 def main() -> None:
-    """Make the tables unless they are there, and consume."""
+    """Create missing tables, and consume."""
     topic = sys.argv[1] if len(sys.argv) > 1 else "orders"
     dsn = os.environ.get("HARVEST_DSN", "host=127.0.0.1")
     create_tables(dsn)
@@ -70,4 +70,4 @@ if __name__ == "__main__":
         main()
     except HarvestError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)  # by which systemd knows that another start does not help
+        sys.exit(error.exit_code)  # shows systemd whether another start helps

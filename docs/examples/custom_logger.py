@@ -1,12 +1,12 @@
-"""Have the harvester log as the application does: by the standard library's logging, or through structlog.
+"""Log like the application: by the standard library's logging, or through structlog.
 
     python docs/examples/custom_logger.py [--structlog]
 
-HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say where Postgres and Kafka are, by default on localhost. The outbox must
-exist (`harvest init`). Ctrl-C or SIGTERM ends it.
+HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS are the addresses of Postgres and Kafka, by default on localhost. The outbox
+must exist (`harvest init`). Ctrl-C or SIGTERM ends the program.
 
-The library only ever calls `logging`. Its loggers are named after its modules, so they are all below `harvest_lib`.
-Messages are fixed names of events; what varies is in `extra` fields. librdkafka's own lines come from
+The library logs only by `logging`. Its loggers are named after its modules, so they are all below `harvest_lib`.
+Messages are fixed names of events; variable data is in `extra` fields. librdkafka's own lines come from
 `harvest_lib.librdkafka`.
 """
 
@@ -22,7 +22,7 @@ _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class FieldsFormatter(logging.Formatter):
-    """Write an event with its fields behind it."""
+    """Format an event with its fields behind it."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = [f"{name}={value}" for name, value in record.__dict__.items() if name not in _STANDARD]
@@ -30,12 +30,12 @@ class FieldsFormatter(logging.Formatter):
 
 
 def with_standard_logging() -> logging.Formatter:
-    """Return a formatter of one's own."""
+    """Return the formatter above."""
     return FieldsFormatter("%(asctime)s %(levelname)s [%(name)s] %(message)s")
 
 
 def with_structlog() -> logging.Formatter:
-    """Return one that hands records to structlog's processors."""
+    """Return a formatter that passes records to structlog's processors."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.stdlib.ExtraAdder()],
         processors=[

@@ -1,8 +1,8 @@
-"""Take each record of an outbox in once, from a topic to which a harvester delivers at least once.
+"""Process each record of an outbox once, from a topic with at-least-once delivery.
 
     CREATE TABLE taken (outbox_id bigint PRIMARY KEY, taken_at timestamptz NOT NULL DEFAULT now());
 
-To be given to a `Consumer` whose store is a `PostgresStore`, around the application that does the work.
+Wrap your application in it, and pass it to a `Consumer` with a `PostgresStore`.
 """
 
 from harvest_lib.consume import Application, Message, Transaction
@@ -10,13 +10,13 @@ from harvest_lib.record.header import origin_of
 
 
 class Deduplicated:
-    """Passes on what was not taken in before."""
+    """Passes on messages of records that were not processed before."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
 
     def consume_message(self, transaction: Transaction, message: Message) -> None:
-        """Remember the record's id, in the transaction of what is done with it. Raises where there is none."""
+        """Store the record's id, in the transaction of its processing. Raises LookupError if it has no id."""
         origin = origin_of(message.record.headers())
         if origin is None:
             raise LookupError("the record has no header of the harvester's")
@@ -26,5 +26,5 @@ class Deduplicated:
             self._application.consume_message(transaction, message)
 
     def finalize_txn(self, transaction: Transaction) -> None:
-        """Leave the end to the application."""
+        """Finalize the application's transaction."""
         self._application.finalize_txn(transaction)

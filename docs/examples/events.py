@@ -1,11 +1,11 @@
-"""Hear of changes of leadership, and of throughput.
+"""Receive events of leadership and throughput.
 
     python docs/examples/events.py
 
-HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say where Postgres and Kafka are, by default on localhost. The outbox must
-exist (`harvest init`). Ctrl-C or SIGTERM ends it.
+HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS are the addresses of Postgres and Kafka, by default on localhost. The outbox
+must exist (`harvest init`). Ctrl-C or SIGTERM ends the program.
 
-A handler is called on the harvester's thread: while it runs nothing is harvested, so it should return soon.
+A handler is called on the harvester's thread, which waits for it, so it should return soon.
 """
 
 import signal
@@ -24,7 +24,7 @@ from harvest_lib import (
 
 
 def describe(event: Event) -> str:
-    """Say what happened; mypy sees to it that no event is forgotten."""
+    """Describe an event; mypy checks that no kind of event is missing."""
     match event:
         case LeaderAcquired(leader_id=leader_id):
             return f"leader acquired: {leader_id}"

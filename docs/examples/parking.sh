@@ -1,5 +1,5 @@
 #!/bin/sh
-# Resolve records that Kafka rejected: list them, look at one, and send them again once the cause is gone.
+# Resolve records that Kafka rejected: list them, show them, and send them again once the cause is removed.
 #
 #   sh docs/examples/parking.sh harvest.yaml TOPIC
 set -eu
@@ -7,7 +7,7 @@ config=$1 topic=$2
 
 harvest park list -f "$config" --topic "$topic"
 
-# The first of each key, in full. What comes behind it in its key waits for it.
+# The first parked record of each key, in full. Later records of the key wait for it.
 harvest park list -f "$config" --topic "$topic" --json | python3 -c '
 import json, sys
 for each in json.load(sys.stdin):
@@ -17,6 +17,6 @@ for each in json.load(sys.stdin):
   harvest park show "$id" -f "$config" --value
 done
 
-# To be run after the topic was created, or its limit raised. `harvest park drop` deletes instead.
+# Run this after the topic was created, or its limit raised. `harvest park drop` deletes the records instead.
 harvest park retry -f "$config" --topic "$topic"
 harvest status -f "$config"

@@ -1,12 +1,12 @@
-"""Talk to a Kafka that asks for TLS and a password (SCRAM-SHA-512), with a producer setting of one's own.
+"""Connect to a Kafka that requires TLS and a password (SCRAM-SHA-512), with a setting for producers.
 
     export KAFKA_USERNAME=alice KAFKA_PASSWORD=…     # from your secret store, never from a file in the repository
     export PGPASSWORD=…
     python docs/examples/sasl_ssl.py
 
-HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS say where Postgres and Kafka are, by default on localhost, KAFKA_CA where the
-certificate of the authority is, by default ca-cert.pem. The outbox must exist (`harvest init`). Ctrl-C or SIGTERM ends
-it.
+HARVEST_DSN and HARVEST_BOOTSTRAP_SERVERS are the addresses of Postgres and Kafka, by default on localhost. KAFKA_CA is
+the file of the authority's certificate, by default ca-cert.pem. The outbox must exist (`harvest init`). Ctrl-C or
+SIGTERM ends the program.
 """
 
 import os
@@ -16,7 +16,7 @@ from harvest_lib import Harvest, HarvestConfig
 
 
 def make_config() -> HarvestConfig:
-    """Return the configuration. Its `repr` hides the secrets, and so does every error and log line."""
+    """Return the configuration. Its `repr`, errors and log lines hide the secrets."""
     return HarvestConfig(
         leader_group_id="example-sasl-ssl",
         base_kafka_config={  # librdkafka's settings, by librdkafka's names, for all clients

@@ -2,17 +2,17 @@
 
     spark-submit docs/examples/spark_stream.py <folder of files> <checkpoint> <topic>
 
-HARVEST_DSN says where Postgres is, PGPASSWORD has the password. The outbox (`harvest init`) and the table must exist:
+HARVEST_DSN is the address of Postgres, PGPASSWORD the password. The outbox (`harvest init`) and the table must exist:
 
     CREATE TABLE orders (order_id bigint PRIMARY KEY, customer text, cents bigint, placed_at timestamptz)
 
-Start it again with the same checkpoint after it has failed. Nothing is written twice.
+After a failure start it again with the same checkpoint. No row is written twice.
 """
 
 import sys
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 from harvest_lib.spark.data_source import OutboxDataSource
 
@@ -34,8 +34,8 @@ def main() -> None:
     )
     query = (
         orders.writeStream.format("outbox")
-        .option("stream", "orders-from-files")  # names the micro-batches in the ledger; no other query may have it
-        .option("table", "orders")  # takes the rows, in the transaction of the records
+        .option("stream", "orders-from-files")  # names the micro-batches in the ledger; unique to this query
+        .option("table", "orders")  # gets the rows, in the transaction of the records
         .option("topic", topic)
         .option("key", "customer")
         .option("orderBy", "order_id")

@@ -1,8 +1,8 @@
-"""Writes closed segments into an archive, reads them back, and only then lets them go.
+"""Archiving: closed segments are written into an archive and read back before retention may drop them.
 
-A segment that is closed does not change any more, but for a parked record that is put back; retention notices that, and
-the segment is archived again. Killed anywhere, or out of space, the next run begins with the segment that is not noted
-yet and writes its files again.
+A closed segment changes only if a parked record is put back; retention notices it, and the segment is archived again.
+After a kill at any moment, or a full disk, the next run begins with the first segment that is not noted, and writes its
+files again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Archived:
 
 
 def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable, url: str) -> Sequence[Segment]:
-    """Return the closed segments that are not in the archive as they are now, by id.
+    """Return the closed segments whose present state is not in the archive, by id.
 
     Needs the owner's rights and a connection in autocommit. Raises ArchiveError and DatabaseError.
     """
@@ -52,7 +52,7 @@ def unarchived_segments(connection: psycopg.Connection[Any], outbox: OutboxTable
 
 
 def closed_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Segment]:
-    """Return the segments that no transaction can write into any more, by id."""
+    """Return the segments that no transaction can write into any longer, by id."""
     found = Segments(outbox.placed(connection)).close_passed(connection)
     return [each for each in found if each.closed_at is not None and not each.detaching]
 
@@ -77,7 +77,7 @@ def archive_segments(
                     f"the archive {files.url} has another segment {segment.name}, of records that the outbox lacks",
                     evidence="each present record is of a later transaction: ids began again (TRUNCATE … "
                     "RESTART IDENTITY), and these files would replace the archived files",
-                    next_step="archive from here on under another URL, and keep this archive as it is",
+                    next_step="archive from now on under another URL, and keep this archive unchanged",
                 )
             if segment.name in noted.names(connection, files.url):
                 noted.forget(connection, segment)
@@ -95,11 +95,11 @@ def archive_segments(
 
 
 def _written(connection: psycopg.Connection[Any], files: ArchiveFiles, segment: Segment) -> Manifest:
-    """Write the files of a segment, then compare them with the rows in Postgres, in one snapshot."""
+    """Write the files of a segment, then compare them with the rows in Postgres, in the same snapshot."""
     assert segment.upper is not None  # noqa: S101 - it is closed
     with translated(), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # Before the snapshot: a table that is rewritten after it (ALTER … TYPE, TRUNCATE) has no rows in it.
+        # Lock before the snapshot: a table rewritten after the snapshot (ALTER … TYPE, TRUNCATE) has no rows in it.
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(segment.table.identifier))
         lift_timeouts(connection)
         records = SegmentRecords(connection, segment)
@@ -154,16 +154,16 @@ class _Writing:
         )
 
     def compare(self, file: ArchivedFile, rows: Rows) -> None:
-        """Raise ArchiveError unless a file has exactly these rows, and the bytes that were written."""
+        """Raise ArchiveError unless a file has exactly the given rows, and the written bytes."""
         self.files.check_bytes(file)
         with self.files.opened(file.path) as opened:
             read = load_pyarrow().parquet.ParquetFile(opened)
             for number, expected in enumerate(self.records.tables(rows)):
                 if number >= read.num_row_groups or not read.read_row_group(number).equals(expected):
                     raise ArchiveError(
-                        f"{file.path} in the archive {self.files.url} is not what Postgres has",
+                        f"{file.path} in the archive {self.files.url} differs from Postgres",
                         evidence=f"row group {number} differs",
-                        next_step="run this again; if it stays so, find the other process that writes there",
+                        next_step="run this again; if it differs again, find the other process that writes there",
                     )
 
 
@@ -184,9 +184,9 @@ def _alone(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Iterator
 
 
 def verify_archive(url: str) -> Iterator[Archived]:
-    """Read every file that the manifests name, and yield each segment whose bytes and counts match them.
+    """Read every file of the manifests, and yield each segment with the bytes and counts of its manifest.
 
-    Raises ArchiveError for the first missing or altered file, and for ids that no segment has.
+    Raises ArchiveError for the first missing or altered file, and for ids without a segment.
     """
     files = ArchiveFiles(url)
     before: Manifest | None = None
@@ -195,7 +195,7 @@ def verify_archive(url: str) -> Iterator[Archived]:
             raise ArchiveError(
                 f"the archive {files.url} lacks ids",
                 evidence=f"{before.segment} ends below {before.upper}, {manifest.segment} begins at {manifest.lower}",
-                next_step="restore the manifests in between from a copy, or archive the segments that are still there",
+                next_step="restore the manifests in between from a copy, or archive the segments that still exist",
             )
         for file in manifest.files:
             files.check_bytes(file)
@@ -204,7 +204,7 @@ def verify_archive(url: str) -> Iterator[Archived]:
             if found != file.records:
                 raise ArchiveError(
                     f"{file.path} in the archive {files.url} is damaged",
-                    evidence=f"it has {found} records, the manifest says {file.records}",
+                    evidence=f"it has {found} records, the manifest names {file.records}",
                     next_step="restore it from a copy of the archive",
                 )
         size = sum(each.bytes for each in manifest.files)

@@ -1,6 +1,6 @@
 """The files of an archive, above all its small files: a file that names its outbox, and a manifest for each segment.
 
-    outbox.json                                     the outbox it belongs to
+    outbox.json                                     the outbox of the archive
     segments/<segment>.json                         the manifest: files, counts, hashes; written last
     records/day=2026-11-23/topic=orders/<segment>.parquet
 
@@ -32,7 +32,7 @@ _ABOUT = "outbox.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedFile:
-    """A file of records, of one day and topic, in the order of their ids. `sha256` is of the file's bytes."""
+    """A file of records of a topic and day, in the order of their ids. `sha256` is of the file's bytes."""
 
     path: str
     topic: str
@@ -66,7 +66,7 @@ class ArchiveFiles:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self.url = shown(self._url)
-        """The URL without its secrets, by which the archive is named and noted."""
+        """The URL without its secrets, for errors, logs and `<outbox>_archived`."""
         try:
             import fsspec.implementations.local  # noqa: PLC0415 - optional
 
@@ -76,7 +76,7 @@ class ArchiveFiles:
             raise ArchiveError(
                 f"the archive {self.url} cannot be opened",
                 evidence=self._said(error),
-                next_step=f"correct the URL, or install what it needs: {install_hint('archive')}, and fsspec's package "
+                next_step=f"correct the URL, or install its packages: {install_hint('archive')}, and fsspec's package "
                 "for this file system",
             ) from self._cause(error)
 
@@ -105,7 +105,7 @@ class ArchiveFiles:
         self._refuse_newer(about, _ABOUT)
         if about.get("identity") != identity:
             raise ArchiveError(
-                f"the archive {self.url} is that of another outbox",
+                f"the archive {self.url} belongs to another outbox",
                 evidence=f"it is of {about.get('outbox')} ({about.get('identity')}), this is {outbox} ({identity})",
                 next_step="give each outbox a URL of its own",
             )
@@ -170,7 +170,7 @@ class ArchiveFiles:
             while chunk := opened.read(_CHUNK_BYTES):
                 found.update(chunk)
         if found.hexdigest() != file.sha256:
-            raise self._damaged(file.path, f"its SHA-256 is {found.hexdigest()}, the manifest says {file.sha256}")
+            raise self._damaged(file.path, f"its SHA-256 is {found.hexdigest()}, the manifest has {file.sha256}")
 
     def _damaged(self, path: str, evidence: str) -> ArchiveError:
         return ArchiveError(
@@ -223,7 +223,7 @@ class ArchiveFiles:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (HarvestError, psycopg.Error):  # of Postgres, the source of the rows: they hold no secret of the URL
+        except (HarvestError, psycopg.Error):  # errors of Postgres, the source of the rows, quote no secret of the URL
             raise
         except FileNotFoundError as error:
             raise self._damaged(self._said(error.filename or error), "it is missing") from self._cause(error)
@@ -233,12 +233,12 @@ class ArchiveFiles:
             raise ArchiveError(
                 f"the archive {self.url} could not be {what}",
                 evidence=f"{type(error).__name__}: {self._said(error)}",
-                next_step="check space and rights there, then run this again: nothing is dropped that is not archived",
+                next_step="check space and rights there, then run this again: only archived segments are dropped",
             ) from self._cause(error)
 
 
 class HashingFile:
-    """A file that is written from its beginning to its end, and hashed on the way."""
+    """A file that is written sequentially and hashed meanwhile."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -247,7 +247,7 @@ class HashingFile:
         self.closed = False
 
     def write(self, content: Any) -> int:
-        """Write all of it."""
+        """Write the whole content."""
         self._file.write(content)
         self._hash.update(content)
         self.bytes += memoryview(content).nbytes

@@ -1,7 +1,7 @@
-"""Records of a segment as tables of Arrow: as Postgres has them, and as a file of Parquet has them.
+"""Records of a segment as tables of Arrow, from Postgres and from a Parquet file.
 
-The columns are the outbox's. `create_time` is in microseconds of UTC; infinity, which Postgres knows, is the
-largest and smallest number of 64 bits, as it is there. `transaction_id` is a 64-bit integer.
+The columns are the outbox's. `create_time` is in microseconds of UTC; infinity and -infinity are the largest and the
+smallest 64-bit integer, as in Postgres. `transaction_id` is a 64-bit integer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from harvest_lib.outbox.segments import Segment
 
 _MOST_RECORDS = 50_000
 _MOST_BYTES = 32 * 1024 * 1024
-"""A table has no more of either, but for one record."""
+"""Limits of a table; its last record may exceed them."""
 _FETCHED = 500
 
 _MICROSECONDS = """
@@ -61,7 +61,7 @@ def load_pyarrow() -> Any:
 
 
 class SegmentRecords:
-    """The rows of a segment, in one transaction of the connection, by topic, day and id."""
+    """The rows of a segment, in a single transaction of the connection, by topic, day and id."""
 
     def __init__(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
         self._connection = connection
@@ -110,13 +110,13 @@ class SegmentRecords:
             raise ArchiveError(
                 f"the segment {self.segment.name} has a record that Parquet cannot hold",
                 evidence=f"between the ids {rows[0][0]} and {rows[-1][0]}: {error}",
-                next_step="let the outbox have `bytea` values (`harvest init --bytea`), or keep this segment by hand",
+                next_step="use an outbox of `harvest init --value-type bytea`, or keep this segment by hand",
             ) from error
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
 def schema_of(*, is_binary: bool) -> Any:
-    """Return the schema of version 1. `is_binary`: values are bytes, else text."""
+    """Return the schema of version 1. `is_binary`: values are bytes, otherwise text."""
     pa = load_pyarrow()
     return pa.schema(
         [

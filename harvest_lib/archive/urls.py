@@ -1,4 +1,4 @@
-"""URLs of archives without their secrets, to be shown, logged and noted.
+"""URLs of archives without their secrets, for output, logs and notes.
 
 A URL may carry credentials (`s3://key:secret@bucket/orders`), a signature or a token (`?sig=…`), and fsspec chains URLs
 (`simplecache::s3://…`). Libraries quote it in their errors.
@@ -18,7 +18,7 @@ _PORT = re.compile(r"[^/@:]*:\d*(/|$)")
 _HIDDEN = "***"
 
 _PIECE = 4
-"""Shorter pieces of a secret are words of any text."""
+"""Length from which pieces of a secret are hidden: any text has shorter pieces."""
 
 
 def shown(url: str) -> str:
@@ -35,7 +35,7 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def secrets(url: str) -> list[str]:
-    """Return what `shown` leaves out."""
+    """Return the parts that `shown` hides."""
     return [secret for each in url.split("::") for secret in _parted(each)[1]]
 
 
@@ -52,8 +52,8 @@ def _parted(url: str) -> tuple[str, list[str]]:
 
 
 def _user(scheme: str, rest: str) -> tuple[str, str]:
-    """Return the credentials before a host or bucket, "" if there are none, and the rest. A secret may have `/` and `@`
-    in it, unquoted: it ends at the last `@` then."""
+    """Return the credentials before a host or bucket, "" if there are none, and the rest. A secret with unquoted `/` or
+    `@` ends at the last `@`."""
     first = rest.partition("/")[0]
     if ":" in first.partition("@")[0] and not _PORT.match(rest) and "@" in rest:
         user, _, rest = rest.rpartition("@")

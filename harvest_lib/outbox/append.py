@@ -1,7 +1,7 @@
-"""Appending of records by writers, inside their own transaction.
+"""Append of records by writers, inside their own transaction.
 
-Nothing about writing needs this module: a plain INSERT will do. It adds that a record that Kafka rejects permanently
-is refused here, while the caller can still do something about it.
+A plain INSERT does the same without this module. The module adds a check: it refuses a record that Kafka would reject
+permanently while the caller can still correct it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,12 +37,12 @@ INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_hea
 VALUES (clock_timestamp(), %s, %s, {value}, %s::text[], %s::text[])
 """
 
-# Text without its type would be read as bytea spells bytes, where that is the column's type, and bytes would be spelled
-# out where it is text: both without an error.
+# Without the type, a column of type bytea would decode a text, and a text column would spell out bytes, both without
+# an error.
 _TEXT = "%s::text"
 _BYTES = "coalesce((NULL::{table}).kafka_value, %s::bytea)"
 
-# The width of a column of characters stands in its modifier, with four more; without one it has no limit.
+# The modifier of a column of characters is its width plus 4; a column without a modifier has no limit.
 _WIDTHS = """
 SELECT max(CASE attname WHEN 'kafka_key' THEN nullif(atttypmod, -1) END) - 4,
        max(CASE attname WHEN 'kafka_value' THEN nullif(atttypmod, -1) END) - 4,
@@ -56,7 +56,7 @@ HAVING count(*) = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Limits and value type of a table's columns. Defaults are those of the documented table."""
+    """Limits and value type of a table's columns. The defaults are the limits of the documented table."""
 
     limits: RecordLimits = field(default_factory=RecordLimits)
     takes_bytes: bool = False
@@ -73,21 +73,21 @@ def append(
     table: str = "outbox",
     limits: RecordLimits | None = None,
 ) -> int:
-    """Insert records into the outbox and return how many; commits nothing, the transaction is the caller's.
+    """Insert records into the outbox and return their number; commits nothing, the transaction is the caller's.
 
     `connection` is psycopg's, SQLAlchemy's Connection or Session (over psycopg), or Django's (`django.db.connection`,
     in a block of `transaction.atomic`). A session is flushed first. Records get their ids in the order
-    given. All records are checked before the first is sent: raises RecordError, and then nothing was written. Raises
+    given. All records are checked before the first is sent: after a RecordError no record was written. Raises
     OutboxTableError if values are str and the column is BYTEA, or the other way round; a dict or a list becomes JSON,
-    and fits either. Raises DatabaseAccessDenied for a role that may not write them. Every other error, a serialization
-    failure, a timeout, a lost connection, is raised as the connection raises it for a statement of the caller's:
-    psycopg's, SQLAlchemy's or Django's.
+    and fits either. Raises DatabaseAccessDenied for a role that may not write them. Every other error, such as a
+    serialization failure, a timeout or a lost connection, stays as psycopg, SQLAlchemy or Django raises it for a
+    statement of the caller.
 
-    The columns of the table limit the length of keys and values, unless `limits` say otherwise. They are looked up once
-    for each connection, and once more before a record is refused as too long.
+    The columns of the table limit the length of keys and values, unless `limits` are given. They are read once for each
+    connection, and again before a record is refused as too long.
 
-    Where OpenTelemetry has a current span, its context is written as the headers `traceparent` and `tracestate` of each
-    record that has neither.
+    If OpenTelemetry has a current span, records without the headers `traceparent` and `tracestate` get them from its
+    context.
     """
     records, way = list(records), way_of(connection)
     if not records:
@@ -113,7 +113,7 @@ async def append_async(
     limits: RecordLimits | None = None,
 ) -> int:
     """Do as `append` does, on an async connection: psycopg's, asyncpg's in a transaction, or a connection or session of
-    SQLAlchemy over one of these."""
+    SQLAlchemy over either driver."""
     records, way = list(records), await async_way_of(connection)
     if not records:
         return 0
@@ -132,14 +132,14 @@ async def append_async(
 
 
 def _asks(records: Sequence[OutboxRecord], limits: RecordLimits | None) -> bool:
-    """Return True if the columns have to be looked up: for their width, or for how JSON is written to them."""
+    """Return True if the columns have to be read: for their width, or for the spelling of JSON."""
     return limits is None or any(isinstance(record.value, dict | list) for record in records)
 
 
 def _known_columns(connection: object, table: str) -> _Columns | None:
     try:
         return _known.get(connection, {}).get(table)
-    except TypeError:  # asyncpg's stand-in of a connection in a pool cannot be remembered
+    except TypeError:  # asyncpg's proxy of a pooled connection allows no weak reference
         return None
 
 
@@ -152,7 +152,7 @@ async def _look_up_async(way: AsyncWay, table: str) -> _Columns:
 
 
 def _remembered(connection: object, table: str, row: Sequence[Any] | None) -> _Columns:
-    """Return the limits of the columns; of a table that the catalogue does not know, those of the documented one."""
+    """Return the limits of the columns; the documented limits for a table that the catalogue does not have."""
     if row is None:
         return _Columns()
     columns = _Columns(limits=RecordLimits(key_chars=row[0], value_chars=row[1]), takes_bytes=row[2])
@@ -188,8 +188,8 @@ def _statement(table: str, values: Sequence[_Values]) -> str:
 
 @contextmanager
 def _explained(table: str, records: Sequence[OutboxRecord]) -> Iterator[None]:
-    """Turn errors that say that the outbox is not as it must be into ours; leave all others, which are the caller's to
-    retry or to handle, as the driver, SQLAlchemy or Django raises them."""
+    """Turn errors about the outbox's definition or grants into HarvestErrors. All other errors, for the caller to retry
+    or handle, stay as the driver, SQLAlchemy or Django raises them."""
     try:
         yield
     except Exception as error:
@@ -210,7 +210,7 @@ def _ours(error: psycopg.Error, table: str, records: Sequence[OutboxRecord]) -> 
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.UndefinedFunction | pg.InvalidSchemaName):
         return OutboxTableError(
-            f"the outbox table {table} is not there, or is not an outbox table",
+            f"the table {table} does not exist, or is not an outbox table",
             evidence=evidence,
             next_step="create it with `harvest init`, or name another: append(…, table=…)",
         )
@@ -219,7 +219,7 @@ def _ours(error: psycopg.Error, table: str, records: Sequence[OutboxRecord]) -> 
     if _POLICY in evidence or error.diag.source_function == "ExecWithCheckOptions":  # in the server's language
         topics = sorted({record.topic for record in records})
         return DatabaseAccessDenied(
-            f"a policy of {table} does not take the records from this role",
+            f"a policy of {table} refuses the records of this role",
             evidence=f"{evidence}; topics: {', '.join(topics[:_SHOWN_TOPICS])}",
             next_step="as the owner, run what `harvest grants postgres` prints with `--writer` for each role that "
             "writes, and `--allow ROLE=TOPIC` for each of its topics",

@@ -1,7 +1,7 @@
-"""The list of the segments of an outbox that are in its archive: the table `<outbox>_archived`.
+"""The list of an outbox's archived segments: the table `<outbox>_archived`.
 
-An outbox has an archive once this table is there. From then on no segment is dropped that the table does not name as it
-is now. `DROP TABLE` ends that.
+An outbox has an archive once this table exists. From then on a segment is dropped only if the table lists it in its
+present state. `DROP TABLE` ends that.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ SET (url, records, last_transaction, archived_at) =
     (excluded.url, excluded.records, excluded.last_transaction, clock_timestamp())
 """
 
-# Of rows that were archived some have the transaction that they had then: not all were parked and put back.
+# Archived rows keep their transaction, unless all of them were parked and put back.
 _IS_ANOTHER = """
 SELECT a.records > 0 AND (SELECT transaction_id FROM {segment} ORDER BY transaction_id LIMIT 1) > a.last_transaction
 FROM {archived} AS a WHERE a.segment = %s AND a.url = %s
@@ -53,44 +53,44 @@ FROM {archived} AS a WHERE a.segment = %s
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegments:
-    """The archived segments of one outbox. All calls raise DatabaseError."""
+    """The archived segments of an outbox. All calls raise DatabaseError."""
 
     outbox: OutboxTable
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Create the table, so that no segment is dropped any more that is not archived. Needs the owner's rights."""
+        """Create the table: from then on only archived segments are dropped. Needs the owner's rights."""
         self._execute(connection, _CREATE)
 
     def put(
         self, connection: psycopg.Connection[Any], segment: str, *, url: str, records: int, last_transaction: int | None
     ) -> None:
-        """Note that a segment is in an archive with so many records, the last of this transaction."""
+        """Note that a segment is in an archive, with its number of records and the last transaction."""
         self._execute(connection, _PUT, segment, url, records, last_transaction)
 
     def is_another(self, connection: psycopg.Connection[Any], segment: Segment, url: str) -> bool:
-        """Return True if none of the archived rows is in the segment any more, but later ones: the ids began again."""
+        """Return True if the segment has later rows instead of the archived rows: the ids began again."""
         names = {"segment": in_statement(segment.table.identifier)}
         return self._execute(connection, _IS_ANOTHER, segment.name, url, **names).fetchone() == (True,)
 
     def forget(self, connection: psycopg.Connection[Any], segment: Segment) -> None:
         """Note that a segment is about to be archived again: until it is noted again, it is not dropped.
 
-        What an attempt leaves that fails halfway need not be whole. A segment that is being dropped stays noted.
+        An attempt that fails halfway may leave an incomplete archive. A segment that is being dropped stays noted.
         """
         placed = self.outbox.placed(connection)
-        with exclusively(connection, placed):  # no drop goes on that has looked at the list before
+        with exclusively(connection, placed):  # no drop continues that read the list before
             attached = [each.table for each in Segments(placed).read(connection) if not each.detaching]
             if segment.table in attached:
                 self._execute(connection, _FORGET, segment.name)
 
     def names(self, connection: psycopg.Connection[Any], url: str) -> Sequence[str]:
-        """Return the segments that are in an archive, dropped ones too."""
+        """Return the segments in an archive, dropped segments too."""
         return [row[0] for row in self._execute(connection, _NAMES, url)]
 
     def missing(self, connection: psycopg.Connection[Any], segment: Segment, *, uncounted: bool = False) -> str:
         """Return why a closed segment is not fully archived; empty if it is, or the outbox has no archive.
 
-        `uncounted` looks at the last transaction alone, which reads one row.
+        `uncounted` compares only the last transaction, which reads a single row.
         """
         placed = self.outbox.placed(connection)
         if not placed.archived.exists(connection):

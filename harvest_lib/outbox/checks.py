@@ -1,10 +1,10 @@
 """CHECK constraints of the outbox: records that Kafka rejects permanently are refused in the writer's transaction.
 
 Promises
-- Rows that are there when the constraints are added are left alone, whatever they hold, also when they are marked,
-  put back or restamped: an UPDATE checks a row again, and the harvester must not fail over it. So the constraints
-  of a table in use begin with the first id that was not given out then.
-- They are always validated: a segment whose constraints are not cannot be attached.
+- Rows older than the constraints are never refused, also when they are marked, put back or restamped: an UPDATE checks
+  a row again, and the harvester must not fail over it. So the constraints of a table in use begin with the first id
+  that was not given out when they were added.
+- They are always validated: a segment with an unvalidated constraint cannot be attached.
 - Writers wait no longer than for any other change of the table: see `short_locks`.
 """
 
@@ -22,7 +22,7 @@ from harvest_lib.record import TOPIC_MAX_CHARS
 _RULES: Mapping[str, LiteralString] = {
     "harvest_topic_is_legal": f"""
       (kafka_topic COLLATE "C") ~ '^[A-Za-z0-9._-]{{1,{TOPIC_MAX_CHARS}}}$' AND kafka_topic NOT IN ('.', '..')""",
-    # By the CASE nothing is looked for in an array of arrays, which would be an error of its own.
+    # Without the CASE, array_position would raise an error for an array of arrays.
     "harvest_headers_are_pairs": """
       cardinality(kafka_header_keys) = cardinality(kafka_header_values)
       AND coalesce(array_ndims(kafka_header_values), 1) = 1
@@ -52,7 +52,7 @@ _VALIDATE = "ALTER TABLE {table} VALIDATE CONSTRAINT {name}"
 
 
 def check_clauses() -> sql.Composable:
-    """Return the clauses for the DDL of a fresh table, each line with a comma before it."""
+    """Return the clauses for the DDL of a new table, each line with a comma before it."""
     clauses = [
         sql.SQL(",\n  CONSTRAINT {} CHECK ({})").format(sql.Identifier(name), sql.SQL(rule))
         for name, rule in _RULES.items()
@@ -61,7 +61,7 @@ def check_clauses() -> sql.Composable:
 
 
 def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL that adds them to a table without rows."""
+    """Return the DDL that adds the constraints to a table without rows."""
     return [
         sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({})").format(
             outbox.identifier, sql.Identifier(name), sql.SQL(rule)
@@ -73,10 +73,10 @@ def check_statements(outbox: OutboxTable) -> list[sql.Composed]:
 def add_checks(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> Sequence[str] | None:
-    """Add the constraints that a table lacks, and validate those that were not; return the names of those added.
+    """Add and validate the constraints that a table lacks; return the names of added constraints.
 
-    Returns None, having changed nothing, if some are missing and we are not the owner, who may. Needs a connection in
-    autocommit.
+    Returns None, having changed nothing, if constraints are missing and this role is not the owner. Needs a connection
+    in autocommit.
     """
     placed = outbox.placed(connection)
     is_owner, there, _ = _state(connection, placed)
@@ -94,7 +94,7 @@ def add_checks(
 
 
 def validate_checks(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Validate those that were added by a run that was killed before it did. Reads the table; nobody waits for that."""
+    """Validate the constraints of a run that was killed before its validation. Reads the table; no session waits."""
     for name in _state(connection, outbox)[2]:
         with translated():
             connection.execute(
@@ -103,7 +103,7 @@ def validate_checks(connection: psycopg.Connection[Any], outbox: OutboxTable) ->
 
 
 def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequence[str]) -> None:
-    connection.execute(sql.SQL(_LOCK).format(table=outbox.identifier))  # from here on nobody is in the midst of writing
+    connection.execute(sql.SQL(_LOCK).format(table=outbox.identifier))  # from here on no writer is active
     first = _first(connection, outbox)
     for name in names:
         statement = sql.SQL(_ADD).format(
@@ -116,7 +116,7 @@ def _add(connection: psycopg.Connection[Any], outbox: OutboxTable, names: Sequen
 
 
 def _first(connection: psycopg.Connection[Any], outbox: OutboxTable) -> int:
-    """Return the first id that no row has, nor will get from ids already given out."""
+    """Return the first id above all rows and all ids given out."""
     found = [connection.execute(sql.SQL(_HIGHEST).format(table=outbox.identifier)).fetchone()]
     sequence = connection.execute(_SEQUENCE, (str(outbox),)).fetchone()
     if sequence is not None and sequence[0] is not None:

@@ -38,8 +38,8 @@ class _Problem:
 
 
 def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable, mapping: ColumnMapping) -> None:
-    """Raise OutboxTableError if a column is not there, or records could be lost, repeated or only found by reading all
-    of the table: all that is wrong at once, and the DDL that fixes it, in the order in which it has to be run."""
+    """Raise OutboxTableError if a column is missing, or records could be lost, repeated or only found by reading the
+    whole table. The error names all problems at once, and the DDL that fixes them, in the order to run it."""
     table.placed(connection)
     with translated():
         columns = connection.execute(_COLUMNS, (str(table),)).fetchall()
@@ -58,7 +58,7 @@ def check_column_mapping(connection: psycopg.Connection[Any], table: OutboxTable
             problems.append(_Problem(error.evidence, error.next_step))
     if problems:
         raise OutboxTableError(
-            f"the table {table} cannot be read as `columns` says",
+            f"the table {table} cannot be read as configured by `columns`",
             evidence="; ".join(each.evidence for each in problems),
             next_step="; ".join(each.remedy for each in problems),
         )
@@ -71,7 +71,7 @@ def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Ite
     if missing := [each for each in dict.fromkeys(named) if each not in found]:
         yield _Problem(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; it has {', '.join(found)}",
-            "correct `columns`: what is left out there stands where the native table has it",
+            "correct `columns`: parts that it omits have the native table's columns",
         )
     if mapping.id in found and found[mapping.id][0] not in _NUMBERS:
         yield _Problem(f"{mapping.id} is {found[mapping.id][0]}, not a whole number", "name another as `id`")
@@ -81,7 +81,7 @@ def _named(found: Mapping[str, tuple[str, bool]], mapping: ColumnMapping) -> Ite
 
 
 def _created(table: OutboxTable, kinds: Mapping[str, str], mapping: ColumnMapping) -> Iterator[_Problem]:
-    """Yield that the age of a record is not to be had: any other type is a time of day somewhere, or no time."""
+    """Yield a problem if the age of a record is unknown: any other type is a local time, or no time."""
     name = mapping.create_time
     if name is None or name not in kinds or kinds[name] == _MOMENT:
         return
@@ -89,7 +89,7 @@ def _created(table: OutboxTable, kinds: Mapping[str, str], mapping: ColumnMappin
     if kinds[name].startswith("timestamp"):
         remedy += f"; or, if its times are in UTC: ALTER TABLE {table} ALTER {column} TYPE timestamptz"
         remedy += f" USING {column} AT TIME ZONE 'UTC'"
-    yield _Problem(f"{name} is {kinds[name]}, not {_MOMENT}: it does not say how old a record is", remedy)
+    yield _Problem(f"{name} is {kinds[name]}, not {_MOMENT}: the age of a record is not known", remedy)
 
 
 def _transaction_id(
@@ -98,7 +98,7 @@ def _transaction_id(
     xid = sql.Identifier(mapping.transaction_id).as_string(None)
     if mapping.transaction_id not in found:
         yield _Problem(
-            f"there is no column {mapping.transaction_id} that says which transaction wrote a record",
+            f"there is no column {mapping.transaction_id} for the transaction that wrote a record",
             f"ALTER TABLE {table} ADD COLUMN {xid} xid8 NOT NULL DEFAULT pg_current_xact_id()",
         )
     elif found[mapping.transaction_id] == ("xid8", False):

@@ -1,4 +1,4 @@
-"""Types of an outbox table's columns: the supported ones, and the statements that turn others into them. Pure."""
+"""Supported types of an outbox table's columns, and the statements that convert other types. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ GOHARVEST: Mapping[str, tuple[str, ...]] = {
     "kafka_header_values": ("text[]",),
     "leader_id": ("uuid",),
 }
-"""Types of each column of goharvest's table; the first is the one to turn another into."""
+"""Types of each column of goharvest's table; other types are converted to the first."""
 
 NATIVE: Mapping[str, tuple[str, ...]] = {
     **GOHARVEST,
@@ -32,7 +32,7 @@ _DEFAULTS = {
     "kafka_header_values": "'{}'",
     "transaction_id": "pg_current_xact_id()",
 }
-"""Of the native table. A default of another type has to be dropped before, as it may fit no more."""
+"""Defaults of the native table. A default of another type is dropped first: it may not fit the new type."""
 
 _ELEMENTS = {
     "json": "SELECT each FROM json_array_elements_text($1) AS each",
@@ -41,7 +41,7 @@ _ELEMENTS = {
     "jsonb[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT found #>> '{}') AS text (each)",
     "bytea[]": "SELECT each FROM unnest($1) AS found, LATERAL (SELECT convert_from(found, 'UTF8')) AS text (each)",
 }
-"""Texts in arrays that are not spelled as Postgres spells text[]: ALTER TABLE takes no subquery, but a function."""
+"""Bodies of functions that convert other arrays of texts to text[]: ALTER TABLE takes a function, not a subquery."""
 
 _LOSES = "jsonb has not kept the text that was written (spaces, the order of keys, all but the last of equal keys)"
 _NUMBERS = ("bigint", "integer", "numeric", "double precision")
@@ -49,7 +49,7 @@ _NUMBERS = ("bigint", "integer", "numeric", "double precision")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column as the catalogue has it."""
+    """A column in the catalogue."""
 
     type: str
     never_null: bool
@@ -62,15 +62,15 @@ def wrong_types(found: Mapping[str, Column], expected: Mapping[str, tuple[str, .
 
 
 def shown(types: tuple[str, ...]) -> str:
-    """Write the types that a column may have."""
+    """Format the types that a column may have."""
     return " or ".join(sorted(types))
 
 
 def alter(
     table: sql.Identifier, found: Mapping[str, Column], expected: Mapping[str, tuple[str, ...]], *, is_native: bool
 ) -> str | None:
-    """Return what gives all columns a supported type: notes, and the statements after a colon. None where there is no
-    such statement."""
+    """Return notes, a colon, and the statements that give all columns a supported type. None if a type cannot be
+    converted."""
     clauses: list[str] = []
     notes: list[str] = []
     functions: dict[str, str] = {}
@@ -98,8 +98,8 @@ def _clauses(column: str, target: str, using: str, found: Column, default: str |
 
 
 def _using(name: str, kind: str, target: str, *, is_native: bool) -> str | None:
-    """Return the expression that makes the type of the old one, with {} for the column."""
-    if name == "id" and is_native:  # its segments are cut by it, and Postgres changes no type then
+    """Return the expression that converts a column to its new type, with {} for the column."""
+    if name == "id" and is_native:  # Postgres does not change the type of a partition key
         return None
     if target == "text":
         return "convert_from({}, 'UTF8')" if kind == "bytea" else "{}::text"

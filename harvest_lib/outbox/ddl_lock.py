@@ -1,8 +1,7 @@
-"""The lock under which the tables of an outbox are created: two CREATE … IF NOT EXISTS at the same time can both find
-nothing, and one then fails.
+"""The lock for the creation of an outbox's tables: of two concurrent CREATE … IF NOT EXISTS, the second can fail.
 
-Any role that may connect can hold it forever. So it is not taken if the tables are there, and waits are bounded. The
-tables are looked for before the transaction, and once more under the lock.
+Any role that may connect can hold it forever. So it is not taken if the tables exist, and waits are bounded. The tables
+are checked before the transaction, and again under the lock.
 """
 
 import time
@@ -19,7 +18,7 @@ _PAUSE_SECONDS = 0.1
 
 _TRY = "SELECT pg_try_advisory_xact_lock(hashtextextended('harvest ddl ' || %s, 0))"
 
-# A session remembers that a name was not there, until it locks a relation it has not locked in this transaction.
+# A session remembers that a name was missing until it locks a relation it has not yet locked in this transaction.
 _REFRESH = "SELECT FROM pg_class LIMIT 0"
 
 _HOLDERS = """
@@ -30,8 +29,8 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 
 
 
 def lock_ddl(connection: psycopg.Connection[Any], table: str) -> None:
-    """See to it that nobody else creates the tables of an outbox until the transaction ends. Earlier findings have to
-    be looked up again. Raises DatabaseError, naming the holder of the lock, when patience ends."""
+    """Keep other sessions from creating the tables of an outbox until the transaction ends. Callers check again which
+    tables exist. Raises DatabaseError, naming the holder of the lock, when patience ends."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while connection.execute(_TRY, (table,)).fetchone() != (True,):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The columns of a table, compared with those that its CREATE TABLE gives it."""
+"""Comparison of a table's columns with its CREATE TABLE."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ from harvest_lib.outbox.table import OutboxTable
 _COLUMN = re.compile(r"^  ([a-z_]+) +([A-Z].*?),?$", re.MULTILINE)
 
 _FORMER = {"low_watermark": "seen", "retention_hold": "holds"}
-"""Former names of columns. A column is renamed, so that its values are kept."""
+"""Former names of columns. Renaming a column keeps its values."""
 
 _THERE = """
 SELECT attname::text, attnotnull FROM pg_attribute
@@ -27,15 +27,15 @@ def check_name(connection: psycopg.Connection[Any], table: OutboxTable, former: 
         names = former.identifier.as_string(None), sql.Identifier(table.parts[-1]).as_string(None)
         raise OutboxTableError(
             f"the table {former} has its former name",
-            evidence=f"its name is {table} now, and there is no such table",
+            evidence=f"its name is now {table}, and this table does not exist",
             next_step=f"stop its harvesters, and as the owner: ALTER TABLE {names[0]} RENAME TO {names[1]}; then start "
             "the harvesters of this version",
         )
 
 
 def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, create: str) -> None:
-    """Raise OutboxTableError if a table exists and lacks a column that the statement `create` gives it, or allows nulls
-    in a column that has none there."""
+    """Raise OutboxTableError if an existing table lacks a column of the statement `create`, or allows nulls in a column
+    that is NOT NULL there."""
     with translated():
         there = dict(connection.execute(_THERE, (str(table),)).fetchall())
     name = table.identifier.as_string(None)
@@ -54,7 +54,7 @@ def check_columns(connection: psycopg.Connection[Any], table: OutboxTable, creat
         statements.append(f"ALTER TABLE {name} {', '.join(changes)}")
     if wrong:
         raise OutboxTableError(
-            f"the table {name} has not the columns that `harvest init` gives it",
+            f"the table {name} does not have the columns that `harvest init` gives it",
             evidence="; ".join(wrong),
             next_step=f"stop its harvesters, and as the owner: {'; '.join(statements)}; then run what "
             "`harvest grants postgres` prints. If Postgres refuses the change because rows lack a value: resolve the "

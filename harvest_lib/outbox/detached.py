@@ -1,11 +1,11 @@
-"""Segments that somebody has detached by hand: their records are in the outbox no more, so nobody delivers them.
+"""Segments that were detached by hand: their records are no longer in the outbox, so they are not delivered.
 
-A table counts as one if it stands in the outbox's schema under a name that begins with the outbox's and an underscore,
-has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a table as an
-archive, rename it, or move it to another schema.
+A table counts as a detached segment if it is in the outbox's schema, has a name that begins with the outbox's and an
+underscore, has all columns of a native outbox, is no partition, and is not being dropped by retention. To keep such a
+table as an archive, rename it, or move it to another schema.
 
-Its records that a subscription has not seen are surely not delivered. Of the rest nobody knows: the subscription may
-have gone on since it was detached, and has then passed its records without them.
+Records that a subscription has not seen are surely not delivered. The other records may or may not be: since the
+detaching, the subscription may have passed them without reading them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from harvest_lib.outbox.segments import Segments
 from harvest_lib.outbox.table import OutboxTable
 
 MOST = 100_000
-"""Records that are counted; beyond, the numbers are lower bounds."""
+"""Limit of counted records; above it the numbers are lower bounds."""
 
 _TABLES = """
 SELECT n.nspname::text, c.relname::text
@@ -54,8 +54,8 @@ WHERE s.source <> 'mark' GROUP BY s.subscription ORDER BY s.subscription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
-    """A table that was a segment. `records` is None if we may not read it. `unseen`: by subscription, how many of its
-    records it has surely not delivered."""
+    """A table that was a segment. `records` is None if this role may not read it. `unseen`: number of records, by
+    subscription, that were surely not delivered."""
 
     table: OutboxTable
     records: int | None
@@ -63,7 +63,7 @@ class Detached:
     highest_id: int | None = None
     unseen: Mapping[str, int]
     attach: str = ""
-    """The statement that attaches it again, if its place is free."""
+    """The statement that attaches the table again, if its place is free."""
 
     @property
     def name(self) -> str:
@@ -71,19 +71,20 @@ class Detached:
 
     def __str__(self) -> str:
         if self.records is None:
-            return f"{self.name} was detached by hand, and may not be read: what it holds is not delivered"
+            return f"{self.name} was detached by hand, and may not be read: its records are not delivered"
         waits = [f"{_number(count)} not delivered to {name!r}" for name, count in self.unseen.items() if count]
         rest = ", ".join(waits) or (
             "not delivered by the process that marks and purges"
             if not self.unseen
-            else "none that is surely undelivered: what was when it was detached has been passed, see `harvest audit`"
+            else "none surely undelivered: subscriptions may have passed records since without reading them, see "
+            "`harvest audit`"
         )
-        remedy = f"; to have them delivered: {self.attach}" if self.attach and waits else ""
+        remedy = f"; to deliver them: {self.attach}" if self.attach and waits else ""
         return f"{self.name} was detached by hand: {_number(self.records)} records, {rest}{remedy}"
 
 
 def detached_segments(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[Detached]:
-    """Return the tables with records that were segments of a native outbox, and are not being dropped."""
+    """Return tables with records that were segments of a native outbox, and that retention is not dropping."""
     placed = outbox.placed(connection)
     if not placed.segments.exists(connection):
         return []
@@ -124,7 +125,7 @@ def _attach(
     lowest: int | None,
     highest: int | None,
 ) -> str:
-    """Return the statement for the gap between the segments in which the records belong; empty if there is none."""
+    """Return the statement that attaches a table in the gap between segments; empty if there is no gap for it."""
     if lowest is None or highest is None:
         return ""
     segments = Segments(outbox).read(connection)

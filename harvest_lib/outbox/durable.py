@@ -1,7 +1,7 @@
-"""Tables whose rows a crash of the server would remove: those that are UNLOGGED, and the sequence of the ids.
+"""Check for UNLOGGED tables and an UNLOGGED sequence of ids, which a crash of the server would empty.
 
-Postgres writes nothing of them to its log, so it empties them when it starts after a crash. Records that were committed
-and are not delivered would be lost, positions and parked records too, and ids would begin again.
+Postgres does not write them to its log, so it empties them when it starts after a crash. Committed records that are not
+delivered would be lost, positions and parked records too, and ids would begin again.
 """
 
 from typing import Any
@@ -29,13 +29,13 @@ WHERE o.oid = to_regclass(%(table)s) ORDER BY 2, 1
 
 
 def require_durable(connection: psycopg.Connection[Any], table: str) -> None:
-    """Raise OutboxTableError if a crash of the server would empty the table, one of its segments, or a table of the
-    harvester's beside it, or put its ids back. `table` is quoted as in SQL. Raises DatabaseError."""
+    """Raise OutboxTableError if a crash of the server would empty the table, a segment or a side table, or reset the
+    sequence. `table` is quoted as in SQL. Raises DatabaseError."""
     with translated():
         found = connection.execute(_UNLOGGED, {"table": table, "beside": list(_BESIDE)}).fetchall()
     if found:
         raise OutboxTableError(
-            f"a crash of the server would empty {table}, or tables of it: committed records would be lost",
+            f"a crash of the server would empty {table}, or its tables: committed records would be lost",
             evidence=f"UNLOGGED: {', '.join(name for name, _ in found)}",
             next_step="; ".join(
                 f"ALTER {'SEQUENCE' if is_sequence else 'TABLE'} {name} SET LOGGED" for name, is_sequence in found

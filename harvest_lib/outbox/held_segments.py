@@ -1,6 +1,6 @@
-"""Subscriptions that hold back segments which would be dropped otherwise, and the disk space of those.
+"""Subscriptions that keep segments from being dropped, and the disk space of the segments.
 
-Reads the catalogue, the tables beside the outbox, and one row of the index of a few segments: never the outbox.
+Reads the catalogue, the side tables, and a single row of the index of a few segments: never the outbox.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _BY_INDEX = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Closed segments that one subscription has not passed, and their bytes, indexes included."""
+    """Number and bytes, indexes included, of closed segments that a subscription has not passed."""
 
     segments: int
     bytes: int
@@ -30,9 +30,9 @@ class Held:
 def held_segments(
     connection: psycopg.Connection[Any], outbox: OutboxTable, *, keep_seconds: float
 ) -> Mapping[str, Held]:
-    """Return, by subscription, what it holds of the segments that were closed longer ago than `keep_seconds`.
+    """Return, by subscription, the held segments among segments closed longer ago than `keep_seconds`.
 
-    One that holds nothing has 0. `outbox` is placed in its schema.
+    A subscription that holds none has 0. `outbox` is named with its schema.
     """
     with translated(), connection.transaction():
         connection.execute(_BY_INDEX)
@@ -62,7 +62,7 @@ def _first_held(
     low_watermark: str,
     hold: int | None,
 ) -> int:
-    """Return the place of the first segment that is held; how many there are, if none is."""
+    """Return the index of the first segment that is held; the number of segments if none is."""
     for place, segment in enumerate(closed):
         holds = hold is not None and segment.upper is not None and hold < segment.upper
         if holds or segments.has_unseen(connection, segment, low_watermark, by_outbox=True):

@@ -1,8 +1,8 @@
-"""The sequence that gives a table its ids, and what makes it unfit, or will.
+"""The sequence of a table's ids: options that make it unfit, and its end.
 
-Ids in lots (CACHE, INCREMENT), or that come again (CYCLE), do not follow the order of commits: records of one key would
-be sent in another order. A sequence that ends refuses every INSERT of the application from then on; that is said while
-there is time to change it.
+Ids in lots (CACHE, INCREMENT) or repeated ids (CYCLE) do not follow the order of commits: records of a key would be
+sent out of order. A sequence at its end refuses every INSERT of the application; `end` reports it while there is time
+to change the sequence.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 
 _NEAR = 0.8
-"""Share of the ids that are given out, from which on their end is near."""
+"""Share of ids given out from which on the end is near."""
 
 _BIGGEST = 2**63 - 1
 _LARGEST = {"smallint": 2**15 - 1, "integer": 2**31 - 1, "bigint": _BIGGEST}
 
-# The sequence that belongs to the column, and one that its default merely asks.
+# The sequence owned by the column, and a sequence that its default uses.
 _FOUND = """
 SELECT q.seqrelid::regclass::text, q.seqcache, q.seqincrement, q.seqcycle, format_type(q.seqtypid, NULL), q.seqmax,
        format_type(c.atttypid, NULL),
@@ -42,7 +42,7 @@ ORDER BY q.seqrelid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsEnd:
-    """Ids that will end: why, the evidence, and the remedy."""
+    """Ids that will end: cause, evidence and remedy."""
 
     cause: str
     evidence: str
@@ -64,7 +64,7 @@ class _Found:
 
     @property
     def unfit(self) -> list[tuple[str, str]]:
-        """Options by which ids do not follow the order of commits, with the clause that ends each."""
+        """Options that take ids out of the order of commits, with the clause that corrects each."""
         found = []
         if self.cache > 1:
             found.append((f"CACHE {self.cache}", "CACHE 1"))
@@ -77,13 +77,14 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class IdSequences:
-    """The sequences of a table's column of ids: mostly one, none if writers set them. `table` is quoted as in SQL."""
+    """The sequences of a table's column of ids: usually one sequence, none if writers set ids. `table` is quoted as in
+    SQL."""
 
     table: str
     column: str = "id"
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if ids are handed out in lots, or come again."""
+        """Raise OutboxTableError if the sequence gives out ids in lots or repeats them."""
         for each in self._find(connection):
             if not each.unfit:
                 continue
@@ -102,11 +103,11 @@ class IdSequences:
             )
 
     def end(self, connection: psycopg.Connection[Any]) -> IdsEnd | None:
-        """Return why ids will end, None if they last: a sequence that is smaller than its column, or near its end."""
+        """Return why ids will end: a sequence smaller than its column, or near its end. None if they last."""
         for each in self._find(connection):
             room = min(each.maximum, _LARGEST.get(each.column_type, _BIGGEST))
             given = self._given_out(connection, each)
-            last = f", of which {given:,} are given out" if given is not None else ""
+            last = f"; {given:,} are given out" if given is not None else ""
             column = f"{self.column} is {each.column_type}"
             evidence = f"{each.name} is AS {each.type} and ends at {each.maximum:,}, {column}{last}"
             if each.maximum < _LARGEST.get(each.column_type, _BIGGEST):
@@ -126,7 +127,7 @@ class IdSequences:
         return None
 
     def _given_out(self, connection: psycopg.Connection[Any], found: _Found) -> int | None:
-        """Return how far the sequence is; without the right to read it how far the table is; None without that."""
+        """Return the last id of the sequence, or of the table if the sequence is not readable, or None."""
         of_sequence = sql.SQL("SELECT last_value FROM {}").format(sql.Identifier(found.schema, found.relation))
         of_table = sql.SQL("SELECT max({}) FROM {}").format(sql.Identifier(self.column), sql.SQL(self.table))
         with suppress(DatabaseAccessDenied), translated():

@@ -1,8 +1,8 @@
-"""Identity of an outbox: a table of one database of one server, whatever its name and schema.
+"""Identity of an outbox: the oid of a table in a database of a server, independent of name and schema.
 
 The identity is (system identifier, oid of the database, oid of the table), spelled `7421…/5/16400`. A table keeps it
-when it is renamed or moved to another schema. After `harvest migrate` the table that was is a segment of the new one:
-that counts as the same.
+when it is renamed or moved to another schema. `harvest migrate` turns the old table into a segment of the new table:
+the identity counts as unchanged.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _DATABASE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
        (SELECT oid::bigint FROM pg_database WHERE datname = current_database())
 """
-# By the cast, which raises if there is no such table, or none that we may see.
+# The cast raises an error if the table does not exist or is hidden from this role.
 _IDENTITY = f"{_DATABASE}, %s::text::regclass::oid::bigint"
 
 _IS_SEGMENT = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = %s AND inhparent = %s)"
@@ -29,7 +29,7 @@ _SAVED = "SELECT checkpoint FROM {} WHERE subscription = %s AND checkpoint IS NO
 
 @dataclass(frozen=True, slots=True)
 class OutboxIdentity:
-    """The identity of one outbox."""
+    """The identity of an outbox."""
 
     system: str
     database: int
@@ -46,7 +46,7 @@ class OutboxIdentity:
 
 
 def database_of(connection: psycopg.Connection[Any]) -> str:
-    """Return the identity of the database: the first two parts of that of each of its tables."""
+    """Return the identity of the database: the first two parts of each table's identity."""
     with translated():
         row = connection.execute(_DATABASE).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -54,7 +54,7 @@ def database_of(connection: psycopg.Connection[Any]) -> str:
 
 
 def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> OutboxIdentity:
-    """Return the identity of a table. Raises OutboxTableError if it cannot be seen."""
+    """Return the identity of a table. Raises OutboxTableError if it is missing or hidden."""
     with translated():
         row = connection.execute(_IDENTITY, (outbox.as_string(None),)).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -62,7 +62,7 @@ def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> 
 
 
 def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity) -> str:
-    """Return in which a checkpoint's outbox differs from the one that is now: `server`, `table`, or nothing."""
+    """Return how a checkpoint's outbox differs from the present outbox: `server`, `table`, or empty."""
     before = _identity_in(saved, now)
     if before.system != now.system:
         return "server"
@@ -76,7 +76,7 @@ def difference(connection: psycopg.Connection[Any], saved: Mapping[str, Any], no
 
 
 def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentity:
-    """Return the identity in a checkpoint; that of no table of this server if it has none, or another spelling."""
+    """Return the identity in a checkpoint; if it is missing or unreadable, an identity that no table here has."""
     try:
         return OutboxIdentity.parse(str(saved.get("identity")))
     except ValueError:
@@ -86,8 +86,8 @@ def _identity_in(saved: Mapping[str, Any], now: OutboxIdentity) -> OutboxIdentit
 def check_identity(
     connection: psycopg.Connection[Any], saved: Mapping[str, Any], now: OutboxIdentity, subscription: str
 ) -> None:
-    """Raise ServerRegressed if a checkpoint in Postgres is of another server, and CheckpointError if it is of another
-    outbox, or names none."""
+    """Raise ServerRegressed for a checkpoint in Postgres from another server, and CheckpointError for a checkpoint of
+    another outbox or without an identity."""
     different = difference(connection, saved, now)
     before = saved.get("identity", "an outbox that it does not name")
     evidence = f"it is of {before}, this outbox is {now} (system identifier/database/table)"
@@ -111,10 +111,10 @@ def check_identity(
 def check_identities(
     connection: psycopg.Connection[Any], table: sql.Identifier, outbox: sql.Identifier, subscription: str
 ) -> None:
-    """Do as `check_identity` for all shards of a subscription. `table` is that of the subscriptions."""
+    """Do as `check_identity` for all shards of a subscription. `table` is the table of subscriptions."""
     statement = sql.SQL(_SAVED).format(in_statement(table))
     with translated():
         rows = connection.execute(statement, (subscription,)).fetchall()
     for (saved,) in rows:
-        if isinstance(saved, dict):  # reading anything else raises that it is no checkpoint
+        if isinstance(saved, dict):  # loading any other value reports that it is no checkpoint
             check_identity(connection, saved, identity_of(connection, outbox), subscription)

@@ -1,6 +1,6 @@
 """A load for an outbox: goharvest's pump. Records of a few keys, in transactions of a few records.
 
-One connection writes them, one transaction after the other, so the ids of a key rise in the order of commits without a
+A single connection writes them in successive transactions, so the ids of a key rise in the order of commits without a
 lock on the key.
 """
 
@@ -17,7 +17,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.record import OutboxRecord, RecordLimits
 
-# Ids are given out after the sort, so in the order of the arrays. The time is Postgres's, as that of every writer.
+# Ids are given out after the sort, so in the order of the arrays. The time is Postgres's, as for every writer.
 _INSERT = """
 INSERT INTO {table} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values)
 SELECT clock_timestamp(), %(topic)s, key, {value}, %(names)s::text[],
@@ -40,11 +40,11 @@ class Load:
     blank: bool = False
     """Write records without a value (NULL, a tombstone in Kafka)."""
     value_chars: int | None = None
-    """Length of each value; by default that of `value-` and a random number of 64 bits in hex."""
+    """Length of each value; by default the length of `value-` and a random number of 64 bits in hex."""
     headers: int = 1
 
     def check(self) -> None:
-        """Raise RecordError if no record could have that topic."""
+        """Raise RecordError if the topic's name is not legal in Kafka."""
         OutboxRecord(topic=self.topic, key="", value=None).check(RecordLimits())
 
 
@@ -56,10 +56,10 @@ def pump(
     dice: random.Random,
     stopping: threading.Event,
 ) -> Iterator[int]:
-    """Write a load on a connection in autocommit; yield after each transaction how many records are committed.
+    """Write a load on a connection in autocommit; yield the number of committed records after each transaction.
 
-    Ends early, after the present transaction, once `stopping` is set. Raises OutboxTableError at once if there is no
-    outbox of that name, RecordError if no record could have that topic.
+    Ends early, after the present transaction, once `stopping` is set. Raises OutboxTableError at once if the outbox
+    does not exist, RecordError if the topic's name is not legal.
     """
     load.check()
     table.check_columns(connection)

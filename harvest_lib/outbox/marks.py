@@ -1,4 +1,4 @@
-"""Rehearsal of marks: triggers, keys of other tables and publications may refuse what the grants allow."""
+"""Rehearsal of marks: triggers, foreign keys and publications may refuse statements that the grants allow."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ _REHEARSED = {
 
 
 def rehearse_marks(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    """Mark and purge the first record that no other session has locked, and undo both; the lock on it lasts for the
-    statements. Without a record only what is refused for the table as a whole is found.
+    """Mark and purge the first record that no other session has locked, and undo both; the record is locked meanwhile.
+    On an empty table only refusals for the whole table are found.
 
-    Raises OutboxTableError if the record is passed over without an error, DatabaseError for a refusal.
+    Raises OutboxTableError if a statement skips the record without an error, DatabaseError for a refusal.
     """
     with translated(), connection.transaction(force_rollback=True):
         named = in_statement(table.identifier)
@@ -32,7 +32,7 @@ def rehearse_marks(connection: psycopg.Connection[Any], table: OutboxTable) -> N
             if row is not None and not done.rowcount:
                 raise OutboxTableError(
                     f"the table {table} keeps its records from being marked and purged",
-                    evidence=f"its first record was passed over by {what}, without an error",
-                    next_step=f"see its triggers and rules with psql's `\\d {table}`, and disable the one that does it",
+                    evidence=f"{what} skipped its first record, without an error",
+                    next_step=f"list its triggers and rules with psql's `\\d {table}`, and disable the cause",
                 )
-        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # a trigger, or a key, may wait for the end
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # triggers and foreign keys may be deferred

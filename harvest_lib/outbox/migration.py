@@ -1,19 +1,19 @@
-"""A table of goharvest's layout becomes a native one, in place, while others write and drain it.
+"""Migration of a table of goharvest's layout to a native table, in place, while it is written and drained.
 
-The remaining steps are read from the catalog before each step, so that a run that was killed anywhere is continued by
-the next, and one more run does nothing.
+The remaining steps are read from the catalog before each step. So the next run continues a run that was killed
+anywhere, and a further run does nothing.
 
-1. *column*: `transaction_id`, with a default that rewrites nothing: all records that are there get the transaction of
-   this step, later ones their own.
+1. *column*: `transaction_id`, with a default that rewrites nothing: existing records get the transaction of this step,
+   later records their own.
 2. *index* on (transaction_id, id), built concurrently.
-3. *bound*: a CHECK that no id is at or above N, added without looking, then *validate*. N is so far away that nobody
-   gets there, even if this is never finished.
-4. *swap*, one transaction: the table becomes the first segment of a new one of its name, which gets its owner, grants,
-   policies, triggers and sequence. Nothing is read in it: the CHECK proves that all records belong there.
-5. The sequence *jumps* to N, so that the first segment can be dropped one day.
+3. *bound*: a CHECK that every id is below N, added `NOT VALID`, then *validate*. N is so far away that no id reaches
+   it, even if the migration is never finished.
+4. *swap*, a single transaction: the table becomes the first segment of a new table of its name, which gets its owner,
+   grants, policies, triggers and sequence. No record is read: the CHECK proves that all records belong there.
+5. The sequence *jumps* to N, so that the first segment can be dropped later.
 
 Promises
-- Steps 1, 3 and 4 lock the table for others while catalog rows are written, and for no longer; see `short_locks`.
+- Steps 1, 3 and 4 lock the table only while catalog rows are written; see `short_locks`.
 - No record is lost, no writer refused.
 """
 
@@ -50,8 +50,8 @@ Locking = Literal["short", "none", "concurrent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something to do: `short` in one transaction under a lock, `none` without one that others wait for, `concurrent`
-    the same outside a transaction."""
+    """A step of the migration. `locking`: `short` in a transaction under a lock, `none` without a lock that delays
+    other sessions, `concurrent` the same outside a transaction."""
 
     name: str
     statements: Sequence[Statement]
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """The migration of one table by `harvest migrate`."""
+    """The migration of a table by `harvest migrate`."""
 
     outbox: OutboxTable
     segment_size: int = DEFAULT_SEGMENT_SIZE
@@ -72,8 +72,8 @@ class Migration:
     def run(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
         """Take the steps that remain and return their names. Needs the owner's rights, a connection in autocommit.
 
-        Raises OutboxTableError, having changed nothing, if the table has something that a native one cannot have;
-        DatabaseError if a lock cannot be had, after which another run goes on.
+        Raises OutboxTableError, having changed nothing, if a native table cannot have an attribute of the table;
+        DatabaseError if a lock cannot be taken: another run then continues.
         """
         placed = self.outbox.placed(connection)
         check_beside(connection, placed)
@@ -146,9 +146,10 @@ class Migration:
             obstacles = [row[0] for row in connection.execute(queries.OBSTACLES, values).fetchall()]
         if obstacles or swap.obstacle:
             raise OutboxTableError(
-                f"the table {self.outbox} has something that a native one cannot have, or that would lose its meaning",
+                f"the table {self.outbox} has attributes that a native table cannot have, or that would lose their "
+                "meaning",
                 evidence="; ".join([*([swap.obstacle] if swap.obstacle else []), *sorted(obstacles)]),
-                next_step="drop or change that first, and recreate it for the native table if possible; nothing was "
+                next_step="drop or change them first, and recreate them for the native table if possible; nothing was "
                 "changed",
             )
         _ = placed.subscriptions, placed.segments  # their names must fit

@@ -1,4 +1,4 @@
-"""The statements of `migration` and `restamp`. Those that are given values have their names with each % doubled."""
+"""The statements of `migration` and `restamp`. Names in statements with parameters have each % doubled."""
 
 STATE = """
 SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforcerowsecurity,
@@ -14,7 +14,8 @@ SELECT c.relkind::text, pg_get_userbyid(c.relowner), c.relrowsecurity, c.relforc
 FROM pg_class AS c WHERE c.oid = to_regclass(%(outbox)s)
 """
 
-# Objects that would go on meaning the first segment only, once it is not the outbox; and those a parent cannot have.
+# Objects that would refer to the first segment instead of the outbox after the swap, or that a partitioned table cannot
+# have.
 OBSTACLES = """
 SELECT 'the view ' || view.oid::regclass || ' reads it' FROM pg_depend AS d
 JOIN pg_rewrite AS r ON r.oid = d.objid AND d.classid = 'pg_rewrite'::regclass
@@ -89,7 +90,7 @@ FROM pg_attribute AS a, aclexplode(a.attacl) AS acl WHERE a.attrelid = %(outbox)
 ORDER BY 5 NULLS FIRST, 2, 3
 """
 
-# Default privileges may have given the new table more than the old one had: taken back, so that all is as it was.
+# Default privileges may have given the new table more than the old table had: revoke them.
 REVOKE_DEFAULTS = """\
 DO $harvest$
 DECLARE grantee text;
@@ -132,10 +133,10 @@ FILL_WORK = """
 INSERT INTO {work} SELECT id FROM {outbox}
 WHERE transaction_id >= (SELECT pg_snapshot_xmax(pg_current_snapshot()))
 """
-# A row of this server that we can see has a lower one, so these came from elsewhere. Noted before the first is changed:
-# the server's numbers go up meanwhile, and would pass what remains.
+# A visible row of this server has a lower transaction id, so the noted rows came from another server. All are noted
+# before the first is changed: the server's transaction ids rise meanwhile, and would pass the remaining rows.
 
-# Parked ids too: they are matched by transaction id.
+# Parked ids get them too: they match rows by transaction id.
 RESTAMP = """
 WITH batch AS (
   DELETE FROM {work} WHERE id IN (SELECT id FROM {work} ORDER BY id LIMIT %(limit)s) RETURNING id

@@ -1,7 +1,7 @@
-"""The rows of an outbox that came from another server: how to find them, and new transaction ids for them.
+"""Rows of an outbox that came from another server: how to find them, and new transaction ids for them.
 
-A row's `transaction_id` is a number of the server that it was written on. The transaction that wrote the row on this
-server, by a restore or as a writer, is in its system column `xmin`, and that of its segment's creation in the catalog:
+A row's `transaction_id` is a number of the server where it was written. The transaction that wrote the row on this
+server, a restore or a writer, is in its system column `xmin`. The catalog has the transaction that made its segment:
 
     transaction_id not reached yet, above xmin, or before its segment was made    it came from elsewhere
     several transaction_ids under one xmin                                         a restore wrote them
@@ -9,7 +9,7 @@ server, by a restore or as a writer, is in its system column `xmin`, and that of
     anything else                                                                  its id decides: see `Origin`
     xmin before its segment was made                                               pg_upgrade: the numbers go on
 
-Ids decide because a sequence goes on where it was: moved rows are below those written here.
+Ids decide because the sequence continues: moved rows have lower ids than rows written here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
 
 FIRST_RANK = 3
-"""The first id of a transaction that Postgres gives; before a cluster is made it has given hundreds."""
+"""The first transaction id of Postgres; hundreds are used before a cluster is ready."""
 
 _LAST_ID_NEXT_STEP = (
-    "give the last id of the old server, which its sequence had when writers were stopped there: "
+    "give the last id of the old server, the last value of its sequence when writers were stopped there: "
     "`harvest subscriptions move --last-id N`"
 )
 
-# 32 bits of an xmin become 64 by the next transaction's; rows of the catalog for system columns are never changed.
-# A join of the rows with what a restore wrote compares each with each where statistics say that there are none.
+# The next transaction's id extends the 32 bits of an xmin to 64. Catalog rows of system columns are never changed.
+# Without statistics, a join with the restored rows would compare each row with each: hence the window.
 _ORIGINS = """
 WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax),
 made AS (
@@ -80,7 +80,7 @@ _STATES = "SELECT states, count(*) FROM harvest_ranks GROUP BY states"
 
 _AMONG = "SELECT id FROM harvest_ranks WHERE states = ANY (%(states)s) ORDER BY id"
 
-# Parked ids too: they are matched by transaction id.
+# Parked ids get them too: they match rows by transaction id.
 _STAMP = """
 WITH parked AS (
   UPDATE {parked_ids} AS s SET transaction_id = r.rank::text::xid8
@@ -96,7 +96,7 @@ WHERE o.id = k.id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Rows from another server: their count, the last id (None if there are none), and True if numbers go on."""
+    """Rows from another server: their count, their last id (None without rows), and True if transaction ids go on."""
 
     rows: int = 0
     last_id: int | None = None
@@ -105,12 +105,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MovedRows:
-    """The rows of one native outbox, which has its schema in its name."""
+    """The rows of a native outbox, which is named with its schema."""
 
     outbox: OutboxTable
 
     def check_quiet(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError while replication still writes here, or if the sequence is behind the rows."""
+        """Raise OutboxTableError while replication writes into the outbox, or if the sequence is behind the rows."""
         with translated():
             replicated = connection.execute(_REPLICATED, self._values()).fetchall()
             sequence, at, highest = self._fetch(connection, _SEQUENCE) or (None, None, None)
@@ -118,20 +118,20 @@ class MovedRows:
             raise OutboxTableError(
                 f"logical replication still writes to {self.outbox}",
                 evidence=f"the subscription {replicated[0][0]!r} of Postgres is enabled",
-                next_step="stop the writers of the old server, wait until all has come, then "
+                next_step="stop the writers of the old server, wait until all rows have arrived, then "
                 f"`ALTER SUBSCRIPTION {sql.Identifier(replicated[0][0]).as_string(None)} DISABLE` and run the command "
                 "again",
             )
         if sequence is not None and highest is not None and (at or 0) < highest:
             raise OutboxTableError(
-                f"the sequence of {self.outbox} is behind its rows: ids that were given would be given again",
+                f"the sequence of {self.outbox} is behind its rows: it would give out their ids again",
                 evidence=f"{sequence} is at {at}, the highest id is {highest}; replication does not set sequences",
                 next_step=f"SELECT setval('{sequence}', {highest})",
             )
 
     def origin(self, connection: psycopg.Connection[Any], last_id: int | None = None) -> Origin:
-        """Return the origin of the rows. `last_id`: the last one that came along, if the operator knows it. Raises
-        OutboxTableError if that cannot be known, or is contradicted by a row. Reads the whole table."""
+        """Return the origin of the rows. `last_id`: the last id of the old server, if the operator knows it. Raises
+        OutboxTableError if the rows do not show it, or a row contradicts it. Reads the whole table."""
         with translated():
             rows = connection.execute(self._filled(_ORIGINS), self._values()).fetchall()
         kinds = {kind: (count, low, high, physical) for kind, count, low, high, physical in rows}
@@ -141,9 +141,9 @@ class MovedRows:
         written, unknown = kinds.get("written"), kinds.get("unknown")
         if last_id is not None and not came[0] and written and written[1] <= last_id:
             raise OutboxTableError(
-                f"no row up to {last_id} says that it came from another server",
+                f"no row up to {last_id} shows that it came from another server",
                 evidence=f"the row {written[1]} was written here, or was restamped before its subscriptions were moved",
-                next_step="without --last-id all of them count as written here, and come again",
+                next_step="without --last-id all of them count as written here, and are delivered again",
             )
         if last_id is None:
             last_id = self._last_id(connection, came[2], written[1] if written else None, unknown)
@@ -167,9 +167,8 @@ class MovedRows:
     ) -> int | None:
         if last_came is not None and first_written is not None and first_written < last_came:
             raise OutboxTableError(
-                "which rows came from the other server cannot be known from themselves",
-                evidence=f"the row {first_written} says that it was written here, the row {last_came}, which is later, "
-                "came from there",
+                "the rows alone do not show which of them came from the other server",
+                evidence=f"the row {first_written} was written here, the later row {last_came} came from there",
                 next_step=_LAST_ID_NEXT_STEP,
             )
         if unknown is not None:
@@ -178,9 +177,9 @@ class MovedRows:
             between = self._fetch(connection, _UNKNOWN_ABOVE, **values)
             if between is not None and between[0]:
                 raise OutboxTableError(
-                    "which rows came from the other server cannot be known from themselves",
-                    evidence=f"{between[0]} rows from id {between[1]} on may have come from there, or may have been "
-                    "written here after a savepoint: both servers had transactions of these numbers",
+                    "the rows alone do not show which of them came from the other server",
+                    evidence=f"{between[0]} rows from id {between[1]} on came from there, or were written here after a "
+                    "savepoint: both servers had transactions of these numbers",
                     next_step=_LAST_ID_NEXT_STEP,
                 )
         return last_came
@@ -188,19 +187,19 @@ class MovedRows:
     def rank(
         self, connection: psycopg.Connection[Any], last_id: int, delivered: Sequence[sql.Composable]
     ) -> Mapping[str, int]:
-        """Find out which subscriptions have delivered each row up to an id: `delivered` has a condition for each.
-        Return the number of rows by answers, a 0 or 1 for each. In the caller's transaction."""
+        """Rank rows up to an id by the subscriptions that have delivered them. `delivered` has a condition for each
+        subscription. Return the number of rows by state: a 0 or 1 for each condition. In the caller's transaction."""
         states = sql.SQL(" || ").join(sql.SQL("CASE WHEN {} THEN '1' ELSE '0' END").format(each) for each in delivered)
         names = {"outbox": in_statement(self.outbox.identifier), "states": states}
         connection.execute(sql.SQL(_RANK).format(**names), {"last_id": last_id})
         return dict(connection.execute(_STATES).fetchall())
 
     def ids(self, connection: psycopg.Connection[Any], states: Sequence[str]) -> list[int]:
-        """Return the ids of rows that have one of these answers, ascending."""
+        """Return the ids of rows in any of the states, ascending."""
         return [each for (each,) in connection.execute(_AMONG, {"states": list(states)}).fetchall()]
 
     def stamp(self, connection: psycopg.Connection[Any], ranks: Mapping[str, int]) -> int:
-        """Give the rows the transaction ids that their answers rank them by, and return how many there were."""
+        """Give the rows the transaction ids of their states' ranks; return the number of rows."""
         values = {"states": list(ranks), "ranks": list(ranks.values())}
         tables = {"outbox": self.outbox.identifier, "parked_ids": self.outbox.parked_ids.identifier}
         names = {name: in_statement(table) for name, table in tables.items()}

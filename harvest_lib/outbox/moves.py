@@ -1,7 +1,7 @@
-"""Moves of an outbox from other servers to this one: the table `<outbox>_moves`, and the evidence in its own rows.
+"""Moves of an outbox from other servers to this server: the table `<outbox>_moves`, and the evidence in rows.
 
-A row that was written here was written by the transaction that it names, after its segment was made. One that came by a
-dump or by replication names a transaction of the server that it came from.
+A row of this server names the transaction that wrote it, which began after its segment was made. A row that came by a
+dump or replication names a transaction of its former server.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ VALUES (%(from_system)s, %(to_system)s, %(last_id)s, %(keeps_transactions)s)
 
 _READ = "SELECT moved_at, from_system, to_system, last_id, keeps_transactions FROM {moves} ORDER BY moved_at"
 
-# The rows of system columns in the catalog stay as they were written when the table was made.
+# Catalog rows of system columns are never changed after the table was made.
 _SEGMENTS = """
 SELECT c.oid::bigint, n.nspname, c.relname, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   - mod(mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, 4294967296) - a.xmin::text::numeric + 4294967296,
@@ -53,8 +53,7 @@ ORDER BY transaction_id DESC LIMIT 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One move. Rows up to `last_id` came along; `keeps_transactions` if the ids of transactions go on, as after
-    pg_upgrade."""
+    """A move. Rows up to `last_id` were moved. `keeps_transactions`: transaction ids go on, as after pg_upgrade."""
 
     moved_at: datetime
     from_system: str
@@ -65,17 +64,17 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The moves of one outbox."""
+    """The moves of an outbox."""
 
     outbox: OutboxTable
 
     @property
     def table(self) -> OutboxTable:
-        """The table that lists them."""
+        """The table that lists the moves."""
         return beside(self.outbox, "_moves")
 
     def read(self, connection: psycopg.Connection[Any]) -> list[Move]:
-        """Return them, the earliest first; none if there is no such table."""
+        """Return the moves, the earliest first; none if the table does not exist."""
         if not self.table.exists(connection):
             return []
         with translated(), connection.cursor(row_factory=class_row(Move)) as cursor:
@@ -88,8 +87,7 @@ class Moves:
         connection.execute(sql.SQL(_ADD).format(**names), move)
 
     def has_foreign_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if a row names a transaction that this server has not had, or not since the row's segment was
-        made."""
+        """Return True if a row names a transaction that this server did not have since the row's segment was made."""
         with translated():
             segments = connection.execute(_SEGMENTS, (str(self.outbox),)).fetchall()
             for _, schema, name, made_in in segments:

@@ -1,9 +1,9 @@
 """The native table: goharvest's with the transaction that wrote each record, cut by id into segments.
 
 Promises
-- Writers always find a segment: the last one, the tail, has no upper end, however long nobody looks after the table.
-- There is no default partition: beside one, no segment can be detached without stopping writers.
-- Creating changes nothing that is there.
+- Writers always find a segment: the last segment, the tail, has no upper end, even without any maintenance.
+- There is no default partition: it would keep segments from being detached without stopping writers.
+- Creating changes no existing table.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from harvest_lib.outbox.table import LONGEST_NAME_BYTES, OutboxTable
 ColumnType = Literal["varchar", "text", "bytea"]
 
 DEFAULT_SEGMENT_SIZE = 10_000_000
-"""Ids in a segment: two gigabytes or so of records of 200 bytes."""
+"""Ids in a segment: about 2 GB of records of 200 bytes."""
 
 DEFAULT_AHEAD = 4
-"""Segments that are made before their first id is given out."""
+"""Segments that are created before the sequence gives out their first id."""
 
 _SQL_TYPES: dict[ColumnType, str] = {"varchar": "VARCHAR(10000)", "text": "TEXT", "bytea": "BYTEA"}
 _TAIL = "tail"
@@ -35,21 +35,21 @@ _TAIL = "tail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeTable:
-    """The definition of a native table, and of the tables of subscriptions and of segments beside it."""
+    """The definition of a native table and its side tables."""
 
     outbox: OutboxTable
     value_type: ColumnType = "varchar"
     segment_size: int = DEFAULT_SEGMENT_SIZE
     ahead: int = DEFAULT_AHEAD
     has_checks: bool = False
-    """With the constraints of `checks`, which refuse records that Kafka rejects permanently."""
+    """Add the constraints of `checks`, which refuse records that Kafka rejects permanently."""
 
     def __post_init__(self) -> None:
         if self.segment_size < 1 or self.ahead < 1:
             raise ValueError(f"a segment holds at least 1 id, and 1 is ahead: {self.segment_size}, {self.ahead}")
 
     def create_statements(self) -> Sequence[sql.Composed]:
-        """Return the DDL of a fresh table, one statement each, to be run in this order."""
+        """Return the DDL of a new table: single statements, in the order to run them."""
         outbox = self.outbox
         return [
             sql.SQL(queries.CREATE).format(
@@ -63,7 +63,7 @@ class NativeTable:
         ]
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless there is one of its name, of whatever kind; return True if it was created."""
+        """Create the table unless a table of any kind has its name; return True if it was created."""
         if self.outbox.exists(connection):
             return False
         with translated(), connection.transaction():
@@ -76,8 +76,8 @@ class NativeTable:
 
 
 def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> bool:
-    """Create the tables beside a native one, in its schema, unless they are there; return True if one was created.
-    Raises OutboxTableError if one that is there has not the columns that it would get."""
+    """Create missing side tables of a native table, in its schema; return True if a table was created.
+    Raises OutboxTableError if an existing side table lacks a column of its definition."""
     placed = outbox.placed(connection)
     check_beside(connection, placed)
     if _has_all_beside(connection, placed):
@@ -85,7 +85,7 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
     check_former_names(connection, placed)
     with translated(), connection.transaction():
         lock_ddl(connection, str(outbox))
-        if _has_all_beside(connection, placed):  # else a privilege would be asked for that is not needed
+        if _has_all_beside(connection, placed):  # CREATE would require a privilege that is not needed then
             return False
         for statement in beside_statements(placed):
             connection.execute(statement)
@@ -93,14 +93,14 @@ def create_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> b
 
 
 def check_beside(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError if a table beside the outbox exists and lacks a column that its definition has."""
+    """Raise OutboxTableError if an existing side table lacks a column of its definition."""
     check_columns(connection, outbox.subscriptions, queries.SUBSCRIPTIONS)
     check_columns(connection, outbox.segments, queries.SEGMENTS)
     check_columns(connection, outbox.parked_ids, queries.PARKED_IDS)
 
 
 def check_former_names(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise OutboxTableError if a table beside the outbox that is missing exists under its former name."""
+    """Raise OutboxTableError if a missing side table exists under its former name."""
     check_name(connection, outbox.parked_ids, beside(outbox, "_set_aside"))
 
 
@@ -113,7 +113,7 @@ def _has_all_beside(connection: psycopg.Connection[Any], placed: OutboxTable) ->
 
 
 def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL of the tables beside a native one."""
+    """Return the DDL of a native table's side tables."""
     return [
         sql.SQL(queries.SUBSCRIPTIONS).format(subscriptions=outbox.subscriptions.identifier),
         sql.SQL(queries.SEGMENTS).format(segments=outbox.segments.identifier),
@@ -124,7 +124,7 @@ def beside_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 
 def index_statement(outbox: OutboxTable) -> sql.Composed:
-    """Return the DDL of the index by which committed records are found."""
+    """Return the DDL of the index that finds committed records."""
     name = shortened(outbox.parts[-1], "_transaction_id_idx")
     return sql.SQL(queries.INDEX).format(index=sql.Identifier(name), table=outbox.identifier)
 
@@ -132,7 +132,7 @@ def index_statement(outbox: OutboxTable) -> sql.Composed:
 def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int) -> list[sql.Composed]:
     """Return the DDL of `count` segments of `size` ids from id `first` on, and of the tail behind them.
 
-    A segment from 0 takes lower ids too, so that no id is without one.
+    A segment from 0 takes lower ids too, so every id has a segment.
     """
     lowers = [first + number * size for number in range(count)]
     statements = [segment_statement(outbox, lower, lower + size) for lower in lowers]
@@ -140,7 +140,7 @@ def segment_statements(outbox: OutboxTable, *, first: int, count: int, size: int
 
 
 def segment_statement(outbox: OutboxTable, lower: int, upper: int) -> sql.Composed:
-    """Return the DDL of one segment."""
+    """Return the DDL of a segment."""
     return _segment(outbox, segment_of(outbox, lower), lower, upper)
 
 
@@ -164,12 +164,12 @@ def _segment(outbox: OutboxTable, segment: OutboxTable, lower: int, upper: int |
 
 
 def beside(outbox: OutboxTable, suffix: str) -> OutboxTable:
-    """Name a table beside an outbox."""
+    """Return the side table of an outbox with this suffix."""
     return OutboxTable((*outbox.parts[:-1], shortened(outbox.parts[-1], suffix)))
 
 
 def shortened(name: str, suffix: str) -> str:
-    """Lengthen a name; one that leaves no room for that is cut and gets a hash instead of its end."""
+    """Append a suffix to a name; a hash replaces the end of a name that would be too long."""
     if len((name + suffix).encode()) <= LONGEST_NAME_BYTES:
         return name + suffix
     end = f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}{suffix}"

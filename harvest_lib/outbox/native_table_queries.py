@@ -1,4 +1,4 @@
-"""The definition of the native table and of the tables beside it, version 1. Names in braces take quoted ones."""
+"""The definition of the native table and its side tables, version 1. Braces stand for quoted names."""
 
 CREATE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -38,9 +38,9 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
   PRIMARY KEY (subscription, shard)
 )"""
 
-# Segments that the sequence has passed. `writers` are the virtual transactions that could still write into one when it
-# was passed, `open_then` the snapshot of that moment, or of that when it was closed, `files` what the sequence and the
-# segment were stored in.
+# Segments that the sequence has passed. `writers`: virtual transactions that could still write into the segment when
+# the sequence passed it. `open_then`: the snapshot of that moment, and after the closing the snapshot of the closing.
+# `files`: the files of the sequence and the segment.
 SEGMENTS = """\
 CREATE TABLE IF NOT EXISTS {segments} (
   segment   TEXT PRIMARY KEY,
@@ -52,8 +52,8 @@ CREATE TABLE IF NOT EXISTS {segments} (
   leaving   BOOLEAN NOT NULL DEFAULT false
 )"""
 
-# The records themselves stay in the outbox: other subscriptions may still read them. The transaction id tells a record
-# from another one with its id.
+# The records themselves stay in the outbox: other subscriptions may still read them. The transaction id distinguishes
+# a record from a later record of the same id.
 PARKED_IDS = """\
 CREATE TABLE IF NOT EXISTS {parked_ids} (
   subscription TEXT NOT NULL,

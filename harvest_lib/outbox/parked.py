@@ -1,17 +1,16 @@
 """Parked records, for operators: list them, put them back or drop them.
 
-A record that Kafka rejects permanently is *parked*: moved, whole, out of the outbox into the table `<outbox>_parked`.
-Under the policy `hold_key` later records of its key in its topic are *held*: moved there too, behind it. The harvester
+A record that Kafka rejects permanently is *parked*: moved whole from the outbox into the table `<outbox>_parked`.
+Under the policy `hold_key` later records of its topic and key are *held*: moved there too, behind it. The harvester
 moves records in; this module moves them out.
 
 Promises
-- Each change is one transaction that begins with the lock the harvester takes too: a record is in one of the two
-  tables, and a key is not released while more of it is being held.
-- A record that is put back has its own id and no mark, so that the mark takes it in its old place, from the head. In a
-  native table it has a new transaction_id, since sources that read by that have passed the old one.
-- A held record goes back as soon as no parked record of its topic and key is before it, in the transaction that makes
-  it so.
-- No key is put out of order: a record that is to be retried behind a parked one of its key is held behind that.
+- Each change is a transaction that begins with the harvester's lock: a record is in exactly one of the two tables, and
+  a key is not released while the harvester holds more records of it.
+- A record that is put back keeps its id and has no mark, so the next mark takes it at its old place. In a native table
+  it gets a new transaction_id: sources that read by transaction have passed the old id.
+- A held record goes back in the transaction that removes the last parked record before it in its topic and key.
+- Keys stay in order: a retried record behind a parked record of its key is held behind it.
 """
 
 import hashlib
@@ -39,17 +38,17 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedRecord:
-    """A record that a change is about: selected, or held and of the same key as one that is."""
+    """A record of a change: selected, or held with the key of a selected record."""
 
     id: int
     held: bool
     selected: bool
     behind: int | None
-    """The first record of its topic and key that stays parked, if that is before it."""
+    """The first record of its topic and key that stays parked, if it is before this record."""
 
 
 class ParkedTable(ABC):
-    """Operators' queries and commands for parked records, wherever these are."""
+    """Operators' queries and commands for parked records, in either of the two places."""
 
     __slots__ = ()
     _count: ClassVar[str]
@@ -62,7 +61,7 @@ class ParkedTable(ABC):
 
     @property
     def table(self) -> OutboxTable:
-        """The table that has or lists them. Raises OutboxTableError if the outbox's name leaves no room for its."""
+        """The table that has or lists them. Raises OutboxTableError if its name would be too long."""
         table: OutboxTable = getattr(self.outbox, self._name)
         return table
 
@@ -85,7 +84,7 @@ class ParkedTable(ABC):
     def counts(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection | None = None
     ) -> ParkedCounts | None:
-        """Count parked and held records; None if there is no such table, or none this user may read.
+        """Count parked and held records; None if the table does not exist or is not readable.
 
         Reads the whole table: for operators, not for the hot path.
         """
@@ -132,7 +131,7 @@ class ParkedTable(ABC):
 def planned_retry(
     touched: Sequence[TouchedRecord], *, keep_order: bool
 ) -> tuple[Sequence[TouchedRecord], Sequence[TouchedRecord], Retried]:
-    """Return the records that go back, the selected ones that wait behind a parked one, and the summary of both."""
+    """Return the records that go back, the selected records that wait behind a parked record, and the summary."""
     back = [each for each in touched if each.behind is None or (each.selected and not keep_order)]
     waiting = [each for each in touched if each.selected and each.behind is not None and keep_order]
     held = sum(each.held for each in back)
@@ -141,7 +140,7 @@ def planned_retry(
 
 
 def shown_ids(ids: Sequence[int]) -> str:
-    """Write ids, the first few of many."""
+    """Format ids, of many the first few."""
     more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
     return ", ".join(str(each) for each in ids[:_SHOWN_IDS]) + more
 
@@ -170,14 +169,14 @@ class ParkedRecords(ParkedTable):
         with translated(), connection.transaction():
             lock_ddl(connection, str(self.outbox))
             existed = self.table.exists(connection)
-            # The first schema of the search path, where it would be made, may be another than the outbox's.
+            # CREATE takes the first schema of the search path, which may not be the outbox's.
             outbox = self.outbox.placed(connection) if self.outbox.exists(connection) else self.outbox
-            if not existed:  # else a privilege would be asked for that is not needed
+            if not existed:  # CREATE would require a privilege that is not needed then
                 connection.execute(_create_statement(outbox.parked))
         return not existed
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError or DatabaseAccessDenied if nothing could be parked, retried or dropped."""
+        """Raise OutboxTableError or DatabaseAccessDenied if records cannot be parked, retried and dropped."""
         if not self.table.exists(connection):
             raise OutboxTableError(
                 f"there is no table {self.table} for parked records in this database",
@@ -199,11 +198,11 @@ class ParkedRecords(ParkedTable):
     def retry(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
     ) -> Retried:
-        """Put records back into the outbox, and those held behind them; one transaction.
+        """Put records back into the outbox, and the records held behind them, in a single transaction.
 
-        A selected record stays, held, while an earlier one of its key stays parked: it goes back with that one. With
+        A selected record is held while an earlier record of its key stays parked, and goes back together with it. With
         `keep_order` false, which suits the policy `skip`, it goes back at once. Needs INSERT on the outbox. Raises
-        ParkedRecordMissing, having changed nothing, if an id is not there.
+        ParkedRecordMissing, having changed nothing, if a selected id is not parked.
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=False)
@@ -213,10 +212,11 @@ class ParkedRecords(ParkedTable):
         return retried
 
     def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
-        """Delete parked records permanently, and put back those held behind them; one transaction.
+        """Delete parked records permanently, and put back the records held behind them, in a single transaction.
 
-        By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Needs INSERT on
-        the outbox if something was held. Raises ParkedRecordMissing, having changed nothing, if an id is not there.
+        A selection by topic or key, or of all, drops parked records only; a held record is dropped only by its id.
+        Needs INSERT on the outbox if records were held. Raises ParkedRecordMissing, having changed nothing, if a
+        selected id is not parked.
         """
         with self._changing(connection):
             touched = self._touched(connection, selection, parked_only=selection.ids is None)
@@ -228,7 +228,7 @@ class ParkedRecords(ParkedTable):
 
     @contextmanager
     def _changing(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        """One transaction, in which nobody else moves records in or out."""
+        """Open a transaction and lock the table, so that no other session moves records in or out."""
         try:
             with translated(), connection.transaction():
                 connection.execute(self._statement(connection, queries.LOCK), {})
@@ -246,7 +246,7 @@ class ParkedRecords(ParkedTable):
             return
         values = {"ids": [each.id for each in records], "outbox": str(self.outbox)}
         try:
-            # Rows that were parked before the outbox got another column leave that to its default.
+            # Rows that were parked before a column was added get the column's default.
             for columns, types, ids in connection.execute(
                 self._statement(connection, queries.SHAPES), values
             ).fetchall():
@@ -261,7 +261,7 @@ class ParkedRecords(ParkedTable):
             raise DatabaseError(
                 "a record cannot be put back: its id is taken in the outbox",
                 evidence=f"{self.outbox}, constraint {error.diag.constraint_name}",
-                next_step="compare both rows: were ids given out again after a restore? Drop the parked one if it is "
+                next_step="compare both rows: were ids given out again after a restore? Drop the parked row if it is "
                 "the same record",
             ) from error
 
@@ -270,14 +270,14 @@ class ParkedRecords(ParkedTable):
             values = {"ids": [each.id for each in records], "behind": [each.behind for each in records]}
             connection.execute(self._statement(connection, queries.HOLD), values)
 
-    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:  # noqa: ARG002 - the same for everybody
+    def _statement(self, connection: psycopg.Connection[Any], query: str) -> sql.Composed:  # noqa: ARG002 - needs no query
         return sql.SQL(query).format(parked=in_statement(self.table.identifier))
 
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
         return ParkedRecordMissing(
             f"{'this record is' if len(ids) == 1 else 'these records are'} not parked: {shown_ids(ids)}",
-            evidence=f"looked for in {self.table}",
-            next_step="see with `harvest park list` what is; nothing was changed",
+            evidence=f"{self.table} does not have {'it' if len(ids) == 1 else 'them'}",
+            next_step="list the parked records with `harvest park list`; nothing was changed",
         )
 
 
@@ -286,7 +286,7 @@ def _create_statement(table: OutboxTable) -> sql.Composed:
 
 
 def _index_name(table: str) -> str:
-    """Name the index for a table whose own name may leave no room for a longer one."""
+    """Return the index's name: the table's with a suffix, or a hash if that would be too long."""
     name = f"{table}_key"
     if len(name.encode()) <= LONGEST_NAME_BYTES:
         return name

@@ -1,11 +1,11 @@
-"""Parked records of a subscription that reads in batches, for operators: to be listed, retried or dropped.
+"""Parked records of a subscription that reads in batches, for operators: list, retry or drop them.
 
-The records are in the outbox; here are their ids. The leader acts on changes here within about a second, or the next
-one when it leads: nothing is moved by these commands themselves.
+The records stay in the outbox; this table lists their ids. These commands move nothing themselves: the leader acts on
+a change within about a second, or the next leader when it begins.
 
 Promises
-- Each change is one statement or one transaction: harvesters go on beside it.
-- No key is put out of order: a record that is retried behind a parked one of its key waits for that one.
+- Each change is a single statement or transaction; harvesters keep working meanwhile.
+- Keys stay in order: a retried record waits while an earlier record of its key is parked.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from harvest_lib.outbox.table import OutboxTable
 
 @dataclass(frozen=True)
 class ParkedIdTable(ParkedTable):
-    """The records that one subscription of an outbox has parked. `id_column` is where the outbox has its ids, and
-    `transaction_id_column` the transactions that wrote its rows."""
+    """The records that a subscription has parked. `id_column` names the outbox's column of ids, and
+    `transaction_id_column` the column of the transactions that wrote its rows."""
 
     outbox: OutboxTable
     subscription: str = "default"
@@ -45,11 +45,11 @@ class ParkedIdTable(ParkedTable):
     def retry(
         self, connection: psycopg.Connection[Any], selection: ParkedSelection, *, keep_order: bool = True
     ) -> Retried:
-        """Ask for records to be sent again, and those held behind them with them.
+        """Request that records are sent again, together with the records held behind them.
 
-        A selected record waits while an earlier one of its key stays parked, unless `keep_order` is false, which suits
-        the policy `skip`. Those whose rows are gone are left out. Raises ParkedRecordMissing, having changed nothing,
-        if an id is not there, or its row is gone.
+        A selected record waits while an earlier record of its key stays parked, unless `keep_order` is false, which
+        suits the policy `skip`. Records without a row are left out. Raises ParkedRecordMissing, having changed nothing,
+        if a selected id is not parked, or its row is gone.
         """
         with translated(), connection.transaction():
             if selection.ids is not None and (gone := self._gone(connection, selection)):
@@ -60,11 +60,11 @@ class ParkedIdTable(ParkedTable):
         return planned_retry(touched, keep_order=keep_order)[2]
 
     def drop(self, connection: psycopg.Connection[Any], selection: ParkedSelection) -> Dropped:
-        """Have parked records never sent to this subscription, and those held behind them sent.
+        """Drop parked records, so they are never sent to this subscription, and release the records held behind them.
 
-        By topic, by key or all, only parked ones are dropped; a held one is dropped only by its id. Raises
-        ParkedRecordMissing, having changed nothing, if an id is not there. Those whose rows are gone are dropped too:
-        nothing is held behind them.
+        A selection by topic or key, or of all, drops parked records only; a held record is dropped only by its id.
+        Records without a row are dropped too: no record is held behind them. Raises ParkedRecordMissing, having changed
+        nothing, if a selected id is not parked.
         """
         with translated(), connection.transaction():
             without_row = self._gone(connection, selection)
@@ -88,7 +88,7 @@ class ParkedIdTable(ParkedTable):
         return {"subscription": self.subscription, **super()._values(selection)}
 
     def _sees_rows(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if this user may see all rows of the outbox; otherwise a row that is not seen is not gone."""
+        """Return True if this user may read all rows of the outbox; otherwise a row may be hidden rather than gone."""
         name = self.outbox.identifier
         readable = connection.execute(queries.READABLE, (name.as_string(connection),)).fetchone()
         try:
@@ -110,14 +110,14 @@ class ParkedIdTable(ParkedTable):
 
     def _rows_missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
         return ParkedRecordMissing(
-            f"what was parked is no longer in the outbox: {shown_ids(ids)}",
-            evidence=f"looked for in {self.outbox} by id and transaction id: it was deleted, or the table truncated",
+            f"parked records are no longer in the outbox: {shown_ids(ids)}",
+            evidence=f"{self.outbox} has no row of this id and transaction id: it was deleted, or the table truncated",
             next_step="take it off the list with `harvest park drop`; nothing was changed",
         )
 
     def _missing(self, ids: Sequence[int]) -> ParkedRecordMissing:
         return ParkedRecordMissing(
             f"the subscription {self.subscription!r} has not parked: {shown_ids(ids)}",
-            evidence=f"looked for in {self.table}",
-            next_step="see with `harvest park list` what it has; nothing was changed",
+            evidence=f"{self.table} does not list them",
+            next_step="list the parked records with `harvest park list`; nothing was changed",
         )

@@ -1,4 +1,4 @@
-"""The statements of `parked`. Those with {parked} in them take it quoted, with each % doubled."""
+"""The statements of `parked`. {parked} stands for a quoted name with each % doubled."""
 
 from harvest_lib.outbox.parked_row import SHOWN
 
@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   record      JSONB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS {index} ON {table} USING hash (kafka_key)"""
-# A hash, since a B-tree refuses keys of more than 2,700 bytes, and with them the record.
+# A hash index: a B-tree refuses keys of more than 2,700 bytes, and so their records.
 
 READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)"
 
@@ -43,7 +43,7 @@ LIST = f"SELECT {_FIELDS} FROM {{parked}} WHERE {_SELECTED} ORDER BY id LIMIT %(
 
 SHOW = f"SELECT {_FIELDS}, {SHOWN} AS row FROM {{parked}} WHERE id = %(id)s"  # noqa: S608 - as above
 
-# Joins alone: what a list may be compared with by other means, IN or NOT IN, is compared one by one once it is long.
+# Joins only: Postgres compares a long list of IN or NOT IN element by element.
 TOUCHED = f"""
 WITH selected AS (
   SELECT id, kafka_topic, kafka_key FROM {{parked}} WHERE {_SELECTED} AND NOT (held AND %(parked_only)s)
@@ -68,7 +68,7 @@ ORDER BY p.id
 """  # noqa: S608 - as above
 
 BY_HASH = "SET LOCAL enable_nestloop = off"
-"""For lists of many keys: without statistics, as after they were parked, each would be compared with each."""
+"""For lists of many keys: without statistics, as right after the parking, each key would be compared with each."""
 
 DELETE = "DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[])"
 
@@ -80,7 +80,7 @@ WITH moved AS (
 INSERT INTO {parked} (id, kafka_topic, kafka_key, reason, held, parked_at, record)
 SELECT id, kafka_topic, kafka_key, 'held behind ' || behind, true, parked_at, record FROM moved
 """
-# Not an UPDATE, for which another privilege would be needed.
+# Not an UPDATE, which needs another privilege.
 
 SHAPES = """
 SELECT columns, types, array_agg(id) FROM (
@@ -94,10 +94,9 @@ SELECT columns, types, array_agg(id) FROM (
   ) AS kept (columns, types) WHERE p.id = ANY(%(ids)s::bigint[])
 ) AS parked GROUP BY columns, types
 """
-"""Columns to put back, with their types where records have their text, and the records that have just these."""
+"""Ids of records by the columns to put back, with the types of the columns that records keep as text."""
 
-# A record that is put back is written by the transaction that does so: readers by transaction have passed the one that
-# wrote it first.
+# A record that is put back gets the present transaction: readers by transaction have passed its first transaction.
 
 PUT_BACK = """
 WITH moved AS (DELETE FROM {parked} WHERE id = ANY(%(ids)s::bigint[]) RETURNING record)
@@ -105,7 +104,7 @@ INSERT INTO {outbox} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {fields} FROM moved, jsonb_populate_record(NULL::{outbox}, moved.record || '{{"leader_id": null}}') AS back
 """
 
-# The records that a subscription has parked by id, by the same queries.
+# The same queries for the parked ids of a subscription.
 
 _LISTED = """
 WITH parked AS (
@@ -115,8 +114,8 @@ WITH parked AS (
 )
 """
 
-# An entry is of the row with its id and transaction. IS TRUE makes Postgres look up each entry: EXISTS alone becomes a
-# join, which without statistics, as after many were parked, compares each with each.
+# An entry belongs to the row with its id and transaction. IS TRUE makes Postgres look up each entry. EXISTS alone
+# becomes a join, which without statistics, as right after many were parked, compares each entry with each row.
 MATCHES = "(EXISTS (SELECT FROM {outbox} AS o WHERE o.{id} = s.id AND o.{transaction_id} = s.transaction_id) IS TRUE)"
 
 COUNT_LISTED = _LISTED.format(held="held", gone="false", which="true") + COUNT
@@ -134,7 +133,7 @@ SELECT {_FIELDS}, gone,
 FROM {{parked}} WHERE id = %(id)s
 """  # noqa: S608 - as above
 
-# For a further retry, a record that is to be retried already blocks nothing.
+# For a further retry, a record that already waits for its retry blocks no other record.
 TOUCHED_LISTED = f"""
 {_LISTED.format(held="held OR (retry AND NOT %(retried_stays)s)", gone="false", which="{matches}")}
 SELECT * FROM ({TOUCHED}) AS touched ORDER BY id

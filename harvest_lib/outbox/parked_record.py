@@ -11,7 +11,7 @@ HeldKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRecord:
-    """One parked record, without its payload. `held` tells that it only waits behind a parked one."""
+    """A parked record without its payload. `held`: it only waits behind a parked record."""
 
     id: int
     topic: str
@@ -21,19 +21,19 @@ class ParkedRecord:
     parked_at: datetime
     age_seconds: float
     gone: bool = False
-    """The row is no longer in the outbox: it was deleted, and another one may have its id. Nothing waits for it."""
+    """The row is no longer in the outbox: it was deleted, and another row may have its id. No record waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow(ParkedRecord):
-    """The same with the whole row of the outbox, by column, as JSON has it: payload included."""
+    """A parked record with the whole row of the outbox, by column, as JSON: payload included."""
 
     row: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedSelection:
-    """A selection of records: those that meet every criterion given; all if none is. All ids must be there."""
+    """A selection of records that meet every given criterion; without criteria, of all. All `ids` must be parked."""
 
     ids: Sequence[int] | None = None
     topic: str | None = None
@@ -42,7 +42,7 @@ class ParkedSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedCounts:
-    """Records that are parked, and records held behind them."""
+    """Numbers of parked records and of records held behind them."""
 
     parked: int
     held: int
@@ -50,14 +50,14 @@ class ParkedCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """The result of a retry. `behind` are some of the parked ids that the waiting ones stand behind."""
+    """The result of a retry. `behind`: up to five ids of parked records that `waiting` records wait for."""
 
     parked: int
     """Parked records put back into the outbox."""
     held: int
     """Held records put back with them."""
     waiting: int
-    """Selected, and held where they are: an earlier record of their key is still parked."""
+    """Selected records that are held: an earlier record of their key is still parked."""
     behind: tuple[int, ...] = ()
 
 
@@ -68,4 +68,4 @@ class Dropped:
     dropped: int
     """Records deleted permanently."""
     released: int
-    """Held records put back into the outbox, since nothing parked is before them any longer."""
+    """Held records put back into the outbox: no parked record is before them any longer."""

@@ -1,7 +1,7 @@
-"""A row of the outbox as the table of parked records has it, and back, each column as it was written.
+"""Conversion of an outbox row to a parked record and back, each column unchanged.
 
-Most columns are values of JSON, for those who look at a record. Of a type that jsonb changes or does not take, such as
-json with a key twice or with \\u0000, the text is kept, by the column's name under the empty name, which no column has.
+Most columns are values of JSON, readable for an operator. For a type that jsonb changes or refuses, such as json with a
+key twice or with \\u0000, the record has the column's text by its name, under the empty name, which no column has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,16 +28,16 @@ _SOME_BY_TEXT = """
 """
 
 SHOWN = "(record - '') || coalesce(record -> '', jsonb_build_object())"
-"""`record`, for those who look at it."""
+"""`record` as an operator reads it."""
 
 
 def columns_statement(table: sql.Identifier) -> sql.Composed:
-    """Return the statement that finds each column's name, and whether JSON keeps it as it is."""
+    """Return the statement that finds each column's name, and whether JSON keeps its value unchanged."""
     return sql.SQL(_COLUMNS).format(table=sql.Literal(table.as_string(None)))
 
 
 def record_of(columns: Sequence[tuple[str, bool]]) -> sql.Composable:
-    """Return the expression of the record for the row `o` with such columns, in a statement with values."""
+    """Return the expression of the record for the row `o` with the columns, in a statement with parameters."""
     texts = [name for name, is_kept in columns if not is_kept]
     if not texts:
         return sql.SQL(ALL_BY_JSON)
@@ -49,7 +49,7 @@ def record_of(columns: Sequence[tuple[str, bool]]) -> sql.Composable:
 
 
 def field_of(name: str, kind: str | None) -> sql.Composable:
-    """Return the expression of a column that is put back, `kind` its type if the record has its text."""
+    """Return the expression of a column to put back. `kind` is its type if the record has its text."""
     if kind is None:
         return in_statement(sql.Identifier("back", name))
     made = sql.SQL(kind.replace("%", "%%"))

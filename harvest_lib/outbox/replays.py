@@ -1,8 +1,8 @@
 """Replays: subscriptions that begin with records delivered before them, in the table `<outbox>_replays`.
 
-A subscription that has a row here is *filled*: everything that its snapshot saw goes to other topics. Until that is
-said to be done, nobody harvests it. Then its harvester goes on from the snapshot, into the same topics: both read the
-names of topics here, so they cannot disagree.
+A subscription that has a row here is *filled*: all records that its snapshot saw go to other topics. It is not
+harvested until the filling is noted as done. Then its harvester continues from the snapshot, into the same topics: both
+read the names of topics here, so they cannot disagree.
 """
 
 from collections.abc import Mapping
@@ -50,8 +50,9 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A replay that fills a subscription: the topics that records go to, by those that they name; the number of parts
-    that keys are divided into; the sender's id; the snapshot that it begins at, with its server, once that is known."""
+    """A replay that fills a subscription. `topics`: target topics, by the topics in the records. `parts`: the number of
+    parts that keys are divided into. `sender`: the sender's id. `snapshot`: where the harvester continues, with its
+    server, once it is known."""
 
     subscription: str
     topics: Mapping[str, str]
@@ -73,7 +74,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """Those of one outbox. All calls raise DatabaseError."""
+    """The replays of an outbox. All calls raise DatabaseError."""
 
     outbox: OutboxTable
 
@@ -87,7 +88,7 @@ class Replays:
                 connection.execute(grant.format(self.outbox.replays.identifier, sql.Identifier(reader)))
 
     def get(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
-        """Return how a subscription is or was filled, None if it never was."""
+        """Return the replay that fills or filled a subscription, or None."""
         if not self.outbox.replays.exists(connection):
             return None
         cursor = self._execute(connection, _GET, subscription)
@@ -98,34 +99,35 @@ class Replays:
     def begin(
         self, connection: psycopg.Connection[Any], subscription: str, topics: Mapping[str, str], parts: int
     ) -> None:
-        """Note that a subscription is to be filled, unless it is noted: from now on nobody harvests it."""
+        """Note that a subscription is to be filled, unless it is noted: from now on it is not harvested."""
         self._execute(connection, _INSERT, subscription, Jsonb(dict(topics)), parts)
 
     def anchor(self, connection: psycopg.Connection[Any], subscription: str, snapshot: str) -> None:
-        """Note the snapshot that it is filled up to, unless one is noted."""
+        """Note the snapshot that the subscription is filled up to, unless a snapshot is noted."""
         self._execute(connection, _ANCHOR, snapshot, subscription)
 
     def filled(self, connection: psycopg.Connection[Any], replay: Replay) -> None:
-        """Note that all of it is in its topics, so that it may be harvested; CheckpointError if it was given up."""
+        """Note that the topics are filled, so the subscription may be harvested; CheckpointError if it was given up."""
         if not self._execute(connection, _FILLED, replay.subscription, replay.sender).rowcount:
             raise CheckpointError(
                 f"the replay {replay.subscription!r} was given up while it went on",
-                evidence=f"{self.outbox.replays} has none of the sender {replay.sender}",
-                next_step="empty its topics, and begin again; `harvest subscriptions remove` was run meanwhile",
+                evidence=f"{self.outbox.replays} has no replay of the sender {replay.sender}: `harvest subscriptions "
+                "remove` was run meanwhile",
+                next_step="empty its topics, and begin again",
             )
 
     def forget(self, connection: psycopg.Connection[Any], subscription: str) -> None:
-        """Forget how a subscription was filled, if it was."""
+        """Forget the replay of a subscription, if any."""
         if self.outbox.replays.exists(connection):
             self._execute(connection, _FORGET, subscription)
 
     def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
-        """Return how a subscription was filled, None if it never was. Raises CheckpointError while it is."""
+        """Return the replay that filled a subscription, or None. Raises CheckpointError while it goes on."""
         replay = self.get(connection, subscription)
         if replay is not None and replay.filled_at is None:
             raise CheckpointError(
-                f"the subscription {subscription!r} is being filled with what was delivered before",
-                evidence=f"{self.outbox.replays} says so since {replay.begun_at:%Y-%m-%d %H:%M:%S%z}",
+                f"the subscription {subscription!r} is being filled with records delivered before",
+                evidence=f"{self.outbox.replays} lists it since {replay.begun_at:%Y-%m-%d %H:%M:%S%z}",
                 next_step=f"let `python -m harvest_lib.spark.replay --subscription {subscription}` end; or give it up: "
                 f"`harvest subscriptions remove {subscription}`",
             )

@@ -1,12 +1,12 @@
-"""Rows that came from another server, by a restore or by replication, get a transaction of this one.
+"""Restamping: rows that came from another server, by a restore or replication, get a transaction of this server.
 
-A transaction_id is a number of the server that gave it. One that this server has not reached yet looks like a
-transaction that is still to come: such records are never delivered, or much later, in between others.
+A transaction_id is a number of the server that gave it. An id that this server has not reached yet looks like a future
+transaction: such records are never delivered, or much later, in between others.
 
-The rows to restamp are noted first, all at once, in `<outbox>_restamp`: the server's numbers rise meanwhile. Then
-batches ascending by id each get the transaction of their batch, so that the records are read in the order of their ids,
-which is how they were read on the server that they came from, as far as nothing else is known of it; records written
-meanwhile come in between. A run that was killed is continued by the next.
+The rows to restamp are noted first, all at once, in `<outbox>_restamp`: the server's transaction ids rise meanwhile.
+Then batches ascending by id get the transaction of their batch. So records are read in the order of their ids, the best
+estimate of their order on the former server; records written meanwhile come in between. The next run continues a run
+that was killed.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from harvest_lib.outbox.table import OutboxTable
 BATCH_RECORDS = 10_000
 
 _LIVE_SECONDS = 60.0
-"""A subscription whose row was written within this time is at work."""
+"""A subscription is at work if its row was written within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restamping:
-    """The restamping of one native table by `harvest migrate --restamp`."""
+    """The restamping of a native table by `harvest migrate --restamp`."""
 
     outbox: OutboxTable
     batch_records: int = BATCH_RECORDS
 
     def is_needed(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if there are rows that this server cannot have written, or an unfinished restamping."""
+        """Return True if the table has rows that this server cannot have written, or an unfinished restamping."""
         outbox = self.outbox.placed(connection)
         statement = sql.SQL(queries.FOREIGN).format(outbox=outbox.identifier)
         with translated():
@@ -48,17 +48,16 @@ class Restamping:
         if self.is_needed(connection):
             raise OutboxTableError(
                 f"there are records in {self.outbox} that this server cannot have written",
-                evidence="their transaction_id is not below that of the next transaction, or they are being restamped: "
-                "the table was restored or replicated from another server",
-                next_step="stop its subscriptions and run `harvest subscriptions move`, by which they go on; if there "
+                evidence="their transaction_id is not below the next transaction's, or they are being restamped: the "
+                "table was restored or replicated from another server",
+                next_step="stop its subscriptions and run `harvest subscriptions move`: they then continue; if there "
                 "are none, or they shall begin again: `harvest migrate --restamp`",
             )
 
     def run(self, connection: psycopg.Connection[Any], *, force: bool = False) -> int:
-        """Restamp, and return how many records were. Raises OutboxTableError while a subscription is at work.
+        """Restamp, and return the number of records. Raises OutboxTableError while a subscription is at work.
 
-        `force` goes on all the same: rows that the subscription has delivered it may deliver again, or
-        never.
+        `force` continues nevertheless: the subscription may then deliver rows again, or never.
         """
         outbox = self.outbox.placed(connection)
         self.outbox.check_native(connection)

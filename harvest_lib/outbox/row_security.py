@@ -1,10 +1,10 @@
-"""Row-level security: checks that it hides no rows of a table from us, and guards that make a query fail if it does.
+"""Row-level security: checks that it hides no rows of a table from this role, and guards that make a query fail if so.
 
-A row that a policy hides looks like one that is not there. A reader that remembers its position skips such rows
-permanently. So no reader begins that does not see all rows, and a connection gets an error from Postgres when that
-changes: `row_security = off` turns a query that a policy would filter into an error. Where policies are in force and
-let everything through, that setting would refuse those too: there each statement looks at the policies itself. By then
-it holds its lock on the table, which a change of a policy needs: it sees exactly the policies that filter its rows.
+A row that a policy hides looks like a missing row. A reader that remembers its position skips such rows permanently. So
+a reader begins only if it sees all rows, and gets an error from Postgres when that changes: `row_security = off` turns
+a query that a policy would filter into an error. The setting would also refuse policies that show all rows: in this
+case each statement checks the policies itself. By then it holds its lock on the table, which a change of a policy
+needs: it sees exactly the policies that filter its rows.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ p.polrelid = c.oid AND p.polcmd IN ('*', of.command) AND EXISTS (
 )
 """
 
-# Permissive policies add rows, so one that is always true shows all; restrictive ones take rows away.
+# Permissive policies add rows, so a policy that is always true shows all; restrictive policies take rows away.
 _HIDING = f"""
 row_security_active(c.oid) AND (
   NOT EXISTS (
@@ -49,8 +49,8 @@ WHERE row_security_active(c.oid) AND (
 GROUP BY c.oid ORDER BY 1
 """  # noqa: S608 - as above
 
-# A text that is no number is an error that quotes it. As an OFFSET it is evaluated even where the plan is to read
-# nothing at all, because no policy lets a row through.
+# The cast of a text that is no number is an error that quotes the text. An OFFSET is evaluated even where the plan
+# reads nothing, because no policy shows a row.
 _GUARD = f"""
 OFFSET coalesce((
   SELECT string_agg({{words}} || ' in ' || c.oid::regclass, '; ')
@@ -67,8 +67,8 @@ def check_all_rows(
     *,
     segments: bool = False,
 ) -> bool:
-    """Raise DatabaseAccessDenied if row-level security hides rows of a table from us, or could; return True if it is in
-    force for us at all. Tables that are not there are passed over. `segments`: look at partitions too."""
+    """Raise DatabaseAccessDenied if row-level security hides rows of a table from this role, or could; return True if
+    it is in force for this role. Missing tables are passed over. `segments`: check partitions too."""
     values = {
         "tables": [each.as_string(None) for each in tables],
         "commands": [_SPELLED[each] for each in commands],
@@ -85,9 +85,9 @@ def check_all_rows(
 def require_all_rows(
     connection: psycopg.Connection[Any], tables: Sequence[sql.Identifier], commands: Sequence[Command] = ("SELECT",)
 ) -> sql.Composable | None:
-    """Do as `check_all_rows`, and see to it that from now on a query on this connection fails rather than miss rows.
+    """Do as `check_all_rows`, and make later queries on this connection fail rather than miss rows.
 
-    Returns the guard that statements need from then on (`guarded`), None if they need none.
+    Returns the guard that later statements need (`guarded`), None if they need none.
     """
     if not check_all_rows(connection, tables, commands):
         with translated():
@@ -97,7 +97,7 @@ def require_all_rows(
 
 
 def all_rows_guard(tables: Sequence[sql.Identifier], commands: Sequence[Command] = ("SELECT",)) -> sql.Composed:
-    """Return the guard of a statement that is to fail unless we see all rows of the tables."""
+    """Return the guard that makes a statement fail unless this role sees all rows of the tables."""
     names = [in_statement(sql.Literal(each.as_string(None))) for each in tables]
     return sql.SQL(_GUARD).format(
         words=sql.Literal(HIDDEN_ROWS),
@@ -107,7 +107,7 @@ def all_rows_guard(tables: Sequence[sql.Identifier], commands: Sequence[Command]
 
 
 def guarded(statement: sql.Composed, guard: sql.Composable | None) -> sql.Composed:
-    """Return a query, or a change that returns rows, under a guard. In it each % is doubled."""
+    """Return a query, or a change that returns rows, under a guard, which has each % doubled."""
     if guard is None:
         return statement
     return sql.SQL("WITH guarded AS ({}) SELECT * FROM guarded {}").format(statement, guard)

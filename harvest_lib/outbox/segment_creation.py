@@ -1,16 +1,16 @@
-"""Segments are created before they are needed: the tail, which has no end, is split before the sequence gets there.
+"""Creation of segments ahead of their use: the tail, which has no end, is split before the sequence reaches it.
 
-1. A tail that was never written into is dropped, and segments and a new tail are made in its place, in one transaction.
-2. One that was gets an end: a CHECK that it has no ids from there on, added without looking (`NOT VALID`), then
-   validated, while everybody writes on; it becomes the last segment before a new tail in one transaction, in which
-   nothing is read. The end is so far away that nobody gets there before; afterwards the sequence jumps there.
+1. An empty tail is dropped, and segments and a new tail are created in its place, in a single transaction.
+2. A tail with records gets an end: a CHECK that no id reaches it, added `NOT VALID`, then validated while writers
+   continue. A transaction that reads no record makes it the last segment before a new tail. The end is so far away that
+   no id reaches it before; afterwards the sequence jumps there.
 
-A sequence that went back below all segments that are there (TRUNCATE … RESTART IDENTITY, once the first were dropped)
-finds none: those that are missing are made first.
+A sequence that went back below all existing segments (TRUNCATE … RESTART IDENTITY, after the first were dropped) has no
+segment: missing segments are created first.
 
 Promises
-- There is a segment for every id at every moment, also if this is killed between any two steps; the next run goes on.
-- The outbox is locked for others while catalog rows are written, and for no longer; see `short_locks`.
+- Every id has a segment at every moment, also if the process is killed between two steps; the next run continues.
+- The outbox is locked only while catalog rows are written; see `short_locks`.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,37 +32,37 @@ from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, Result, exclusively
 from harvest_lib.outbox.table import OutboxTable
 
 FAR_IDS = 100_000_000_000
-"""Ids between the sequence and the end of a tail that is being cut: at 100,000 records/s, eleven days' worth. They are
-skipped afterwards; there is room for ninety million such cuts."""
+"""Ids between the sequence and the end of a tail that is being split: eleven days at 100,000 records/s. They are
+skipped afterwards; bigint has room for ninety million splits."""
 
 Checkpoint = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The result: the number of segments made, and True if the tail had records and became one of them."""
+    """The result: the number of segments made, and True if a tail with records became a segment."""
 
     made: int
     cut_tail: bool = False
     jumped: bool = False
-    """True if the sequence skipped the rest of a segment that was a tail, or a table before it was migrated."""
+    """True if the sequence skipped the rest of a segment that was the tail, or the table before its migration."""
 
 
 def planned_end(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int | None, bool]:
-    """Return where a table ends that becomes a segment, None without a CHECK that says so, and whether that is
-    validated."""
+    """Return the planned end of a table that becomes a segment, by its CHECK (None without a CHECK), and whether the
+    CHECK is validated."""
     with translated():
         row = connection.execute(queries.CUT_END, {"segment": str(table), "name": queries.CUT}).fetchone()
     return (row[0], row[1]) if row is not None else (None, False)
 
 
 def far_end(next_id: int, size: int) -> int:
-    """Return an end that no id reaches meanwhile."""
+    """Return an end that no id reaches before the tail is split."""
     return (next_id + FAR_IDS) // size * size
 
 
 def is_near(end: int, next_id: int) -> bool:
-    """Return True if an end was planned so long ago that ids could reach it."""
+    """Return True if ids could reach a planned end, because it was planned long ago."""
     return end - next_id < FAR_IDS // 10
 
 
@@ -75,10 +75,10 @@ def ensure_segments(
     patience_seconds: float = PATIENCE_SECONDS,
     after: Checkpoint = lambda _step: None,
 ) -> Ensured:
-    """See to it that `ahead` segments with an end, the present one included, are there before the tail.
+    """Ensure that `ahead` segments with an end, the present segment included, exist before the tail.
 
-    `size` is that of new segments, by default that of the last one. `after` is called with each step that was taken,
-    for tests. Needs the owner's rights and autocommit. Raises DatabaseError if the lock cannot be had.
+    `size` is the size of new segments, by default the size of the last segment. `after` is called with the name of each
+    step taken, for tests. Needs the owner's rights and autocommit. Raises DatabaseError if the lock cannot be taken.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -101,7 +101,7 @@ class _SegmentCreation:
         jumped = self._leave_wide_segment(segments, [*bounded, tail], next_id)
         if tail.upper is not None:
             raise OutboxTableError(
-                f"the last segment of {self.outbox} has an end, so that writers may find none",
+                f"the last segment of {self.outbox} has an end: writers of later ids would be refused",
                 evidence=f"{tail.name} ends at {tail.upper}",
                 next_step=f"CREATE TABLE {tail_of(self.outbox)} PARTITION OF {self.outbox} FOR VALUES FROM "
                 f"({tail.upper}) TO (MAXVALUE)",
@@ -110,7 +110,7 @@ class _SegmentCreation:
         filled = self._fill([*bounded, tail], next_id, self.given_size or _size(bounded)) if bounded else 0
         if filled:
             *bounded, tail = segments.read(self.connection)
-        if planned_end(self.connection, tail.table)[0] is None:  # else one was begun
+        if planned_end(self.connection, tail.table)[0] is None:  # otherwise a split was begun
             missing = self.ahead - sum(not each.is_passed(next_id) for each in bounded)
             if missing <= 0:
                 return Ensured(made=filled, jumped=jumped)
@@ -123,14 +123,14 @@ class _SegmentCreation:
         return Ensured(made=filled + self.ahead + 1, cut_tail=True, jumped=jumped)
 
     def _fill(self, attached: list[Segment], next_id: int, size: int) -> int:
-        """Make the segments that are missing where the sequence is, or will be; return how many.
+        """Create the segments that are missing where the sequence is, or will be; return their number.
 
-        `ahead` of them have the size, and one the rest of the hole.
+        `ahead` segments have the size, a last segment has the rest of the gap.
         """
         made = 0
         for before, after in pairwise([None, *attached]):
             start = None if before is None else before.upper
-            assert after is not None  # noqa: S101 - only the first has none before it
+            assert after is not None  # noqa: S101 - only the first pair has None, as `before`
             if after.lower is None or start == after.lower or next_id >= after.lower:
                 continue
             first = max(next_id // size * size, 0 if start is None else start)
@@ -147,24 +147,24 @@ class _SegmentCreation:
             if segment.exists(self.connection):
                 raise OutboxTableError(
                     f"{self.outbox} has no segment for the id {next_id}, so that writers are refused",
-                    evidence=f"the sequence has gone back, and {segment}, whose name is that of the one to make, is no "
-                    "segment",
+                    evidence=f"the sequence has gone back, and the table {segment}, which has the name of the missing "
+                    "segment, is no segment",
                     next_step="`harvest segments drop` finishes a drop that was begun; if that changes nothing, attach "
                     f"or rename {segment}, and run `harvest segments ensure`",
                 )
             self.connection.execute(segment_statement(self.outbox, lower, upper))
 
     def _replace(self, tail: Segment, next_id: int, missing: int, size: int) -> int:
-        """Put segments in the place of a tail without records; return how many, 0 if it has some.
+        """Put segments in the place of a tail without records; return their number, 0 if it has records.
 
-        The part of the tail that the sequence has passed becomes one segment.
+        The part of the tail that the sequence has passed becomes a single segment.
         """
         lower = tail.lower or 0
         behind = max(0, next_id - lower) // size * size
 
         def change() -> int:
             self._execute(queries.LOCK, table=self.outbox.identifier)
-            self._execute(queries.LOCK, table=tail.table.identifier)  # else a row written straight into it would go too
+            self._execute(queries.LOCK, table=tail.table.identifier)  # or the drop takes a row written directly into it
             row = self.connection.execute(queries.IS_EMPTY, (str(tail.table),)).fetchone()
             if row is None or not row[0]:
                 return 0
@@ -177,7 +177,7 @@ class _SegmentCreation:
         return self._with_short_locks(change)
 
     def _split_tail(self, segments: Segments, tail: Segment, size: int) -> None:
-        """Turn a tail with records into a segment, and make others behind it."""
+        """Turn a tail with records into a segment, and create segments behind it."""
         lower, table, cut = tail.lower or 0, tail.table.identifier, sql.Identifier(queries.CUT)
         next_id = segments.next_id(self.connection)
         planned, _ = planned_end(self.connection, tail.table)
@@ -190,7 +190,7 @@ class _SegmentCreation:
             self._with_short_locks(lambda: self._execute(queries.ADD_CUT, segment=table, cut=cut, **bounds))
             self.after("added")
         self._validate(tail, end)
-        validate_checks(self.connection, self.outbox)  # else the tail could not be attached
+        validate_checks(self.connection, self.outbox)  # otherwise the tail cannot be attached
         self.after("validated")
 
         def change() -> None:
@@ -207,7 +207,7 @@ class _SegmentCreation:
         self.after("cut")
 
     def _validate(self, tail: Segment, end: int) -> None:
-        """Read the whole tail; nobody waits for that, so no short lock is needed."""
+        """Read the whole tail; no session waits for it, so a short lock is not needed."""
         table, cut = tail.table.identifier, sql.Identifier(queries.CUT)
         try:
             with translated():
@@ -219,15 +219,15 @@ class _SegmentCreation:
             raise OutboxTableError(
                 f"there are records in {tail.table} whose ids the sequence never gave out",
                 evidence=f"ids at or above {end}, or below {tail.lower or 0}",
-                next_step="somebody sets ids: stop that, give those records others, and run the command again",
+                next_step="a writer sets ids itself: stop it, give these records other ids, and run the command again",
             ) from error
 
     def _leave_wide_segment(self, segments: Segments, found: Sequence[Segment], next_id: int) -> bool:
-        """Move the sequence to the end of a segment that was a tail: it would stay open permanently."""
+        """Move the sequence to the end of a segment that was the tail: it would stay open permanently."""
         present = next((each for each in found if not each.is_passed(next_id)), None)
         if present is None or present.upper is None or present.upper - next_id < FAR_IDS // 2:
             return False
-        if present.lower is not None and next_id < present.lower:  # it went back to where there is no segment
+        if present.lower is not None and next_id < present.lower:  # the sequence went back to ids without a segment
             return False
         sequence = segments.sequence(self.connection)
         statement = sql.SQL(queries.MOVE_SEQUENCE).format(sequence=in_statement(sequence.identifier))
@@ -253,8 +253,8 @@ def _size(bounded: list[Segment]) -> int:
     last = bounded[-1] if bounded else None
     if last is None or last.upper is None:
         raise OutboxTableError(
-            "it is not known how large a segment is to be",
-            evidence="there is none but the tail",
+            "the size of a segment is not known",
+            evidence="there is no segment but the tail",
             next_step="give the size: `harvest segments ensure --segment-size 10000000`",
         )
     return last.upper - (last.lower or 0)

@@ -1,7 +1,7 @@
-"""The statements of segments, their creation and retention. Names in braces take quoted ones, each % doubled."""
+"""The statements of segments, their creation and retention. Braces stand for quoted names with each % doubled."""
 
-# Of the sequence, which begins again in a new file (TRUNCATE … RESTART IDENTITY, ALTER SEQUENCE … RESTART), and of the
-# segment, as TRUNCATE makes one.
+# The files of the sequence and of the segment: a restart of the sequence (TRUNCATE … RESTART IDENTITY, ALTER SEQUENCE …
+# RESTART) creates a new file, and TRUNCATE does for the segment.
 _FILES = (
     "concat(pg_relation_filenode(pg_get_serial_sequence(%(outbox)s, 'id')::regclass), ' ', "
     "pg_relation_filenode({segment}))"
@@ -37,8 +37,8 @@ SELECT has_sequence_privilege(name::regclass, 'SELECT') FROM pg_get_serial_seque
 
 NEXT_ID = "SELECT last_value + is_called::int FROM {sequence}"
 
-# A writer that may still write into a segment that the sequence has passed drew its ids before this. So it holds a lock
-# on the outbox (an INSERT takes it first) or, if ids are drawn in advance, is at least an open transaction.
+# A writer that can still write into a passed segment drew its ids before this statement. So it holds a lock on the
+# outbox (an INSERT takes the lock first) or, if it drew ids in advance, has at least an open transaction.
 NOTE = f"""
 INSERT INTO {{segments}} AS s (segment, open_then, files, writers)
 SELECT segment, pg_current_snapshot(), {_FILES.format(segment=_SEGMENT)}, ARRAY(
@@ -55,15 +55,15 @@ SET (passed_at, open_then, writers, files) =
 WHERE s.open_then::text = '1:1:'
 """  # noqa: S608 - it is above
 
-# The sequence went back: the notes say nothing of the next time that it passes. A snapshot before all others
-# stands for that, as a role that may not delete writes here too.
+# The sequence went back: the notes are void for its next pass. An initial snapshot marks them, not a DELETE: a role
+# without DELETE runs this statement too.
 REOPEN = """
 UPDATE {segments} SET closed_at = NULL, open_then = '1:1:', writers = '{{}}'
 WHERE segment = ANY(%(names)s) AND open_then::text <> '1:1:' AND NOT leaving
 """
 
-# One query of the locks: a writer that is prepared meanwhile could be missed between two. After a restart of the server
-# a prepared one is no longer known by the name it was noted under, but still has a lock on the segment it wrote into.
+# A single query of the locks: two queries could miss a writer that is prepared between them. After a restart of the
+# server a prepared transaction has no longer the noted name, but keeps its lock on the segment it wrote into.
 _HOLDS_UP = """
 WITH locks AS MATERIALIZED (SELECT locktype, database, relation, virtualtransaction, pid FROM pg_locks),
 here AS (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -84,7 +84,7 @@ WHERE s.closed_at IS NULL AND s.segment = ANY(%(names)s)
 RETURNING s.segment
 """  # noqa: S608 - it is above
 
-# Whoever could write into it had ended when it was closed.
+# All transactions that could write into the segment had ended when it was closed.
 WRITTEN_SINCE = """
 SELECT segment FROM {segments} WHERE segment = {name} AND closed_at IS NOT NULL
   AND (SELECT transaction_id FROM {table} ORDER BY transaction_id DESC LIMIT 1) >= pg_snapshot_xmax(open_then)
@@ -102,7 +102,8 @@ SELECT 'transaction ' || xid FROM {{segments}} AS s, pg_snapshot_xip(s.open_then
 WHERE s.segment = %(name)s AND NOT pg_visible_in_snapshot(xid, pg_current_snapshot())
 """  # noqa: S608 - as above
 
-# Not max(), and by range rather than equality: a plan that scans is never cheaper, whatever the statistics say.
+# ORDER BY … LIMIT 1 instead of max(), and a range instead of equality: with any statistics the index is the cheapest
+# plan.
 UNSEEN = """
 SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id OR EXISTS (
   SELECT FROM pg_snapshot_xip(%(low_watermark)s::pg_snapshot) AS xid
@@ -113,8 +114,8 @@ SELECT pg_snapshot_xmax(%(low_watermark)s::pg_snapshot) <= last.transaction_id O
 FROM (SELECT transaction_id FROM {table} WHERE {within} ORDER BY transaction_id DESC LIMIT 1) AS last
 """
 
-# A record that is parked by its id, if its row is there, holds segments even where no leader has said so yet: a
-# subscription was rewound, or resharded. IS TRUE: see `parked_queries.MATCHES`.
+# A parked id whose row exists holds segments even before a leader has noted the retention hold, as after a rewind or
+# resharding of the subscription. IS TRUE: see `parked_queries.MATCHES`.
 SUBSCRIPTIONS = """
 SELECT s.subscription, s.shard, s.low_watermark::text,
        least(s.retention_hold, (
@@ -145,8 +146,8 @@ USE = "LOCK TABLE ONLY {outbox} IN ACCESS SHARE MODE"
 
 BRIEFLY = "SET lock_timeout = '20ms'"
 
-# FINALIZE holds up no writer. It waits for each session that has a snapshot as it begins, one after the other; with a
-# shorter wait it would never end where queries of some seconds follow each other.
+# FINALIZE delays no writer. It waits in turn for each session that has a snapshot when it begins; with a shorter
+# timeout it would never end where queries of some seconds follow each other.
 PATIENTLY = "SET lock_timeout = '5s'"
 
 FINALIZE = "ALTER TABLE {outbox} DETACH PARTITION {segment} FINALIZE"
@@ -156,7 +157,7 @@ DROP = "DROP TABLE {segment}"
 DELETE_FROM = "DELETE FROM {segment} WHERE id >= %s"
 
 CUT = "harvest_cut"
-"""The constraint by which a tail with records gets its end without being read under a lock."""
+"""The constraint that gives a tail with records its end without a scan under a lock."""
 
 CUT_END = """
 SELECT substring(pg_get_constraintdef(oid) FROM '< ''?(\\d+)')::bigint, convalidated FROM pg_constraint
@@ -180,11 +181,10 @@ RENAME = "ALTER TABLE {segment} RENAME TO {name}"
 ATTACH = "ALTER TABLE {outbox} ATTACH PARTITION {segment} FOR VALUES FROM ({lower}) TO ({upper})"
 
 LOCK_SEQUENCE = "ALTER SEQUENCE {sequence} AS bigint"
-"""Changes nothing: a sequence cannot be locked otherwise. nextval waits until the transaction has ended."""
+"""Locks the sequence and changes nothing: no other statement locks it. nextval waits for the transaction's end."""
 
-# Whatever writers put into create_time: no segment is older than the end of the one before, while that is known. Times
-# that are still to come say nothing: of a writer that made them up, or of a clock that was set back since. Neither do
-# those that are infinite.
+# A segment is not older than the end of the segment before it, if this is known, whatever writers put into create_time.
+# Times in the future do not count: a writer invented them, or a clock was set back since. Infinite times do not either.
 AGE = """
 SELECT extract(epoch FROM clock_timestamp() - greatest(
   min(create_time) FILTER (WHERE isfinite(create_time) AND create_time <= clock_timestamp()),
@@ -196,7 +196,7 @@ HAVING count(*) > 0
 
 SEQUENCE_FILE = "SELECT pg_relation_filenode(%(sequence)s::regclass)::text"
 
-# The lock gave the sequence another file. What was noted under the one before counts as before.
+# The lock gave the sequence another file. Notes with its former file stay valid.
 KEEP_NOTES = """
 UPDATE {segments} SET files = concat(pg_relation_filenode(%(sequence)s::regclass), ' ', split_part(files, ' ', 2))
 WHERE split_part(files, ' ', 1) = %(file)s

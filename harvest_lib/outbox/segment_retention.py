@@ -1,23 +1,23 @@
-"""Dropping segments that nobody needs any longer.
+"""Retention: segments that are no longer needed are dropped.
 
-A segment may go when all of this holds; each is looked up again before each one:
-- it is closed (see `segments`), and was so for as long as records are kept, by the database's clock;
+A segment is dropped when all conditions hold; they are checked again before each segment:
+- it has been closed (see `segments`) for as long as records are kept, by the database's clock;
 - every subscription has passed it: all its records are visible in the low watermark, and neither the retention hold
-  nor a record that it has parked is below its end;
+  nor a record that the subscription has parked is below its end;
 - no parked record of its ids could be put back;
-- it is in the archive as it is now, if the outbox has one (see `archived_segments`);
+- it is in the archive in its present state, if the outbox has an archive (see `archived_segments`);
 - every segment before it is gone;
 - the sequence is past its end.
-Without any subscription nothing goes: nobody is known to have read anything.
+Without a subscription no segment is dropped: no reader is known.
 
-It is detached concurrently, which nobody waits for, then dropped. Transactions that read by a snapshot from before read
-what was there until they end: an audit, a copy, pg_dump. From the first phase of detaching on, a record that
-belongs there would be refused: therefore *closed*. `leaving` in `<outbox>_segments` says that this was begun: killed at
-any step, or kept waiting by a long transaction, it is finished by the next run.
+A segment is detached concurrently, which delays no session, then dropped. Transactions with an earlier snapshot (an
+audit, a copy, pg_dump) read it until they end. From the first phase of detaching on, its records would be refused:
+therefore *closed*. `leaving` in `<outbox>_segments` notes that a drop was begun: the next run finishes it if the
+process was killed at any step, or a long transaction kept it waiting.
 
-A sequence may go back, and a record come, until the segment is detached. So the place of the sequence and what holds
-the segment are looked up again before it is dropped, under a lock under which neither the segment nor the sequence's
-beginning changes; a segment that is needed after all is attached again, with all that it has.
+Until the segment is detached, the sequence may go back, and a record be inserted. So the sequence and the holds of the
+segment are checked again before the drop, under a lock that keeps both the segment and the sequence's restart from
+changing. A segment that is needed after all is attached again, with all its records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,15 +45,15 @@ _AGAIN = "it is open: the sequence has gone back, and passed it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropping:
-    """Segments that were dropped (or would be), and why the first one that remains does."""
+    """Segments that were dropped (or would be), and why the first remaining segment was kept."""
 
     dropped: Sequence[str]
     kept: str = ""
     because: str = ""
     held_segments: int = 0
     held_bytes: int = 0
-    """Closed segments, and their size on disk, that stay only because a subscription or a parked record holds the first
-    of them."""
+    """Number and size on disk of closed segments that stay only because a subscription or a parked record holds the
+    first of them."""
 
 
 def drop_passed(
@@ -66,13 +66,13 @@ def drop_passed(
 ) -> Dropping:
     """Drop the segments that every subscription has passed and that were closed longer ago than `keep_seconds`.
 
-    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if somebody uses the table for longer
-    than patience lasts: the segment is then detached for new transactions, and the next run finishes.
+    Needs the owner's rights and a connection in autocommit. Raises DatabaseError if sessions use the table for longer
+    than the patience: the segment is then detached for new transactions, and the next run finishes.
     """
     placed = outbox.placed(connection)
     if not dry_run:
         require_owner(connection, placed)
-    # A record or a subscription that is hidden from us would look like one that is not there.
+    # A hidden record or subscription would seem missing.
     check_all_rows(connection, [placed.identifier], segments=True)
     check_all_rows(
         connection, [placed.subscriptions.identifier, placed.parked_ids.identifier, placed.parked.identifier]
@@ -110,7 +110,7 @@ class _Retention:
         return Dropping(dropped=dropped)
 
     def _still_open_or_kept(self, segments: Segments, segment: Segment) -> str:
-        """Return the first reason why it is too early to drop a segment; empty if it is not."""
+        """Return the first reason why a segment is open, or kept for its time; empty if there is none."""
         if segment.upper is None or segment.passed_at is None:
             return "it is open: the sequence is not past its end"
         if segment.closed_at is None:
@@ -123,12 +123,12 @@ class _Retention:
         return ""
 
     def _held_by(self, segments: Segments, segment: Segment) -> str:
-        """Return the reason why a closed segment is still needed; empty if it is not."""
+        """Return the reason why a closed segment is still needed; empty if there is none."""
         assert segment.upper is not None  # noqa: S101 - it is closed
         with translated():
             subscriptions = self._rows(queries.SUBSCRIPTIONS)
         if not subscriptions:
-            return "there is no subscription, so that nobody is known to have read it"
+            return "there is no subscription: no reader of it is known"
         for subscription, shard, low_watermark, hold in subscriptions:
             if hold is not None and hold < segment.upper:
                 return f"the subscription {subscription!r}, shard {shard}, holds the record {hold}"
@@ -140,7 +140,7 @@ class _Retention:
         return ArchivedSegments(self.outbox).missing(self.connection, segment)
 
     def _drop(self, segments: Segments, segment: Segment) -> str:
-        """Detach and drop a segment; return why it was kept after all, empty if it was not."""
+        """Detach and drop a segment; return why it was kept after all, empty if it was dropped."""
         if not segment.is_passed(segments.next_id(self.connection)):
             return _RETURNED
         self._value(queries.LEAVE, name=segment.name, leaving=True)
@@ -156,11 +156,11 @@ class _Retention:
             attached = segments.read(self.connection)
             segment = next((each for each in attached if each.name == name), None)
             if segment is not None and not segment.detaching:
-                self._value(queries.LEAVE, name=name, leaving=False)  # not even begun: it is checked again
+                self._value(queries.LEAVE, name=name, leaving=False)  # not detached yet: it is checked again
                 continue
             if segment is not None:
                 self._detach(segment.table)
-            else:  # the lowest one was detached first, so that it ends where the list begins
+            else:  # the lowest segment was detached first: it ends where the list begins
                 segment = Segment(
                     table=OutboxTable((self.outbox.parts[0], name)),
                     lower=None,
@@ -176,7 +176,7 @@ class _Retention:
         return dropped
 
     def _detach(self, segment: OutboxTable) -> None:
-        """Detach, outside a transaction; a detach that was begun by anyone is finished."""
+        """Detach, outside a transaction; a detach that any session began is finished."""
         names = {"outbox": self.outbox.identifier, "segment": segment.identifier}
 
         def change() -> None:
@@ -195,11 +195,11 @@ class _Retention:
         )
 
     def _begin_to_detach(self, segment: OutboxTable, statement: sql.Composed) -> None:
-        """Have a segment left out by snapshots from here on.
+        """Exclude a segment from later snapshots.
 
-        The statement alone waits for sessions that hold a lock on the outbox, and not for one that reads by an older
-        snapshot and comes to the outbox later: it would find less than that has, and no error. FINALIZE waits for
-        both. So the statement is kept from finishing, by a lock of another session of ours.
+        The statement alone waits for sessions that hold a lock on the outbox, not for a session with an older snapshot
+        that reads the outbox later: it would miss the segment's records, without an error. FINALIZE waits for both. So
+        a lock of a second session keeps the statement from finishing.
         """
         with self._beside() as in_the_way, in_the_way.transaction():
             in_the_way.execute(queries.BRIEFLY)
@@ -213,7 +213,7 @@ class _Retention:
 
     @contextmanager
     def _beside(self) -> Iterator[psycopg.Connection[Any]]:
-        """Open another session of the same role, as the connection string has it or a setting."""
+        """Open another session of the same role, whether the connection string or a setting gave it."""
         info = self.connection.info
         role = self.connection.execute("SELECT current_user::text").fetchone()
         assert role is not None  # noqa: S101 - a SELECT without FROM
@@ -237,7 +237,7 @@ class _Retention:
             elif not because and segment.is_passed(next_id):
                 self.connection.execute(sql.SQL(queries.DROP).format(**names))
                 return ""
-            if not because:  # records of the time before, whose ids come again: all that hold nobody
+            if not because:  # old records whose ids are given out again; no subscription needs them
                 self.connection.execute(sql.SQL(queries.DELETE_FROM).format(**names), (next_id,))
                 because = _RETURNED
             bounds = {

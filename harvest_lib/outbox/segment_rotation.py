@@ -1,10 +1,10 @@
-"""Rotation: the segment that is being written is left for the next one, before its ids are used up.
+"""Rotation: writers move from the present segment to the next before its ids are used up.
 
 Retention works by whole segments, so without rotation a table with few records would keep them for years. The rest of
 the segment's ids is skipped.
 
-The sequence is moved under a lock that no writer can share. Without it, ids that are drawn between reading the sequence
-and setting it could be given out twice. The lock is asked for as `short_locks` does.
+The sequence is moved under a lock that excludes writers. Without it, ids that are drawn between reading and setting the
+sequence could be given out twice. The lock is requested as in `short_locks`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from harvest_lib.outbox.table import OutboxTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotated:
-    """The segment that is not written any more, and the id that comes next."""
+    """The segment that is no longer written, and the next id."""
 
     segment: str
     next_id: int
@@ -38,12 +38,12 @@ def rotate_segment(
     older_than_seconds: float | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Rotated | None:
-    """Have the next record written into the next segment; None if there is nothing to rotate.
+    """Move the sequence to the next segment; return None if there is nothing to rotate.
 
-    There is nothing if the present segment has no record, or, with `older_than_seconds`, if the oldest of its first 100
-    records is not as old by the database's clock. Missing segments are created. Needs the owner's rights and a
-    connection in autocommit. Raises DatabaseError if writers leave no gap for the lock: one whose transaction is open
-    holds the sequence until it ends.
+    There is nothing to rotate if the present segment has no record, or, with `older_than_seconds`, if the oldest of its
+    first 100 records is younger by the database's clock. Missing segments are created. Needs the owner's rights and a
+    connection in autocommit. Raises DatabaseError if writers leave no gap for the lock: a writer holds the sequence
+    until its transaction ends.
     """
     placed = outbox.placed(connection)
     require_owner(connection, placed)
@@ -52,7 +52,7 @@ def rotate_segment(
         next_id = segments.next_id(connection)
         present = _present(segments.read(connection), next_id)
         if present.lower is not None and next_id < present.lower:
-            return None  # the sequence went back to where `ensure` has to make segments
+            return None  # the sequence went back to ids without a segment: `ensure` has to create it
         if not _is_due(connection, segments, present, older_than_seconds):
             return None
         ensure_segments(connection, placed, ahead=DEFAULT_AHEAD, patience_seconds=patience_seconds)
@@ -68,7 +68,7 @@ def rotate_segment(
             connection.execute(keep_notes, {**named, "file": file})
             next_id = segments.next_id(connection)
             now = _present(segments.read(connection), next_id)
-            if now.upper is None or now.lower != present.lower:  # left meanwhile, by writers or as a tail that was cut
+            if now.upper is None or now.lower != present.lower:  # the sequence left it meanwhile, by writers or a split
                 return Rotated(segment=present.name, next_id=next_id)
             values = {**named, "id": now.upper - 1}
             connection.execute(sql.SQL(queries.MOVE_SEQUENCE).format(**names), values)
@@ -78,7 +78,7 @@ def rotate_segment(
 
 
 def _present(segments: Sequence[Segment], next_id: int) -> Segment:
-    """Return the segment that the next id belongs to."""
+    """Return the segment of the next id."""
     return next(each for each in segments if each.upper is None or next_id < each.upper)
 
 

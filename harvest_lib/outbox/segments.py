@@ -1,18 +1,18 @@
 """The segments of a native table: their list, their closing, and the check for records that a snapshot does not see.
 
 A segment is *open* until it is *closed*: the sequence is past its end, and every transaction that could have drawn an
-id of it has ended. Those are the transactions that held a lock on the outbox when the sequence was first seen there (an
-INSERT takes it before it draws an id), prepared ones included, and all that had a transaction id then. The first poll
-notes them in `<outbox>_segments`, a later one finds them gone.
+id of it has ended. Such transactions held a lock on the outbox when the sequence was first seen past the end (an INSERT
+takes the lock before it draws an id; prepared transactions count), or had a transaction id then. The first poll notes
+them in `<outbox>_segments`; a later poll finds that they have ended.
 
-A sequence can go back (TRUNCATE … RESTART IDENTITY), and pass a segment again between two looks. So what is noted
-counts only while the sequence is past the segment, and both are stored in the files of that time, which each reading of
-the list compares. Nor does it count once a record is of a transaction that began after the segment was closed. A
-segment is open while the sequence is in it again, or before, and until it is closed again.
+A sequence can go back (TRUNCATE … RESTART IDENTITY), and pass a segment again between two polls. So a note counts only
+while the sequence is past the segment, and while both have the files that were noted, which each reading of the list
+compares. A note is void once the segment has a record of a transaction that began after the closing. A segment is open
+while the sequence is inside or before it again, and until it is closed again.
 
 Promises
-- Nothing is inserted into a closed segment any more, but for a parked record that is put back.
-- `has_unseen` is true while a record of the segment is not visible in the snapshot given.
+- No record is inserted into a closed segment, except a parked record that is put back.
+- `has_unseen` is true while a record of the segment is not visible in the given snapshot.
 """
 
 import re
@@ -34,19 +34,19 @@ _BOUNDS = re.compile(r"FOR VALUES FROM \('?(MINVALUE|-?\d+)'?\) TO \('?(MAXVALUE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One partition: ids from `lower` on and below `upper`; None is without an end."""
+    """A partition: ids from `lower` on and below `upper`; None is without an end."""
 
     table: OutboxTable
     lower: int | None
     upper: int | None
     detaching: bool
-    """Its detaching was begun, and waits for sessions that use the outbox."""
+    """Its detaching has begun, and waits for sessions that use the outbox."""
     passed_at: datetime | None
     """The time at which the sequence was first seen past its end."""
     closed_at: datetime | None
     files: str = ""
-    """The files of the sequence and the segment, by their numbers: other ones mean that the ids began again. Empty if
-    they are not known."""
+    """The numbers of the files of the sequence and the segment: other files mean that the ids began again. Empty if not
+    known."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Segment:
 
     @property
     def within(self) -> sql.Composed:
-        """The condition that its ids meet, and no others."""
+        """The condition that exactly its ids meet."""
         lower = sql.SQL("id >= {}").format(self.lower) if self.lower is not None else sql.SQL("true")
         upper = sql.SQL("id < {}").format(self.upper) if self.upper is not None else sql.SQL("true")
         return sql.SQL("{} AND {}").format(lower, upper)
@@ -65,19 +65,19 @@ class Segment:
 
 
 def require_owner(connection: psycopg.Connection[Any], outbox: OutboxTable) -> None:
-    """Raise DatabaseAccessDenied unless our role may create, attach and drop segments: that is not to be granted."""
+    """Raise DatabaseAccessDenied unless this role may create, attach and drop segments, for which there is no grant."""
     with translated():
         row = connection.execute(queries.OWNER, (str(outbox),)).fetchone()
     if row is not None and not row[1]:
         raise DatabaseAccessDenied(
             f"only its owner may change the segments of {outbox}",
-            evidence=f"it belongs to {row[0]!r}, and we are {connection.info.user!r}",
+            evidence=f"it belongs to {row[0]!r}, and the user is {connection.info.user!r}",
             next_step=f"run `harvest segments` as {row[0]!r}, from cron: HARVEST_DSN names another user",
         )
 
 
 class Segments:
-    """The segments of one outbox."""
+    """The segments of an outbox."""
 
     def __init__(self, outbox: OutboxTable) -> None:
         self.outbox = outbox
@@ -99,7 +99,7 @@ class Segments:
                 next_step="turn it into the native table with `harvest migrate`",
             )
         if any(each.passed_at is not None for each in found) and self._may_read_sequence(connection):
-            next_id = self.next_id(connection)  # after the list: a sequence that grows is past all that was noted
+            next_id = self.next_id(connection)  # after the list: a growing sequence is past all noted segments
             found = [
                 each if each.is_passed(next_id) else replace(each, passed_at=None, closed_at=None) for each in found
             ]
@@ -117,38 +117,37 @@ class Segments:
         return row[0] if row is not None else 0
 
     def sequence(self, connection: psycopg.Connection[Any]) -> OutboxTable:
-        """Return the name of the sequence the ids come from."""
+        """Return the name of the sequence of the ids."""
         with translated():
             row = connection.execute(queries.SEQUENCE, {"outbox": str(self.outbox)}).fetchone()
         if row is None or row[0] is None:
             raise OutboxTableError(
-                f"the ids of {self.outbox} come from no sequence of its own",
-                evidence="pg_get_serial_sequence finds none for the column id",
-                next_step=f"name the one that its default uses: ALTER SEQUENCE … OWNED BY {self.outbox}.id",
+                f"{self.outbox} owns no sequence for its ids",
+                evidence="pg_get_serial_sequence finds no sequence for the column id",
+                next_step=f"name the sequence of its default: ALTER SEQUENCE … OWNED BY {self.outbox}.id",
             )
         return OutboxTable(tuple(_unquoted(row[0])))
 
     def next_id(self, connection: psycopg.Connection[Any]) -> int:
-        """Return the lowest id that was not yet given out."""
+        """Return the lowest id that the sequence has not given out."""
         sequence = self.sequence(connection)
         try:
             with translated():
                 row = connection.execute(sql.SQL(queries.NEXT_ID).format(sequence=sequence.identifier)).fetchone()
         except DatabaseAccessDenied as error:
             raise DatabaseAccessDenied(
-                f"the user {connection.info.user!r} may not see how far {sequence} is",
+                f"the user {connection.info.user!r} may not read the sequence {sequence}",
                 evidence=error.evidence,
                 next_step=f"GRANT SELECT ON SEQUENCE {sequence} TO {sql.Identifier(connection.info.user).as_string()}",
             ) from error
         return row[0] if row is not None else 0
 
     def close_passed(self, connection: psycopg.Connection[Any]) -> Sequence[Segment]:
-        """Note which segments the sequence has passed, close those nobody can write into, and return all segments.
+        """Note the segments that the sequence has passed, close segments without writers, and return all segments.
 
-        A segment that the sequence is in again, or before, is open: its notes are void, as those of one that it passes
-        again.
+        Reopens a segment that the sequence is inside or before again, or passes again: its notes are void.
 
-        Needs a connection in autocommit: each poll has to be a new one.
+        Needs a connection in autocommit: each poll needs a transaction of its own.
         """
         segments, next_id = self.read(connection), self.next_id(connection)
         placed = self.outbox.placed(connection)
@@ -176,7 +175,7 @@ class Segments:
     def _written_since(
         self, connection: psycopg.Connection[Any], notes: OutboxTable, segments: Sequence[Segment]
     ) -> frozenset[str]:
-        """Return the names of segments with a record of a transaction that began after they were closed."""
+        """Return the names of closed segments with a record of a transaction that began after the closing."""
         closed = [each for each in segments if each.closed_at is not None and not each.detaching]
         if not closed:
             return frozenset()
@@ -186,7 +185,7 @@ class Segments:
             )
             for each in closed
         ]
-        with translated():  # without parameters, so that a % in a name is one
+        with translated():  # without parameters, so a % in a name stays a %
             rows = connection.execute(sql.SQL(" UNION ALL ").join(statements)).fetchall()
         return frozenset(name for (name,) in rows)
 
@@ -198,7 +197,7 @@ class Segments:
         return not segment.files or row == (segment.files,)
 
     def waited_for(self, connection: psycopg.Connection[Any], segment: Segment) -> Sequence[str]:
-        """Return the sessions and transactions that keep a segment open which the sequence has passed."""
+        """Return the sessions and transactions that keep a passed segment open."""
         placed = self.outbox.placed(connection)
         statement = sql.SQL(queries.WAITED_FOR).format(segments=in_statement(placed.segments.identifier))
         values = {"name": segment.name, "schema": segment.table.parts[0]}
@@ -210,8 +209,8 @@ class Segments:
     ) -> bool:
         """Return True if a segment has a record that is not visible in a snapshot.
 
-        `by_outbox` reads it as a part of the outbox, on which rights are granted; in a transaction that does not sort,
-        or stale statistics may have the whole segment read.
+        `by_outbox` reads it through the outbox, where grants are given. Use it in a transaction with `enable_sort` off:
+        with stale statistics it could read the whole segment.
         """
         table, within = (
             (self.outbox, segment.within) if by_outbox and not segment.detaching else (segment.table, sql.SQL("true"))
@@ -244,6 +243,6 @@ def _segment(outbox: OutboxTable, row: tuple[Any, ...]) -> Segment:
 
 
 def _unquoted(name: str) -> list[str]:
-    """Split the result of pg_get_serial_sequence: identifiers, quoted where they need to be."""
+    """Split the result of pg_get_serial_sequence: identifiers, quoted where necessary."""
     parts = re.findall(r'"((?:[^"]|"")*)"|([^."]+)', name)
     return [quoted.replace('""', '"') or plain for quoted, plain in parts]

@@ -1,7 +1,7 @@
-"""Changes of a table in use. They need a lock that all others wait for, so it is requested and held for short times.
+"""Changes of a table in use. All sessions wait for their lock, so it is requested and held for short times only.
 
 Promise: a writer waits at most `lock_timeout` for a change that waits for its lock, and between two attempts all
-queued sessions get through.
+queued sessions continue.
 """
 
 import random
@@ -31,7 +31,7 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = to_regclass(%(table
   AND l.pid IS DISTINCT FROM pg_backend_pid()
 GROUP BY 1 ORDER BY min(a.xact_start) NULLS FIRST
 """
-"""Those first whose transaction is the oldest: they are in the way."""
+"""Sessions that hold the lock, the oldest transaction first: it is the likely obstacle."""
 
 _SNAPSHOTS = """
 SELECT 'pid ' || pid || coalesce(' (' || state || ')', '') || ', by its snapshot' FROM pg_stat_activity
@@ -39,7 +39,7 @@ WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_ba
 ORDER BY xact_start NULLS FIRST
 """
 
-# Not the lock that waits: a waiting statement has a snapshot, for whose end CREATE INDEX CONCURRENTLY waits.
+# Not the waiting function: its statement would have a snapshot, and CREATE INDEX CONCURRENTLY waits for each snapshot.
 _TRY_ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest changes ' || %s, 0))"
 
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest changes ' || %s, 0))"
@@ -51,9 +51,9 @@ Result = TypeVar("Result")
 def exclusively(
     connection: psycopg.Connection[Any], table: OutboxTable, patience_seconds: float = PATIENCE_SECONDS
 ) -> Iterator[None]:
-    """See to it that no other command changes the segments of this table. May be nested in one session.
+    """Keep other commands from changing the segments of this table. Calls of the same session may be nested.
 
-    Raises DatabaseError if another does for longer than patience lasts.
+    Raises DatabaseError if another command changes them for longer than the patience.
     """
     deadline, name = time.monotonic() + patience_seconds, (str(table),)
     with translated():
@@ -68,7 +68,7 @@ def exclusively(
     try:
         yield
     finally:
-        with suppress(psycopg.Error):  # of a session that is gone, the lock is too
+        with suppress(psycopg.Error):  # the lock of a closed session is gone too
             connection.execute(_NOT_ALONE, name)
 
 
@@ -81,10 +81,10 @@ def with_short_locks(
     in_transaction: bool = True,
     waits_for_snapshots: bool = False,
 ) -> Result:
-    """Run a change, in one transaction, until it gets its locks within the lock timeout.
+    """Run a change in a transaction, again until it gets its locks within the lock timeout.
 
-    It must be correct when it begins again after a lock was refused. Raises DatabaseError, naming the sessions that
-    hold the table, when patience ends; if the change `waits_for_snapshots`, sessions that have one as well.
+    It must be correct when it begins again after a lock was refused. Raises DatabaseError when patience ends, naming
+    the sessions that hold the table; if the change `waits_for_snapshots`, also sessions with a snapshot.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -97,7 +97,7 @@ def with_short_locks(
             if time.monotonic() > deadline:
                 found = [_HOLDERS, _SNAPSHOTS] if waits_for_snapshots else [_HOLDERS]
                 raise _refused(connection, table, patience_seconds, found) from error
-        time.sleep(_PAUSE_SECONDS * (0.5 + random.random()))  # noqa: S311 - so that two do not meet again
+        time.sleep(_PAUSE_SECONDS * (0.5 + random.random()))  # noqa: S311 - keeps two commands apart
 
 
 def _attempt(connection: psycopg.Connection[Any], change: Callable[[], Result], *, in_transaction: bool) -> Result:
@@ -121,12 +121,12 @@ def _refused(
     with translated():
         found = [connection.execute(each, {"table": str(table)}).fetchall() for each in queries]
     holders = [name for rows in found for (name,) in rows]
-    kinds, unknown = "a lock", "several, one after the other"
+    kinds, unknown = "a lock on it", "several sessions in turn"
     if len(queries) > 1:
         kinds += ", or an older snapshot that may read it"
         unknown += ", or by sessions that a role without pg_read_all_stats does not see"
     return DatabaseError(
-        f"{table} could not be changed within {patience_seconds:g} s, because it is never without {kinds}",
+        f"{table} could not be changed within {patience_seconds:g} s: there was always {kinds}",
         evidence=f"held by {', '.join(holders[:_SHOWN]) or unknown}",
         next_step="end the transactions that have been open for long (pg_stat_activity, pg_prepared_xacts) and run the "
         "command again: it goes on from here",

@@ -1,4 +1,4 @@
-"""Disk usage of an outbox and of its database: the lengths of files are asked for, and no row is read.
+"""Disk usage of an outbox and of its database: by the lengths of files, without reading a row.
 
 SQL does not report the free space of the disk. For a warning, configure a limit of the database's size:
 `databaseLimitBytes`.
@@ -14,7 +14,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable
 from harvest_lib.outbox.table import OutboxTable
 
-# A table without partitions is no tree.
+# pg_partition_tree returns no row for a table without partitions.
 _OUTBOX = """
 SELECT coalesce(
   (SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(%(table)s::regclass)),
@@ -27,19 +27,19 @@ _DATABASE = "SELECT pg_database_size(current_database())"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """In bytes, indexes included: of all segments, and of the whole database; None where our role may not see it, or
-    that takes too long."""
+    """Bytes, indexes included: of all segments, and of the whole database. None if this role may not read the size, or
+    the query takes too long."""
 
     outbox: int
     database: int | None
 
 
 def read_sizes(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sizes:
-    """Return what there is now. `outbox` is placed in its schema."""
+    """Return the present sizes. `outbox` is named with its schema."""
     with translated():
         found = connection.execute(_OUTBOX, {"table": str(outbox)}).fetchone()
     database = None
-    with suppress(DatabaseAccessDenied, DatabaseUnavailable), translated():  # the latter if it takes too long
+    with suppress(DatabaseAccessDenied, DatabaseUnavailable), translated():  # unavailable: it takes too long
         row = connection.execute(_DATABASE).fetchone()
         database = row[0] if row is not None else None
     return Sizes(outbox=found[0] or 0 if found is not None else 0, database=database)

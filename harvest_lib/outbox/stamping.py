@@ -1,14 +1,14 @@
-"""The trigger that gives each row the transaction that writes it here, whatever the INSERT says.
+"""The trigger that gives each row the transaction that writes it here, whatever the INSERT sets.
 
-A row's `transaction_id` comes from the column's default. An INSERT … SELECT or a COPY of old rows brings other ones, of
-transactions that every subscription has passed: such a row would never be delivered. The trigger puts the right one in
-its place. Of a row that has the right one it costs a comparison, as its function is not called; a COPY inserts row by
-row, as for any such trigger.
+A row's `transaction_id` comes from the column's default. An INSERT … SELECT or a COPY of old rows brings ids of
+transactions that every subscription has passed: such a row would never be delivered. The trigger replaces the id. For a
+row with the right id it costs a comparison, as its function is not called; a COPY inserts row by row, as with any
+trigger of this kind.
 
-Rows that the logical replication of Postgres brings fire no trigger, unless it is ALWAYS enabled. Rows of any other
-session with `session_replication_role = replica` fire none either, and nothing in the catalogue tells of those. They
-are left as they are for `harvest subscriptions move`, which goes by the numbers of the old server. Harvested they
-cannot be meanwhile: `check_replication` refuses that.
+Rows of Postgres's logical replication fire no trigger, unless it is enabled ALWAYS. Rows of any other session with
+`session_replication_role = replica` fire none either, and the catalogue has no trace of them. Replicated rows stay
+unchanged for `harvest subscriptions move`, which needs the numbers of the old server. They cannot be harvested
+meanwhile: `check_replication` refuses it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from harvest_lib.outbox.table import OutboxTable
 TRIGGER = "harvest_stamp"
 
 _NAMED = 3
-"""Tables that an error names."""
+"""Number of tables that an error names."""
 
 _CREATE_FUNCTION = """\
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS
@@ -44,7 +44,7 @@ WITH tables AS (
 )
 """
 
-# Whose table it is, where the trigger lacks or does not fire, and whether it fires for replicated rows.
+# The owner, the tables where the trigger is missing or does not fire, and whether it fires for replicated rows.
 _STATE = f"""{_TABLES}, states AS (
   SELECT tables.oid, max(tgenabled::text) AS enabled
   FROM tables LEFT JOIN pg_trigger ON tgrelid = tables.oid AND tgname = %(trigger)s
@@ -72,12 +72,12 @@ SELECT oid::regclass::text FROM tables ORDER BY oid
 
 
 def function_of(outbox: OutboxTable) -> OutboxTable:
-    """Name the function of the trigger, in the outbox's schema."""
+    """Return the name of the trigger's function, in the outbox's schema."""
     return beside(outbox, "_stamp")
 
 
 def stamp_statements(outbox: OutboxTable) -> list[sql.Composed]:
-    """Return the DDL of the trigger for a native table that has none."""
+    """Return the DDL of the trigger for a native table without it."""
     names = {
         "function": function_of(outbox).identifier,
         "outbox": outbox.identifier,
@@ -87,7 +87,7 @@ def stamp_statements(outbox: OutboxTable) -> list[sql.Composed]:
 
 
 def unstamped(connection: psycopg.Connection[Any], outbox: OutboxTable) -> OutboxTableError | None:
-    """Return why rows may be passed over: the outbox, or a segment, has no trigger that fires. None if all have."""
+    """Return the error, or None, for an outbox or segment without a trigger that fires: rows may be passed over."""
     _, owner, without, _ = _state(connection, outbox)
     if not without:
         return None
@@ -143,14 +143,14 @@ def check_replication(connection: psycopg.Connection[Any], outbox: OutboxTable) 
         f"logical replication writes rows into {outbox} that would never be delivered",
         evidence=f"the subscription {row[0]!r} of Postgres writes into {row[1]}; its rows have transaction ids of "
         "another server, which the subscriptions here have passed",
-        next_step=f"to go on here with what was harvested there: ALTER SUBSCRIPTION {name} DISABLE, then `harvest "
-        "subscriptions move`; to harvest here what replication brings: `harvest init`, then, as the owner, "
+        next_step=f"to continue the harvest of that server here: ALTER SUBSCRIPTION {name} DISABLE, then `harvest "
+        "subscriptions move`; to harvest the replicated rows here: `harvest init`, then, as the owner, "
         + "; ".join(_always_statements(connection, outbox)),
     )
 
 
 def _always_statements(connection: psycopg.Connection[Any], outbox: OutboxTable) -> Sequence[str]:
-    """Return the statements that have the trigger fire for replicated rows, in segments that are there too."""
+    """Return the statements that make the trigger fire for replicated rows, also in existing segments."""
     with translated():
         tables = connection.execute(_ALWAYS, {"outbox": str(outbox)}).fetchall()
     return [f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {TRIGGER}" for (table,) in tables]

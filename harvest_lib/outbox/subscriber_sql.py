@@ -1,17 +1,17 @@
-"""Subscribers in plain SQL: a table of positions, and how one polls and advances. Nothing of ours runs there."""
+"""Subscribers in plain SQL: a table of positions, and statements to poll and advance, without `harvest`."""
 
 from psycopg import sql
 
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
 from harvest_lib.outbox.table import OutboxTable
 
-# In psql's spelling of parameters. `publication_id` is the column that the layout has for it, else the topic.
+# Parameters are spelled for psql. `publication_id` is compared with the layout's column for it, or with the topic.
 _TEMPLATE = """\
 -- Subscribers of {table} in plain SQL. The variables, :'name', are psql's; in a program bind them.
 --
--- The position is (transaction id, record id). Nothing is skipped: only records of transactions older than every open
--- one are returned, so none can appear below the position any more. The price: one transaction that writes and idles
--- holds up everybody, and records of concurrent transactions come in the order in which these began, not ended.
+-- The position is (transaction id, record id). No record is skipped: a poll returns only records of transactions older
+-- than every open transaction, so no record can appear below the position later. The price: an idle writing transaction
+-- delays every subscriber, and records of concurrent transactions come in the order of their begins, not their ends.
 
 -- 1. Once: the table of positions.
 CREATE TABLE IF NOT EXISTS {subscribers} (
@@ -21,14 +21,14 @@ CREATE TABLE IF NOT EXISTS {subscribers} (
   last_processed_position       BIGINT NOT NULL DEFAULT 0
 );
 
--- 2. Once for each subscriber: what it reads, from the beginning.
+-- 2. Once for each subscriber: its publication, read from the beginning.
 INSERT INTO {subscribers} (subscription_id, publication_id)
 VALUES (:'subscription_id', :'publication_id') ON CONFLICT (subscription_id) DO NOTHING;
 
--- 3. Poll, in a transaction that 4 ends: while one process has a batch in hand, others of its name wait here.
+-- 3. Poll, in a transaction that 4 ends: while a process has a batch in hand, other processes of its name wait here.
 --    The lock takes no transaction id. Write nothing in this transaction until the batch is processed: from its first
---    write to its end it is an open transaction like others, and every subscriber waits for it, under all names.
---    READ COMMITTED: a session that has waited has to see where the position is now.
+--    write to its end it is an open transaction like others, and every subscriber of any name waits for it.
+--    READ COMMITTED: a session that has waited has to see the present position.
 --    synchronous_commit: no position is on disk before the records that it has passed.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = on;
@@ -49,7 +49,7 @@ CROSS JOIN LATERAL (
 WHERE subscriber.subscription_id = :'subscription_id'
 ORDER BY record.transaction_id, record.position;
 
--- 4. Process the batch, then advance to its last record. A crash before the commit brings the batch again.
+-- 4. Process the batch, then advance to its last record. After a crash before the commit the batch is read again.
 UPDATE {subscribers}
 SET last_processed_transaction_id = :'transaction_id', last_processed_position = :'position'
 WHERE subscription_id = :'subscription_id'

@@ -1,4 +1,4 @@
-"""The outbox table by name: its definition, and the check that it is one."""
+"""The outbox table by name: its definition, and the check of its columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_column_privilege(to_regclass(%(table)s), 'leader_id', 'UPDATE'), current_user
 """
 
-# A table that the search path finds in a schema that we may not use is passed over, as if it were not there.
+# Postgres passes over a table in a schema of the search path without USAGE, as if the table did not exist.
 _HIDDEN = """
 SELECT quote_ident(n.nspname), current_user FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname IN (
@@ -55,12 +55,12 @@ WHERE c.relname = %s AND NOT has_schema_privilege(n.oid, 'USAGE') AND n.nspname 
 LONGEST_NAME_BYTES = 63
 
 _NEVER_NULL = ("id", "kafka_topic", "kafka_header_keys", "kafka_header_values")
-"""A record without one of these has no place in Kafka, nor can it be parked by its topic."""
+"""A record with a null in such a column can be neither delivered nor parked by its topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxTable:
-    """A table's name, as one or two identifiers; whatever they hold, they are only ever quoted, never interpolated."""
+    """A table's name: an identifier, with or without its schema. Identifiers are always quoted, never interpolated."""
 
     parts: tuple[str, ...]
 
@@ -71,44 +71,44 @@ class OutboxTable:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The quoted name, to be put into a statement by `psycopg.sql`."""
+        """The quoted name for a statement of `psycopg.sql`."""
         return sql.Identifier(*self.parts)
 
     @property
     def parked(self) -> "OutboxTable":
-        """The name of the table beside this one that takes parked records."""
+        """The name of the side table for parked records."""
         return self._beside("_parked", "its parked records", ", or park nothing: `parking: stop`")
 
     @property
     def subscriptions(self) -> "OutboxTable":
-        """The name of the table beside this one that has each subscription's progress."""
+        """The name of the side table for the progress of each subscription."""
         return self._beside("_subscriptions", "its subscriptions")
 
     @property
     def segments(self) -> "OutboxTable":
-        """The name of the table beside this one that says which segments are closed."""
+        """The name of the side table that lists passed and closed segments."""
         return self._beside("_segments", "its segments")
 
     @property
     def archived(self) -> "OutboxTable":
-        """The name of the table beside this one that says which segments are in the archive."""
+        """The name of the side table that lists archived segments."""
         return self._beside("_archived", "its archived segments")
 
     @property
     def replays(self) -> "OutboxTable":
-        """The name of the table beside this one that lists the subscriptions which a replay fills."""
+        """The name of the side table that lists subscriptions filled by a replay."""
         return self._beside("_replays", "its replays")
 
     @property
     def parked_ids(self) -> "OutboxTable":
-        """The name of the table beside this one that lists the records which subscriptions have parked."""
+        """The name of the side table that lists the parked ids of subscriptions."""
         return self._beside("_parked_ids", "its parked ids")
 
     def _beside(self, suffix: str, whose: str, otherwise: str = "") -> "OutboxTable":
         last = self.parts[-1] + suffix
         if len(last.encode()) > LONGEST_NAME_BYTES:
             raise OutboxTableError(
-                f"the name of {self} leaves no room for that of {whose}",
+                f"the name of {self} is too long for the name of the table of {whose}",
                 evidence=f"{last!r} has {len(last.encode())} bytes, Postgres would cut it off after "
                 f"{LONGEST_NAME_BYTES}",
                 next_step=f"rename the outbox to at most {LONGEST_NAME_BYTES - len(suffix)} bytes{otherwise}",
@@ -116,20 +116,20 @@ class OutboxTable:
         return OutboxTable((*self.parts[:-1], last))
 
     def refuse_hidden(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise DatabaseAccessDenied if there is such a table, in a schema that we may not use."""
+        """Raise DatabaseAccessDenied if the table exists in a schema that this role may not use."""
         if len(self.parts) > 1:
-            return  # Postgres says so itself
+            return  # Postgres reports it itself
         with translated():
             row = connection.execute(_HIDDEN, (self.parts[-1],)).fetchone()
         if row is not None:
             raise DatabaseAccessDenied(
                 f"the user {row[1]!r} may not use the schema of {self}",
-                evidence=f"permission denied for schema {row[0]}: it has the table, and no USAGE for us",
+                evidence=f"permission denied for schema {row[0]}: it has the table, and the user has no USAGE",
                 next_step=f"GRANT USAGE ON SCHEMA {row[0]} TO {sql.Identifier(row[1]).as_string(None)}",
             )
 
     def beside(self, connection: psycopg.Connection[Any], name: Beside) -> "OutboxTable | None":
-        """Return a table beside this one if it is there; a name that leaves no room for its name has none."""
+        """Return a side table if it exists; None also where its name would be too long."""
         try:
             table: OutboxTable = getattr(self, name)
         except OutboxTableError:
@@ -142,7 +142,7 @@ class OutboxTable:
             return connection.execute(queries.PLACE, (str(self),)).fetchone() is not None
 
     def placed(self, connection: psycopg.Connection[Any]) -> "OutboxTable":
-        """Return the same table with its schema, which may be any of the search path. Raises OutboxTableError."""
+        """Return the table with its schema, found by the search path. Raises OutboxTableError if it is missing."""
         with translated():
             row = connection.execute(queries.PLACE, (str(self),)).fetchone()
         if row is None:
@@ -150,8 +150,8 @@ class OutboxTable:
         return OutboxTable((row[0], row[1]))
 
     def kind(self, connection: psycopg.Connection[Any]) -> Kind:
-        """Return the layout, goharvest's or native. Raises OutboxTableError if there is no table of this name, or it is
-        a native one whose transactions are not readable, and DatabaseAccessDenied if it is hidden from us."""
+        """Return the layout, goharvest's or native. Raises OutboxTableError for a missing table and for a native table
+        whose `transaction_id` has another type, and DatabaseAccessDenied for a table hidden from this role."""
         with translated():
             row = connection.execute(queries.KIND, (str(self),)).fetchone()
         if row is None:
@@ -161,13 +161,13 @@ class OutboxTable:
         return "native" if row[0] else "goharvest"
 
     def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, Column]) -> bool:
-        """Return True for a native table whose `transaction_id` has another type: it looks like goharvest's, whose
+        """Return True for a native table whose `transaction_id` has another type: it resembles goharvest's table, where
         records are deleted once they are delivered."""
         kind = columns["transaction_id"].type if "transaction_id" in columns else "xid8"
         return kind != "xid8" and self.beside(connection, "segments") is not None
 
     def value_type(self, connection: psycopg.Connection[Any]) -> ValueType:
-        """Return the type that values are read as: text (VARCHAR too), or bytes. Raises OutboxTableError."""
+        """Return the type of values as they are read: text (VARCHAR too) or bytea. Raises OutboxTableError."""
         with translated():
             row = connection.execute(queries.VALUE_TYPE, (str(self),)).fetchone()
         if row is None:
@@ -179,7 +179,7 @@ class OutboxTable:
         return sql.SQL(_CREATE).format(table=self.identifier)
 
     def create(self, connection: psycopg.Connection[Any]) -> bool:
-        """Create the table unless it is there; return True if it was created."""
+        """Create the table unless it exists; return True if it was created."""
         if self._columns(connection):
             return False
         with translated(), connection.transaction():
@@ -222,10 +222,10 @@ class OutboxTable:
         """Raise OutboxTableError unless this is a native table, which subscriptions need."""
         if self.check_columns(connection) != "native":
             raise OutboxTableError(
-                f"the table {self} does not say which transaction wrote a record",
+                f"the table {self} does not name the transaction that wrote a record",
                 evidence="it has goharvest's layout: there is no column transaction_id of type xid8, or the table is "
                 "not partitioned",
-                next_step="turn it into the native table with `harvest migrate`, which stops nobody, or choose "
+                next_step="turn it into the native table with `harvest migrate`, which stops no writer, or choose "
                 "`source: mark`",
             )
 
@@ -245,7 +245,7 @@ class OutboxTable:
             )
 
     def check_sequence(self, connection: psycopg.Connection[Any], column: str = "id") -> None:
-        """Raise OutboxTableError if ids are handed out in lots, or come again."""
+        """Raise OutboxTableError if the sequence gives out ids in lots or repeats them."""
         IdSequences(str(self), column).check(connection)
 
     def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, Column]:

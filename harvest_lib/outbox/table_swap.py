@@ -1,6 +1,6 @@
-"""Hand-over from an old table to the new one of its name: owner, grants, policies, triggers, comment, sequence.
+"""Hand-over from an old table to the new table of its name: owner, grants, policies, triggers, comment, sequence.
 
-Promise: a role that could do something with the old table by its name can do that with the new one, and no more.
+Promise: each role has the same rights on the new table, by its name, as on the old table, and no more.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class TableSwap:
 
     @classmethod
     def read(cls, connection: psycopg.Connection[Any], outbox: OutboxTable, sequence: OutboxTable) -> Self:
-        """Read it from the catalog; the names in it are spelled as in the present search path."""
+        """Read the attributes from the catalog; names are spelled as in the present search path."""
         values = {"outbox": str(outbox)}
         with translated():
             state = connection.execute(queries.STATE, values).fetchone()
@@ -65,14 +65,14 @@ class TableSwap:
         )
 
     def drop_old(self) -> list[Statement]:
-        """Return the statements that drop the triggers of the old table, which only one of the two may have."""
+        """Return the statements that drop the triggers of the old table: old and new table cannot both have them."""
         return [
             sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), self.outbox.identifier)
             for name, _, _ in self.triggers
         ]
 
     def statements(self) -> list[Statement]:
-        """Return the statements that give the new table, which has the old name now, all attributes."""
+        """Return the statements that give all attributes to the new table, which has the old name by then."""
         table = self.outbox.identifier
         found: list[Statement] = [
             sql.SQL(queries.OWNER).format(outbox=table, owner=sql.Identifier(self.owner)),
@@ -89,7 +89,7 @@ class TableSwap:
         return [*found, *(_verbatim(definition) for _, definition, _ in self.triggers)]
 
     def enable_triggers(self) -> list[Statement]:
-        """Return the statements that make triggers fire as they did, once all segments have them."""
+        """Return the statements that make triggers fire as before, once all segments have them."""
         return [
             sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
                 self.outbox.identifier, sql.SQL(_FIRING[firing]), sql.Identifier(name)
@@ -115,7 +115,7 @@ class TableSwap:
 
 
 def _verbatim(statement: str) -> sql.SQL:
-    """Return a statement of the server's own text, as it is."""
+    """Return a statement with the server's own text, unchanged."""
     return sql.SQL(statement)
 
 
@@ -129,5 +129,5 @@ def _obstacle(kind: str, id_type: str, transaction_id: str | None, *, identity: 
     if transaction_id not in {None, "xid8"}:
         return f"it has a column transaction_id of type {transaction_id}"
     if transaction_id is not None and not stamped:
-        return "its column transaction_id has not the default pg_current_xact_id(), or may be NULL"
+        return "its column transaction_id does not have the default pg_current_xact_id(), or may be NULL"
     return ""

@@ -1,10 +1,10 @@
-"""Tables that Postgres calls missing: dropped, or in a schema that we may not use any more. Where the search path
-finds the schema, Postgres says the same of both. And tables whose columns have got other types.
+"""Tables that Postgres reports as missing: dropped, or in a schema without USAGE, for which Postgres has the same error
+where the search path names the schema. And tables whose columns were given other types.
 
 Promises
 - Revoked privileges are reported as DatabaseAccessDenied, not as a missing table. So a caller that waits for privileges
-  waits for these too. A table that was really dropped is reported as missing.
-- A column of another type is named, with the statement that mends it; Postgres names a function that it lacks for it.
+  waits for these too. A dropped table is reported as missing.
+- A column of another type is named, with the statement that corrects it; Postgres would name a missing function.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,17 +24,17 @@ _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 
 
 _STALE_PLAN = "0A000"
-"""The type of a column has changed since a statement was prepared; among other causes, which `check` does not find."""
+"""The type of a column has changed since a statement was prepared, or another cause, which `check` does not find."""
 
 
 @contextmanager
 def translate_table_errors(
     conninfo: Callable[[], str], tables: Sequence[OutboxTable], check: Callable[[psycopg.Connection[Any]], object]
 ) -> Iterator[None]:
-    """Inside, where Postgres says that one of the tables does not exist: raise DatabaseAccessDenied if it is only
-    hidden from us, and DatabaseUnavailable if it is there again or nobody answers. Where a statement does not fit the
-    columns any more: raise what `check` raises. Asks on a connection of its own, by the connection string that
-    `conninfo` returns."""
+    """Translate errors raised inside. If Postgres reports a table as missing: raise DatabaseAccessDenied if it is only
+    hidden from this role, and DatabaseUnavailable if it exists again or the server does not answer. If a statement no
+    longer fits the columns: raise the error of `check`. Queries a connection of its own, opened with the connection
+    string that `conninfo` returns."""
     try:
         yield
     except OutboxTableError as error:
@@ -60,17 +60,17 @@ def _check_again(
 
 
 def _ask_again(conninfo: str, tables: Sequence[OutboxTable], error: OutboxTableError) -> None:
-    """Return if a table is not there."""
+    """Return if a table is missing; raise if it is hidden, or exists again."""
     with connect(conninfo) as connection:
         for table in tables:
             if _is_absent(connection, table):
                 table.refuse_hidden(connection)
-                if _is_absent(connection, table):  # else the privilege was granted in between
+                if _is_absent(connection, table):  # otherwise the privilege was granted in between
                     return
     raise DatabaseUnavailable(
-        "a table was missing for a moment, and is there again",
+        "a table was missing for a moment, and exists again",
         evidence=error.evidence,
-        next_step="none: it is asked again",
+        next_step="none: the query is repeated",
     ) from error
 
 

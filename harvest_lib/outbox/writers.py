@@ -1,11 +1,10 @@
-"""The way of a writer's statements to Postgres: a connection of psycopg or asyncpg, or what stands before one: a
-connection or session of SQLAlchemy, or Django's.
+"""The way of a writer's statements to Postgres: a connection of psycopg or asyncpg, directly or through a connection
+or session of SQLAlchemy or Django's connection.
 
-Statements go the way of the writer's own, through SQLAlchemy or Django where these are given. Errors are therefore
-those of the writer's own statements, with the same effect: Django's block has to be rolled back, SQLAlchemy gives up a
-connection that is lost.
+Statements take the same way as the writer's own, so errors have the same types and effects: Django's block has to be
+rolled back, SQLAlchemy gives up a lost connection.
 
-Nothing here is imported for it: a caller that hands over a session of SQLAlchemy has imported SQLAlchemy.
+This module imports neither SQLAlchemy nor Django: a caller that passes a session of SQLAlchemy has imported SQLAlchemy.
 """
 
 import re
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 _TAKEN = "a psycopg connection, SQLAlchemy's Connection or Session over psycopg, or Django's connection to Postgres"
-_TAKEN_ASYNC = "an async connection of psycopg, one of asyncpg, or SQLAlchemy's AsyncConnection or AsyncSession"
+_TAKEN_ASYNC = "an async connection of psycopg or asyncpg, or SQLAlchemy's AsyncConnection or AsyncSession"
 _NOT_STREAMED = {"stream_results": False}
 """Execution options of SQLAlchemy: a connection that streams would declare a cursor for an INSERT."""
 
@@ -79,8 +78,8 @@ def way_of(given: object) -> Way:
 
 
 async def async_way_of(given: object) -> AsyncWay:
-    """Do as `way_of` does, for async connections. asyncpg's has to be in a transaction, or LifecycleError is raised:
-    without one each statement would be committed at once."""
+    """Do as `way_of` does, for async connections. Raises LifecycleError for asyncpg's outside a transaction: each
+    statement would be committed at once."""
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is not None and isinstance(given, module.AsyncSession | module.async_scoped_session):
         await given.flush()
@@ -91,7 +90,7 @@ async def async_way_of(given: object) -> AsyncWay:
         return _AsyncPsycopg(given)
     if not is_asyncpg(given):
         raise _refused(given, None, "append_async", _TAKEN_ASYNC)
-    connection: Any = given  # asyncpg's, or its stand-in in a pool
+    connection: Any = given  # asyncpg's, or its pool's proxy
     if not connection.is_in_transaction():
         raise _without_transaction("async with connection.transaction():")
     return _Asyncpg(connection)
@@ -195,13 +194,13 @@ class _AsyncSqlalchemy:
 
 
 def numbered(statement: str) -> str:
-    """Return a statement as asyncpg takes it: values are $1, $2, and a % is itself."""
+    """Return a statement in asyncpg's spelling: values are $1, $2, and %% is %."""
     numbers = count(1)
     return re.sub("%[s%]", lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", statement)
 
 
 def postgres_error(error: BaseException) -> psycopg.Error | None:
-    """Return Postgres' answer behind an error of a driver, of SQLAlchemy or of Django, as psycopg has it; None if there
+    """Return Postgres' error behind an error of a driver, of SQLAlchemy or of Django, as psycopg's error; None if there
     is none."""
     seen: BaseException | None = error
     while seen is not None:
@@ -223,7 +222,7 @@ def is_asyncpg(connection: object) -> bool:
 
 
 def _flushed(given: Any) -> object:
-    """Return the connection of a session of SQLAlchemy, and anything else as it is."""
+    """Return the connection of a SQLAlchemy session, and any other object unchanged."""
     module = sys.modules.get("sqlalchemy.orm")
     if module is None or not isinstance(given, module.Session | module.scoped_session):
         return given
@@ -245,7 +244,7 @@ def _of_django(wrapper: Any) -> Way:
 
 
 def _refuse_autocommit(driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
-    """Raise LifecycleError where SQLAlchemy shows a transaction that Postgres does not have."""
+    """Raise LifecycleError if SQLAlchemy has a transaction and Postgres does not."""
     if driver.autocommit:
         raise _without_transaction("with engine.begin():", "SQLAlchemy's isolation_level is AUTOCOMMIT")
 
@@ -254,7 +253,7 @@ def _without_transaction(
     block: str, evidence: str = "the connection commits each statement by itself"
 ) -> LifecycleError:
     return LifecycleError(
-        "there is no transaction: the records would be committed alone, whatever becomes of the business rows",
+        "there is no transaction: the records would be committed without the business rows",
         evidence=evidence,
         next_step=f"write business rows and records in one block, `{block}`",
     )

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 MOST_LINKS = 128
-"""Links that OpenTelemetry's SDK keeps of a span by default."""
+"""Limit of a span's links in OpenTelemetry's SDK, by default."""
 
 
 class BatchSpan:
-    """The span of a batch, in a trace of its own, from its construction on. Used by one thread."""
+    """The span of a batch, in a trace of its own, from its construction on. Used by a single thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BatchSpan:
         self.span: Span = tracer.start_span(
             operation,
             Context(),
-            # A sender's context would be that which consumers continue, were it a PRODUCER's.
+            # Not PRODUCER: consumers would then continue the batch's context.
             kind=SpanKind.CLIENT if operation == "send" else SpanKind.CONSUMER,
             attributes={**of_operation, **attributes},
         )
@@ -48,19 +48,19 @@ class BatchSpan:
 
     @property
     def room(self) -> int:
-        """Return the number of links that it still takes; 0 if it is not recorded."""
+        """Return the number of links that the span still takes; 0 if it is not recorded."""
         return MOST_LINKS - len(self._linked) if self.is_recorded else 0
 
     def link(self, traceparents: Iterable[str]) -> None:
-        """Link it to the spans of these trace contexts, each once; a malformed context is ignored. The caller gives at
-        most `room` contexts."""
+        """Link the span to these trace contexts, each once; a malformed context is ignored. The caller passes at most
+        `room` contexts."""
         for each in traceparents:
             if each not in self._linked and (context := context_of(each)) is not None:
                 self._linked.add(each)
                 self.span.add_link(context)
 
     def end(self, error: str = "", reason: str = "") -> None:
-        """End it: well, or by an error of a kind."""
+        """End the span; `error` is the kind of the error that ended the batch."""
         try:
             self._name(error, reason)
         finally:

@@ -1,4 +1,4 @@
-"""Every metric: its name, type, labels and meaning. Nothing is reported that is not here.
+"""Every metric: its name, type, labels and meaning. Only metrics of this catalogue are reported.
 
 Names follow Prometheus' conventions: a prefix, base units (seconds, bytes), `_total` for counters. Bounds of histograms
 follow OpenTelemetry's conventions for messaging. A name is public: dashboards and alerts use it.
@@ -15,7 +15,7 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric; of a counter `name` ends in `_total`, of an info in `_info`."""
+    """A metric. The name of a counter ends in `_total`, of an info in `_info`."""
 
     name: str
     kind: Kind
@@ -36,7 +36,7 @@ class Readings(Protocol):
     """A source of metrics."""
 
     def readings(self) -> Iterable[Reading]:
-        """Return their present values. Called by several threads."""
+        """Return the present values. Called by several threads."""
         ...
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 OTHER = "other"
 """The value of a label beyond the limit of series."""
 MOST_SERIES = 100
-"""Limit of the series of a counter. Names come from outside: without a limit each would take memory, here and in
+"""Limit of a counter's series. Names come from outside: without a limit they would take memory, here and in
 Prometheus."""
 
 _BITS = 32
-"""Bits of a sum's amounts: more than any amount has that is added at once."""
+"""Bits of an amount: more than any single addition needs."""
 _LONGEST_VALUE = 200
 """A longer value of a label is cut off: a name from outside must not fill the page."""
 
@@ -36,8 +36,8 @@ def safe_value(value: str) -> str:
 class Counts:
     """Counts that only grow, by labels.
 
-    `add` takes no lock, so it may be called wherever a client calls back: with an exception set, as some calls come, a
-    lock is taken and never released.
+    `add` takes no lock, so any callback of a client may call it: some come with an exception set, and would take a lock
+    and never release it.
     """
 
     def __init__(self, most: int = MOST_SERIES) -> None:
@@ -80,7 +80,7 @@ class _Sum:
                 next(self._powers[power])
 
     def read(self) -> int:
-        """Return the sum. Called by one thread at a time."""
+        """Return the sum. Called by a single thread at a time."""
         reads, self._reads = self._reads, self._reads + 1
         return sum((next(each) - reads) << power for power, each in enumerate(self._powers))
 

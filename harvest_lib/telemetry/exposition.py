@@ -1,4 +1,4 @@
-"""Readings in Prometheus' formats, by Prometheus' own client. Whatever a label's value is, the page can be read."""
+"""Readings in Prometheus' formats, by Prometheus' own client. The page is readable with any value of a label."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,14 +13,13 @@ from harvest_lib.telemetry.counts import HistogramReading, Labels, safe_value
 
 
 class Collector:
-    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds these metrics to a registry of
-    yours."""
+    """Collector for `prometheus_client`: `REGISTRY.register(Collector(…))` adds the metrics to your registry."""
 
     def __init__(self, *sources: Readings) -> None:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering asks no database."""
+        """Return nothing, so that registering queries no database."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,8 +1,8 @@
 """Observers that cannot do harm: span processors, event handlers and log handlers are the user's code.
 
 Promises
-- An error of such an observer costs its own observation. The observed work continues, before and after a commit.
-- Each kind of error is reported once. Interrupts from the keyboard, which are for the process, go through.
+- An error of an observer costs only its own observation. The observed work continues, before and after a commit.
+- Each kind of error is reported once. Keyboard interrupts, which are meant for the process, pass through.
 """
 
 import logging
@@ -15,15 +15,15 @@ _PACKAGE = "harvest_lib"
 
 
 class Harmless:
-    """Context of calls of an observer: their errors are logged as `event`, each kind once, and end here. Used by any
-    thread, any number of times."""
+    """Context of calls of an observer: their errors are logged as `event`, each kind once, and end here. Usable by any
+    thread, repeatedly."""
 
     def __init__(self, logger: logging.Logger, event: str) -> None:
         self._logger, self._event = logger, event
         self._told: set[type[BaseException]] = set()
 
     def __enter__(self) -> None:
-        """Begin; nothing has to be done."""
+        """Begin the context."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
@@ -43,7 +43,7 @@ class _Guarded(logging.Logger):
         """Pass a record on."""
         try:
             super().handle(record)
-        except Exception as error:  # noqa: BLE001 - of a handler or a filter of the user's
+        except Exception as error:  # noqa: BLE001 - the user's handlers and filters raise anything
             _tell_of_handler(error)
 
 
@@ -60,8 +60,8 @@ def _tell_of_handler(error: Exception) -> None:
 
 
 def guard_loggers() -> None:
-    """Let no handler or filter of this package's loggers end the code that logs. Safe to repeat; loggers stay the same
-    objects, with their levels, handlers and filters."""
+    """Keep errors of handlers and filters of this package's loggers from the code that logs. Safe to repeat; loggers
+    stay the same objects, with their levels, handlers and filters."""
     for name, logger in list(logging.Logger.manager.loggerDict.items()):
         is_ours = name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
         if is_ours and isinstance(logger, logging.Logger) and not isinstance(logger, _Guarded):

@@ -1,8 +1,8 @@
 """Definition of healthy. Decides, and does no I/O.
 
 - *live*: the main loop runs. If not, only a new process helps.
-- *ready*: it leads, or stands by and would lead: it could take over now.
-- *progress*: the backlog is being reduced, by any process. This is seen from outside, whatever the process reports.
+- *ready*: the process leads, or could take over now.
+- *progress*: the backlog is being reduced, by any process. This is observed from outside, whatever the process reports.
 """
 
 from collections.abc import Hashable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DEFAULT_WITHIN_SECONDS = 60.0
-"""Time that a backlog may go without being reduced, where `/progress` is not asked about another time."""
+"""Time that a backlog may go without being reduced, unless a request to `/progress` names another time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Health(Protocol):
     """Health checks of a process. Called by several threads; answers soon, whatever the servers do."""
 
     def live(self) -> Verdict:
-        """Return a healthy verdict if the process turns."""
+        """Return a healthy verdict if the process's main loop runs."""
         ...
 
     def ready(self) -> Verdict:
@@ -40,8 +40,8 @@ class Health(Protocol):
 class ProgressWatch:
     """Derives from observations the time that a backlog was not reduced. Times are of a clock that is never set.
 
-    Between two observations nothing is known: a backlog that is seen for the first time has not stalled yet, unless the
-    time without work (`quiet_seconds`) is known. Used by one thread.
+    Between two observations nothing is known: a backlog at its first observation has not stalled yet, unless the time
+    without work (`quiet_seconds`) is known. Used by a single thread.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class ProgressWatch:
     def observe(
         self, now: float, mark: Hashable, *, waits: bool, age_seconds: float | None, quiet_seconds: float = 0.0
     ) -> None:
-        """Take an observation: `waits` if there is a backlog, the age of its oldest record, and a `mark` that changes
-        with each record that is done."""
+        """Record an observation: `waits` if there is a backlog, the age of its oldest record, and a `mark` that changes
+        with each finished record."""
         known = age_seconds if age_seconds else float("inf")  # 0: a writer's clock is ahead
         if not waits or (self._good_at is not None and mark != self._mark):
             self._good_at = now

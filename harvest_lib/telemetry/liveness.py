@@ -1,7 +1,7 @@
 """Signs of life for a supervisor: a file that is kept fresh, and systemd's socket.
 
-The file is there while the process works, and is touched once a second: readiness and liveness are one check. systemd
-gets the messages of `sd_notify(3)`, if it requests them with `Type=notify`.
+The file exists while the process works, and is touched once a second: readiness and liveness are the same check.
+systemd gets the messages of `sd_notify(3)`, if it requests them with `Type=notify`.
 """
 
 import os
@@ -32,7 +32,7 @@ class Liveness:
         self._remove()
 
     def show(self) -> None:
-        """Show that the process works; at most once a second, however often it is called.
+        """Show that the process works; called more often than once a second, it does nothing.
 
         Raises ConfigError if the first sign cannot be given. A later failure only costs the supervisor a sign: a disk
         that is full for a moment ends no harvester.
@@ -72,8 +72,8 @@ class Liveness:
 def supervised(live: Callable[[], Verdict]) -> Iterator[None]:
     """Notify systemd, if it requests that, each second while `live` returns a healthy verdict, and on exit.
 
-    A thread of its own does it, so the verdict must be about the thread that works. The block may end in order before a
-    healthy verdict: that is no failure, so systemd is notified that it was ready. A process has one block at a time.
+    A separate thread notifies, so the verdict must be about the working thread. The block may end in order before a
+    healthy verdict: that is no failure, so systemd is notified that it was ready. A process has a single block at once.
     """
     if not os.environ.get(_SOCKET):
         yield

@@ -1,4 +1,4 @@
-"""Counts of events logged as a warning or worse: each event that has a name in the log has a number too."""
+"""Counts of events logged as a warning or worse, by the event's name."""
 
 import logging
 import re

@@ -3,8 +3,8 @@
 A name is Prometheus' name with a point after `harvest`, without `_total` and `_seconds`, which type and unit replace; a
 collector that writes for Prometheus restores the first name. Metrics that OpenTelemetry's conventions for messaging
 name are reported under that name too. Counters and gauges are read when OpenTelemetry collects. Its histograms count by
-themselves, so each value of a histogram here is recorded there too: a value for each batch, not for each record.  A
-process reports a single harvester, consumer and pipeline at a time; of two of a kind the later.
+themselves, so each value of a histogram here is recorded there too: a value for each batch, not for each record. A
+process reports a single harvester, consumer and pipeline at a time: the latest of each kind.
 """
 
 import logging
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _API = "opentelemetry.metrics"
-"""Module of the providers that report nothing."""
+"""Module of the providers without reports."""
 _MESSAGE = "{message}"
 
 
@@ -39,7 +39,7 @@ _Histograms = Mapping[Metric, Histogram]
 
 @runtime_checkable
 class _WithHistograms(Protocol):
-    """A source of metrics with histograms among them."""
+    """A source of metrics that has histograms."""
 
     @property
     def histograms(self) -> _Histograms: ...
@@ -60,7 +60,7 @@ def instrument_name(metric: Metric) -> tuple[str, str]:
     name = metric.name.removesuffix("_total").replace("harvest_", "harvest.", 1)
     if name.endswith("_seconds"):
         return name.removesuffix("_seconds"), "s"
-    return name, "By" if name.endswith("_bytes") else ""  # which stays: the same may be counted, and measured
+    return name, "By" if name.endswith("_bytes") else ""  # `_bytes` stays: a counter may have the short name
 
 
 _OURS = [
@@ -114,13 +114,13 @@ class _Reported:
         self._observed: list[_Histograms] = []
 
     def observe(self, histograms: _Histograms) -> None:
-        """Record the values of these histograms from now on, instead of the previous histograms'."""
+        """Record the values of the given histograms from now on, instead of the previous set's."""
         with self._lock:
             self._observed.append(histograms)
             self._observe_last()
 
     def release(self, histograms: _Histograms) -> None:
-        """Stop recording these histograms; resume the previous set if it is still active."""
+        """Stop recording the given histograms; resume the previous set if it is still active."""
         with self._lock:
             self._observed = [each for each in self._observed if each is not histograms]
             for each in histograms.values():
@@ -135,14 +135,14 @@ class _Reported:
             histogram.observer = self._recorder(metric, histogram)
 
     def _recorder(self, metric: Metric, histogram: Histogram) -> Observer:
-        """Return a function that has OpenTelemetry count what a histogram counts, with the same bounds. What it raises
-        is logged, and nothing more is recorded then."""
+        """Return a function that records a histogram's values in OpenTelemetry, with the same bounds. It logs an error,
+        and then records no more."""
 
         def record(value: float, labels: Labels) -> None:
             try:
                 for instrument, counted in self._instruments(metric, histogram.bounds):
                     counted.record(value, {**instrument.attributes, **_attributes(instrument, labels)})
-            except BaseException:  # noqa: BLE001 - a provider of the user's: deliveries must not end with it
+            except BaseException:  # noqa: BLE001 - the user's provider must not end deliveries
                 histogram.observer = None
                 _log.exception("histogram_not_reported", extra={"metric": metric.name})
 
@@ -168,10 +168,10 @@ class _Reported:
             self._sources = [each for each in self._sources if not isinstance(each, _Ended)] + [source]
 
     def end(self, source: Readings) -> None:
-        """Report the last numbers of a source from now on: the process may be asked once more as it ends."""
+        """Report the last numbers of a source from now on: a last collection may come while the process ends."""
         last = _Ended(_read(source))
         with self._lock:
-            self._sources = [last, *(each for each in self._sources if each is not source)]  # one at work comes later
+            self._sources = [last, *(each for each in self._sources if each is not source)]  # before working sources
 
     def _callback(self, instrument: _Instrument) -> "_Callback":
         from opentelemetry.metrics import Observation  # noqa: PLC0415 - a process with a meter has it
@@ -184,8 +184,8 @@ class _Reported:
         return observe
 
     def _series(self, instrument: _Instrument) -> Mapping[Labels, float | HistogramReading]:
-        """Return the present series of a metric. All metrics are read together: again when a metric is read a second
-        time."""
+        """Return the present series of a metric. All metrics are read together, and again when a metric is read for the
+        second time."""
         with self._lock:
             if instrument.name in self._told or not self._told:
                 self._last = {reading[0].name: reading for source in self._sources for reading in _read(source)}
@@ -213,7 +213,7 @@ def _read(source: Readings) -> Sequence[Reading]:
     """Return the readings of a source; none if it raises."""
     try:
         return [*source.readings()]
-    except Exception:  # noqa: BLE001 - a number that is missing must end nothing
+    except Exception:  # noqa: BLE001 - a missing number must not end the process
         _log.exception("scrape_failed")
         return []
 
@@ -229,8 +229,8 @@ def is_reported() -> bool:
 
 @contextmanager
 def reported(subject: Readings) -> Iterator[None]:
-    """Report numbers to OpenTelemetry for as long as the context lasts, if the process has a meter provider. Their last
-    values are reported from then on."""
+    """Report numbers to OpenTelemetry, if the process has a meter provider: present values during the context, the last
+    values from then on."""
     provider = _configured_provider()
     if provider is None:
         yield

@@ -1,4 +1,4 @@
-"""Metrics of every process, whatever it does."""
+"""Metrics of every kind of process."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager

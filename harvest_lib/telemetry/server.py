@@ -35,7 +35,7 @@ _MOST_CLIENTS = 16
 _CLIENT_SECONDS = 5.0
 """Limit of the wait for a client to send its next bytes, or to read the answer."""
 _LOOK_SECONDS = 5.0
-"""Interval between looks at progress: a stall is known from looks alone, asked for or not."""
+"""Interval of the checks of progress: a stall is only known from earlier checks, also without requests."""
 _AGAIN_SECONDS = 1.0
 _HIGHEST_PORT = 65_535
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
@@ -72,10 +72,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Listener:
-    """Serves a subject from when it is made. A context manager, which stops on exit."""
+    """Serves a subject from its construction on. A context manager, which stops on exit."""
 
     def __init__(self, address: str, subject: Subject) -> None:
-        """Listen on `HOST:PORT`. Raises ConfigError if that cannot be had."""
+        """Listen on `HOST:PORT`. Raises ConfigError if the address is not usable."""
         host, port = parse_address(address)
         from harvest_lib.telemetry.exposition import Collector, page  # noqa: PLC0415 - only with a listener
 
@@ -95,19 +95,19 @@ class Listener:
             lambda: subject.progress(DEFAULT_WITHIN_SECONDS),
             stopping=self._stopping,
             pause_seconds=lambda: _LOOK_SECONDS,
-            on_error=lambda _: None,  # each question fails so too, and is logged
+            on_error=lambda _: None,  # requests fail in the same way, and are logged
         )
         _log.info("telemetry_served", extra={"address": self.address})
 
     @property
     def address(self) -> str:
-        """Return `HOST:PORT` as it was bound: port 0 means any."""
+        """Return the bound `HOST:PORT`: port 0 means any free port."""
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def stop(self) -> None:
-        """Stop listening, and hang up. Safe to repeat."""
-        self._server.shutdown()  # before the event: a thread that has not come to serve yet would not answer it
+        """Stop listening, and close connections. Safe to repeat."""
+        self._server.shutdown()  # before the event: a thread that does not serve yet would not answer it
         self._stopping.set()
         self._server.server_close()
         self._server.hang_up(0)
@@ -140,17 +140,17 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
-    allow_reuse_port = False  # two processes would share the questions
+    allow_reuse_port = False  # two processes would share the requests
 
     def __init__(self, host: str, port: int, subject: Subject, render: Callable[[str], tuple[bytes, str]]) -> None:
         self.subject, self.render = subject, render
-        self._clients: dict[Any, None] = {}  # in the order in which they came
+        self._clients: dict[Any, None] = {}  # the oldest first
         self._clients_lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer's would ask the resolver for the name of the host, which may take long.
+        # HTTPServer's method would resolve the name of the host, which may take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "harvest", 0
 
@@ -166,7 +166,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def hang_up(self, most: int) -> None:
-        """Hang up on the clients that have been there longest, until `most` are left."""
+        """Close the oldest connections until `most` are left."""
         with self._clients_lock:
             while len(self._clients) > most:
                 oldest = next(iter(self._clients))
@@ -175,7 +175,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
                     oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        # A client that left, or whose connection was closed, is no error of the server.
+        # A closed connection is no error of the server.
         _log.debug("client_left", exc_info=True)
 
 
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log: scrape_failed\n", _TEXT)
 
     def do_HEAD(self) -> None:
-        """Answer as GET, without the body: load balancers ask so."""
+        """Answer as GET, without the body: load balancers send HEAD."""
         self.do_GET()
 
     def _answer_verdict(self, verdict: Verdict) -> None:
@@ -230,11 +230,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
-        """Log nothing: there is a request every few seconds."""
+        """Log nothing: requests come every few seconds."""
 
 
 def _seconds(query: str) -> float | None:
-    """Return `seconds` of a query, the default if it has none, None if it is no time."""
+    """Return `seconds` of a query, the default if it is missing, None if it is no time."""
     given = parse_qs(query, keep_blank_values=True).get("seconds", [str(DEFAULT_WITHIN_SECONDS)])[-1]
     try:
         seconds = float(given)

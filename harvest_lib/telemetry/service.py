@@ -1,4 +1,4 @@
-"""All that reports of a process that works: the listener, OpenTelemetry and systemd, each where it is asked for."""
+"""All reports of a working process: the listener, OpenTelemetry and systemd, each where it is configured."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +13,8 @@ def observed(subject: Subject, address: str | None = None) -> Iterator[None]:
     """Report the numbers and the health of a pipeline or a consumer while it runs.
 
     They are served at `address` (`HOST:PORT`), if given; the numbers go to OpenTelemetry, if the process has a meter
-    provider; and systemd is notified that it works, if it requests that. A process has one such block at a time. Raises
-    ConfigError.
+    provider; systemd is notified that the process works, if it requests that. A process has a single such block at a
+    time. Raises ConfigError.
     """
     with ExitStack() as opened:
         if address:

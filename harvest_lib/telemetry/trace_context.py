@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _harmless = Harmless(logging.getLogger(__name__), "trace_context_not_written")
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-"""The headers of a record that name the span it was written in."""
+"""The headers of a record that name the span of its writing."""
 TRACEPARENT_CHARS = 55
-"""Of version 00, the only version."""
+"""Length of a `traceparent` of version 00, the only version."""
 _SAMPLED = "13579bdf"
 """Last digits of flags with the lowest bit set."""
 _PARTS = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -35,11 +35,11 @@ def is_imported(module: str) -> bool:
 
 def version() -> str:
     """Return the version of the tracer and the meter."""
-    return str(import_module("harvest_lib").__version__)  # by its name, because the package imports this module
+    return str(import_module("harvest_lib").__version__)  # imported late, because the package imports this module
 
 
 def current_headers() -> Sequence[tuple[str, str]]:
-    """Return the headers of the current span, none if there is none."""
+    """Return the headers of the current span, if there is a current span."""
     if not is_imported("trace"):
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
@@ -68,7 +68,7 @@ def is_sampled(value: str) -> bool:
 
 
 def context_of(traceparent: str) -> "SpanContext | None":
-    """Return the context that a `traceparent` names, None if it names none. OpenTelemetry has to be there."""
+    """Return the context of a `traceparent`, None if it is malformed. OpenTelemetry has to be installed."""
     from opentelemetry.trace import SpanContext, TraceFlags  # noqa: PLC0415
 
     parts = _PARTS.fullmatch(traceparent)

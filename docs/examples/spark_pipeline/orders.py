@@ -1,8 +1,8 @@
-"""A declarative pipeline of Spark 4.1 whose sink is an outbox.
+"""A declarative pipeline of Spark 4.1 with an outbox as its sink.
 
 spark-pipelines run --spec docs/examples/spark_pipeline/spark-pipeline.yml
 
-HARVEST_DSN says where Postgres is, PGPASSWORD has the password, ORDERS_FOLDER is where files of JSON come.
+HARVEST_DSN is the address of Postgres, PGPASSWORD the password, ORDERS_FOLDER the folder where JSON files arrive.
 """
 
 import os
@@ -30,6 +30,6 @@ dp.create_sink(
 
 @dp.append_flow(target="orders_outbox")
 def orders() -> DataFrame:
-    """Return the orders as they come."""
+    """Return the stream of orders."""
     schema = "order_id bigint, customer string, cents bigint"
     return spark.readStream.schema(schema).json(os.environ["ORDERS_FOLDER"])

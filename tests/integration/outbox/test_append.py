@@ -399,7 +399,7 @@ def test_a_table_is_found_by_its_name_whatever_that_holds(table, dsn, writer):
 
 def test_a_missing_table_is_named_as_such(dsn, sync_writer):
     assert sync_writer.write([], table="missing too") == [0], "nothing to append asks nobody"
-    with pytest.raises(OutboxTableError, match="not there"):
+    with pytest.raises(OutboxTableError, match="does not exist"):
         sync_writer.write(records("k"))
 
 

@@ -65,7 +65,7 @@ def test_a_table_of_a_former_name_is_refused_with_the_statement_that_renames_it(
         refused = harvest(command, "-f", reaper)
         assert refused.returncode != 0
         assert "has its former name" in " ".join((refused.stdout + refused.stderr).split())
-    with pytest.raises(OutboxTableError, match="there is no such table") as error:
+    with pytest.raises(OutboxTableError, match="this table does not exist") as error:
         Harvest(config).drain(60)
     connection.execute(statement_of(error.value))
     assert harvest("init", "-f", reaper).returncode == 0

@@ -120,7 +120,7 @@ def test_a_cut_begun_long_ago_gets_another_end(native):
 def test_ids_that_the_sequence_never_gave_out_are_named(native):
     native.write(45)
     native.connection.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (9000000000000000000, 't', 'k')")
-    with pytest.raises(OutboxTableError, match="somebody sets ids"):
+    with pytest.raises(OutboxTableError, match="a writer sets ids"):
         ensure_segments(native.connection, native.table)
     native.connection.execute("DELETE FROM outbox WHERE id > 1000000; ")
     native.write(1)
