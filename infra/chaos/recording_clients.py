@@ -35,11 +35,11 @@ from infra.chaos.history.events import (
     Acknowledge,
     CheckpointWrite,
     EventType,
-    Mark,
+    MarkEvent,
     Produce,
     Purge,
     Reset,
-    Term,
+    TermEvent,
     TransactionStep,
 )
 from infra.chaos.history.events import Event as HistoryEvent
@@ -71,7 +71,7 @@ class Recorder:
             if isinstance(event, LeaderAcquired | LeaderRefreshed):
                 self._end(event.shard)
                 self._terms[event.shard] = str(event.leader_id)
-                self.tell(Term, "invoke", leader_id=str(event.leader_id), shard=event.shard)
+                self.tell(TermEvent, "invoke", leader_id=str(event.leader_id), shard=event.shard)
             elif hasattr(event, "shard"):
                 self._end(event.shard)
 
@@ -90,7 +90,7 @@ class Recorder:
 
     def _end(self, shard: int) -> None:
         if (before := self._terms.pop(shard, None)) is not None:
-            self.tell(Term, "ok", leader_id=before, shard=shard)
+            self.tell(TermEvent, "ok", leader_id=before, shard=shard)
 
 
 Report = Callable[[KafkaError | None, Message], None]
@@ -197,7 +197,7 @@ class RecordedSource:
         if delivered:
             self._recorder.tell(Purge, "ok", **purge)
         if batch.rows:
-            self._recorder.tell(Mark, "ok", leader_id=self._leader, ids=tuple(row[0] for row in batch.rows))
+            self._recorder.tell(MarkEvent, "ok", leader_id=self._leader, ids=tuple(row[0] for row in batch.rows))
         return batch
 
     def reset(self, ids: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ from support.pipeline_files import writer
 from harvest_lib.pipeline.message import Message, Op
 from infra.demo_pipeline import run
 from infra.demo_pipeline.destinations import Arrived, differences, in_parquet
-from infra.demo_pipeline.process import Kill
+from infra.demo_pipeline.process import StateAfterKill
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +39,7 @@ def test_what_transforms_change_is_no_difference_and_what_they_left_is():
 
 
 def test_a_repeat_is_explained_by_kills_that_left_it_unflushed_once_each():
-    kills = [Kill(resumes_at={"lake": 5}, end=8), Kill(resumes_at={"lake": 7}, end=9)]
+    kills = [StateAfterKill(resumes_at={"lake": 5}, end=8), StateAfterKill(resumes_at={"lake": 7}, end=9)]
     assert run._repeats(arrived(1, 2, 5, 5, 7, 7, 7), "lake", kills) == (3, 0)
     assert run._repeats(arrived(4, 4, 5, 5, 5, 8, 8), "lake", kills) == (4, 2)
     assert run._repeats(arrived(9, 9), "lake", kills) == (1, 1)
