@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.native import library as built
 from harvest_lib.native.library import LATE, MALFORMED, MOST_FAILURES, OfTopic, implementation
-from harvest_lib.native.pieces import Records
+from harvest_lib.native.pieces import NativeRecords
 from harvest_lib.native.rows import NativeRows
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class NativeSender:
         )
         return went, self._error.value
 
-    def produce(self, records: Records, begin: int) -> tuple[int, int]:
+    def produce(self, records: NativeRecords, begin: int) -> tuple[int, int]:
         """Hand records over from a row on, as `send` does."""
         self._require_usable()
         keys, values = records.keys, records.values

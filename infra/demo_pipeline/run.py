@@ -23,7 +23,7 @@ from harvest_lib.database import connect
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import commit_folder
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from infra.demo.place import Place
 from infra.demo.progress import Progress
 from infra.demo.runner import DemoRun
@@ -142,7 +142,7 @@ def _is_copied(folder: Path) -> bool:
     return newest is not None and newest.mode is not Mode.COPY
 
 
-def _newest(folder: Path) -> Message | None:
+def _newest(folder: Path) -> PipelineMessage | None:
     """Return the last message of the flights that came to the log."""
     entry = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
     return None if entry is None else message_of(entry)

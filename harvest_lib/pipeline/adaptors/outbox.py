@@ -35,7 +35,7 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.record.checkpoint import Checkpoint
 from harvest_lib.source.filters import Subscription, subscription_filter
@@ -81,7 +81,7 @@ class OutboxReader:
         self._generation = -1
         self._saved = 0
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         before = last.get(self._namespace)
         source, checkpoints = self._open(is_begun=before is not None)
         checkpoint = checkpoints.lead(uuid4())
@@ -114,7 +114,7 @@ class OutboxReader:
             place = {"generation": generation, "number": number, "delivered": delivered, "position": position}
             yield messages_of(page.rows, unix_ms(), self._namespace, place)
 
-    def kept(self, last: Mapping[str, Message]) -> None:
+    def kept(self, last: Mapping[str, PipelineMessage]) -> None:
         """See `Reader`. Raises CheckpointError if another reads by the subscription, or it was moved."""
         place = last.get(self._namespace)
         if place is None or self._source is None or self._checkpoints is None:

@@ -37,7 +37,7 @@ _HIGHEST_OP = 7
 _PACKERS_KEPT = 1_000
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     offset: int
     timestamp: int
     mode: int
@@ -99,7 +99,7 @@ class _Packers(dict[int, Callable[..., bytes]]):
 _packers = _Packers()
 
 
-def pack(entries: Iterable[Entry]) -> bytes:
+def pack(entries: Iterable[LogEntry]) -> bytes:
     """Return them as bytes, under the offsets they have. Raises EntryRefused."""
     parts: list[bytes] = []
     for offset, timestamp, mode, key, value in entries:
@@ -163,12 +163,12 @@ class Packing:
         return chain([held], self._entries)
 
 
-def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
+def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
     """Return the entries from offset `begin` on.
 
     Raises Malformed for bytes that are no entry, and for an offset that is not ascending or not below `end`.
     """
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from
     at, size, least = 0, len(data), 0
     while at < size:
@@ -184,7 +184,9 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
         if not least <= offset < end:
             raise Malformed(at, f"its offset {offset} is none from {least} on below {end}")
         if offset >= begin:
-            add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after]))
+            add(
+                LogEntry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after])
+            )
         at, least = after, offset + 1
     return entries
 

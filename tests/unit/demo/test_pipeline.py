@@ -3,7 +3,7 @@
 import pytest
 from support.pipeline_files import writer
 
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from infra.demo_pipeline import run
 from infra.demo_pipeline.destinations import Arrived, differences, in_parquet
 from infra.demo_pipeline.process import StateAfterKill
@@ -50,7 +50,7 @@ def test_the_newest_row_of_each_key_counts_until_it_is_deleted(tmp_path):
     for offset, (op, key, note) in enumerate(
         [(Op.INSERT, 1, "a"), (Op.INSERT, 2, "b"), (Op.UPDATE, 1, "c"), (Op.DELETE, 2, None)]
     ):
-        made.write([Message(op, 1, "t", {"id": key, "note": note}, offset=offset)])
+        made.write([PipelineMessage(op, 1, "t", {"id": key, "note": note}, offset=offset)])
     found = in_parquet(tmp_path / "t")
     assert found.rows == {1: {"id": 1, "note": "c"}}
     assert found.times == {0: 1, 1: 1, 2: 1, 3: 1}

@@ -44,7 +44,7 @@ from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.record.header import headers_of
 from harvest_lib.record.last_read import LastRead
 
@@ -86,7 +86,7 @@ class KafkaReader(Reader):
         self._lasts: dict[str, dict[int, LastRead]] = {}
         self._retention = RetentionWatch(options.kafka, self._positions)
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         for topic in self._options.topics:
             before = last.get(_place(topic))
             kept = before.data if before is not None else {}
@@ -244,8 +244,8 @@ class KafkaReader(Reader):
                 )
             return set(metadata.partitions)
 
-    def _batch(self, consumer: Any) -> Sequence[Message]:
-        batch: list[Message] = []
+    def _batch(self, consumer: Any) -> Sequence[PipelineMessage]:
+        batch: list[PipelineMessage] = []
         touched: dict[str, int] = {}
         newest: dict[Place, Record] = {}
         for record in self._records(consumer):
@@ -292,15 +292,15 @@ class KafkaReader(Reader):
                 return
             count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # later calls do not wait
 
-    def _message(self, record: Record) -> Message | None:
+    def _message(self, record: Record) -> PipelineMessage | None:
         topic, value, timestamp = str(record.topic()), record.value(), _when(record)
         if self._options.content == "record":
-            return Message(Op.INSERT, timestamp, topic, _whole(record))
+            return PipelineMessage(Op.INSERT, timestamp, topic, _whole(record))
         try:
             if value is None:
                 # Only records of `content: data` have deletes without value; elsewhere they clear a key's past.
                 key = loads(record.key() or b"")
-                return Message(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
+                return PipelineMessage(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
             return decode(value, self._options.content, timestamp=timestamp, namespace=topic)
         except MessageRefused as error:
             raise MessageRefused(
@@ -309,10 +309,12 @@ class KafkaReader(Reader):
                 next_step=f"name the form of the records with `content` (`record` takes anything); {error.next_step}",
             ) from None
 
-    def _position(self, topic: str, timestamp: int) -> Message:
+    def _position(self, topic: str, timestamp: int) -> PipelineMessage:
         offsets = {str(partition): offset for partition, offset in sorted(self._offsets[topic].items())}
         lasts = {str(partition): list(last) for partition, last in sorted(self._lasts[topic].items())}
-        return Message(Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic], "last": lasts})
+        return PipelineMessage(
+            Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic], "last": lasts}
+        )
 
     def _make(self) -> Any:
         own = {
