@@ -55,7 +55,7 @@ Logs = Mapping[tuple[str, int], Log]
 """By topic and partition."""
 
 
-class Topics:
+class SparkTopics:
     """The topics to be read, and how Kafka is reached: librdkafka's settings, by its names."""
 
     def __init__(self, settings: Mapping[str, object], names: Sequence[str]) -> None:

@@ -35,9 +35,9 @@ class OutboxDataSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader of `spark.read`, which reads a snapshot of the outbox."""
-        from harvest_lib.spark.data_source.reader import OutboxReader  # noqa: PLC0415 - as above
+        from harvest_lib.spark.data_source.reader import SparkOutboxReader  # noqa: PLC0415 - as above
 
-        return OutboxReader(self.options, schema)
+        return SparkOutboxReader(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
         """Return the reader of `spark.readStream`, which follows the outbox."""

@@ -63,7 +63,7 @@ class ReplayReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplayPlace:
     """Place of a replay. `dsn` may have a password; `kafka` are a producer's settings."""
 
     dsn: str = field(repr=False)
@@ -76,7 +76,7 @@ class Place:
 
 def replay(
     spark: SparkSession,
-    place: Place,
+    place: ReplayPlace,
     subscription: str,
     topics: Mapping[str, str],
     *,
@@ -123,7 +123,7 @@ def replay(
 def _begun(
     connection: psycopg.Connection[Any],
     outbox: OutboxTable,
-    place: Place,
+    place: ReplayPlace,
     subscription: str,
     topics: Mapping[str, str],
 ) -> Replay:
@@ -170,7 +170,7 @@ def _begun(
     return found
 
 
-def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: Place) -> None:
+def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: ReplayPlace) -> None:
     """Raise ConfigError if segments were dropped and no archive is named, ArchiveError if the archive lacks them."""
     outbox.check_native(connection)
     there = [each for each in Segments(outbox).read(connection) if not each.detaching]
@@ -257,7 +257,7 @@ def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
 # -- work of Spark
 
 
-def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettings) -> list[Any]:
+def _fill(spark: SparkSession, place: ReplayPlace, found: Replay, settings: PartSettings) -> list[Any]:
     try:
         rows = _rows(spark, place, found)
         return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()
@@ -265,7 +265,7 @@ def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettin
         raise _failure(error) from error
 
 
-def _rows(spark: SparkSession, place: Place, found: Replay) -> DataFrame:
+def _rows(spark: SparkSession, place: ReplayPlace, found: Replay) -> DataFrame:
     """Return the topics' rows that the snapshot saw, by parts, each by id."""
     spark.dataSource.register(OutboxDataSource)
     given = parameters_of(place.dsn)
