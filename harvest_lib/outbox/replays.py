@@ -49,7 +49,7 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class OutboxReplay:
     """A replay that fills a subscription: the topics that records go to, by those that they name; the number of parts
     that keys are divided into; the sender's id; the snapshot that it begins at, with its server, once that is known."""
 
@@ -86,13 +86,13 @@ class Replays:
                 grant = sql.SQL("GRANT SELECT ON {} TO {}")
                 connection.execute(grant.format(self.outbox.replays.identifier, sql.Identifier(reader)))
 
-    def get(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+    def get(self, connection: psycopg.Connection[Any], subscription: str) -> OutboxReplay | None:
         """Return how a subscription is or was filled, None if it never was."""
         if not self.outbox.replays.exists(connection):
             return None
         cursor = self._execute(connection, _GET, subscription)
-        cursor.row_factory = class_row(Replay)
-        found: Replay | None = cursor.fetchone()
+        cursor.row_factory = class_row(OutboxReplay)
+        found: OutboxReplay | None = cursor.fetchone()
         return found
 
     def begin(
@@ -105,7 +105,7 @@ class Replays:
         """Note the snapshot that it is filled up to, unless one is noted."""
         self._execute(connection, _ANCHOR, snapshot, subscription)
 
-    def filled(self, connection: psycopg.Connection[Any], replay: Replay) -> None:
+    def filled(self, connection: psycopg.Connection[Any], replay: OutboxReplay) -> None:
         """Note that all of it is in its topics, so that it may be harvested; CheckpointError if it was given up."""
         if not self._execute(connection, _FILLED, replay.subscription, replay.sender).rowcount:
             raise CheckpointError(
@@ -119,7 +119,7 @@ class Replays:
         if self.outbox.replays.exists(connection):
             self._execute(connection, _FORGET, subscription)
 
-    def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+    def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> OutboxReplay | None:
         """Return how a subscription was filled, None if it never was. Raises CheckpointError while it is."""
         replay = self.get(connection, subscription)
         if replay is not None and replay.filled_at is None:

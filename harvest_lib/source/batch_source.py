@@ -87,7 +87,7 @@ class ConnectedSource(ABC):
         self._start = start
         self._connection: psycopg.Connection[Any] | None = None
         self._prefetcher: Prefetcher | None = None
-        self._place: server_identity.Place | None = None
+        self._place: server_identity.ServerPlace | None = None
         self._plans: Plans | None = None
         self._deferred: list[int] = []
         self._advanced_at = boot_seconds()

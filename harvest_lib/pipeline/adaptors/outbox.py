@@ -37,7 +37,7 @@ from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, Joined
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription, subscription_filter
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
@@ -123,7 +123,7 @@ class OutboxReader:
             return  # of before the subscription was rewound, or saved already
         low_watermark, hold = self._source.retention_bounds(place.data["position"])
         try:
-            checkpoint = Checkpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
+            checkpoint = OutboxCheckpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
             is_saved = self._checkpoints.save(checkpoint)
         except DatabaseUnavailable:
             return  # the next call of `read` reports it
@@ -179,7 +179,7 @@ class OutboxReader:
                 next_step="move the pipeline's folder away and start again: it reads all that the outbox still has",
             )
 
-    def _newer(self, checkpoint: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
+    def _newer(self, checkpoint: OutboxCheckpoint, logged: Mapping[str, Any]) -> OutboxCheckpoint:
         """Return the checkpoint to go on from: the log is ahead of the subscription, unless that was rewound since."""
         if checkpoint.generation > logged["generation"]:
             return checkpoint
@@ -191,7 +191,7 @@ class OutboxReader:
                 next_step="give each pipeline a `subscription` of its own; if the subscription was recreated, "
                 "move the pipeline's folder away",
             )
-        return Checkpoint(**logged)
+        return OutboxCheckpoint(**logged)
 
 
 def messages_of(

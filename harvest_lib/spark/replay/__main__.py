@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from harvest_lib.errors import ConfigError
-from harvest_lib.outbox.replays import Replay
+from harvest_lib.outbox.replays import OutboxReplay
 from harvest_lib.spark.audit.__main__ import place_of
 from harvest_lib.spark.command import Parser, run, tell
 from harvest_lib.spark.replay.filling import ReplayPlace, ReplayReport, replay
@@ -85,7 +85,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     console = Console(stderr=every_seconds is None, soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
 
-        def begun(found: Replay) -> None:
+        def begun(found: OutboxReplay) -> None:
             console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts")
 
         with (

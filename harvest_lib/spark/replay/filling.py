@@ -34,7 +34,7 @@ from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, log_range, topic_partitions, translate
 from harvest_lib.outbox import OutboxTable, Segments
-from harvest_lib.outbox.replays import Replay, Replays
+from harvest_lib.outbox.replays import OutboxReplay, Replays
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
@@ -80,7 +80,7 @@ def replay(
     subscription: str,
     topics: Mapping[str, str],
     *,
-    begun: Callable[[Replay], None] = lambda _: None,
+    begun: Callable[[OutboxReplay], None] = lambda _: None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayReport:
     """Fill a subscription's topics: `topics` maps the original topic of records to their new topic.
@@ -126,7 +126,7 @@ def _begun(
     place: ReplayPlace,
     subscription: str,
     topics: Mapping[str, str],
-) -> Replay:
+) -> OutboxReplay:
     """Return the replay as noted; begin it if it is not."""
     placed = outbox.placed(connection)
     replays = Replays(placed)
@@ -241,7 +241,7 @@ def _is_empty(kafka: Mapping[str, object], topic: str, partitions: int) -> bool:
     return all(low == high for low, high in ends)
 
 
-def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
+def progress_topic(kafka: Mapping[str, object], replayed: OutboxReplay) -> str:
     """Return the topic whose partitions the progress of the parts is noted under. Raises CheckpointError."""
     there = topic_partitions(kafka)
     fitting = [topic for topic in sorted(set(replayed.topics.values())) if there.get(topic, 0) >= replayed.parts]
@@ -257,7 +257,7 @@ def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
 # -- work of Spark
 
 
-def _fill(spark: SparkSession, place: ReplayPlace, found: Replay, settings: PartSettings) -> list[Any]:
+def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings: PartSettings) -> list[Any]:
     try:
         rows = _rows(spark, place, found)
         return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()
@@ -265,7 +265,7 @@ def _fill(spark: SparkSession, place: ReplayPlace, found: Replay, settings: Part
         raise _failure(error) from error
 
 
-def _rows(spark: SparkSession, place: ReplayPlace, found: Replay) -> DataFrame:
+def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
     """Return the topics' rows that the snapshot saw, by parts, each by id."""
     spark.dataSource.register(OutboxDataSource)
     given = parameters_of(place.dsn)
