@@ -12,7 +12,7 @@ Start it again with the same checkpoint after it has failed. Nothing is written 
 import sys
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.data_source import OutboxDataSource
 

@@ -177,7 +177,7 @@ def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) ->
         if message is None:
             continue
         if (error := message.error()) is not None:
-            if error.code() == error._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+            if error.code() == error._PARTITION_EOF:
                 return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 continue  # the client searches the coordinator of a group without members: that needs no ACL

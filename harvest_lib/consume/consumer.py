@@ -50,7 +50,7 @@ _TELL_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
 _SESSION_MS = 45_000  # librdkafka's default
 _GROUP_ONLY = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id"}
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - librdkafka's own code
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 
 
 class Consumer:

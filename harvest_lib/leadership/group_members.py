@@ -29,8 +29,8 @@ _PASSES = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._WAIT_COORD,  # noqa: SLF001 - librdkafka's own codes
-    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,
+    KafkaError._TRANSPORT,
 }
 """Errors of a broker that has just started, or while the group's coordinator is chosen."""
 

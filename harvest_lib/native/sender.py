@@ -115,7 +115,7 @@ class NativeSender:
         return found
 
 
-UNCONFIRMED = KafkaError._INCONSISTENT  # noqa: SLF001 - librdkafka's own code
+UNCONFIRMED = KafkaError._INCONSISTENT
 """Error of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
 
 
@@ -123,7 +123,7 @@ def error_of(code: int) -> KafkaError:
     """Return an error by librdkafka's number."""
     if code == UNCONFIRMED:
         return KafkaError(code, "the client took a record for delivered that no broker has confirmed")
-    return KafkaError(code, fatal=code == KafkaError._FATAL)  # noqa: SLF001 - librdkafka's own code
+    return KafkaError(code, fatal=code == KafkaError._FATAL)
 
 
 def make_with_sender(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.audit import comparison
 from harvest_lib.spark.audit.committed import Taken
@@ -154,7 +154,7 @@ class Stages:
         rows = rows if pending is None else rows.unionByName(pending, allowMissingColumns=True)
         decided(rows).withColumn(
             "is_settled",
-            F.coalesce(F.col("settled_at") < begins, F.lit(False)),  # noqa: FBT003
+            F.coalesce(F.col("settled_at") < begins, F.lit(False)),
         ).write.parquet(str(self._work / "decided"))
         verdicts = self._spark.read.parquet(str(self._work / "decided"))
         if self._left is not None:

@@ -39,7 +39,7 @@ class OutboxDataSource(DataSource):
 
         return SparkOutboxReader(self.options, schema)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
         """Return the reader of `spark.readStream`, which follows the outbox."""
         from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
 
@@ -51,7 +51,7 @@ class OutboxDataSource(DataSource):
 
         return OutboxWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(  # noqa: N802 - Spark's name
+    def streamWriter(
         self,
         schema: "StructType",
         overwrite: bool,  # noqa: FBT001 - Spark's signature

@@ -15,7 +15,7 @@ All of it is done by functions of SQL, in which no Python runs for a record, and
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.sequencing import message_id
 from harvest_lib.spark.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, SparkTopics

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
 
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell

@@ -17,7 +17,7 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 from pyspark.sql import types as spark_types
 
 from harvest_lib.errors import ConfigError, install_hint

@@ -21,7 +21,7 @@ import pandera.pandas as pap
 import pandera.pyspark as pas
 from pandera.errors import SchemaError, SchemaErrors
 from pyspark.sql import DataFrame
-from pyspark.sql import types as T  # noqa: N812 - the name everybody knows
+from pyspark.sql import types as T
 
 from harvest_lib.errors import HarvestError
 

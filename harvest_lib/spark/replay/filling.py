@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.archive import ArchiveFiles
 from harvest_lib.archive.urls import shown

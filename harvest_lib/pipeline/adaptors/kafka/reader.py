@@ -51,10 +51,10 @@ from harvest_lib.record.last_read import LastRead
 _log = logging.getLogger(__name__)
 
 _UNREADABLE = {
-    ClientError._BAD_MSG,  # noqa: SLF001 - their names
-    ClientError._BAD_COMPRESSION,  # noqa: SLF001
-    ClientError._NOT_IMPLEMENTED,  # noqa: SLF001
-    ClientError._UNSUPPORTED_FEATURE,  # noqa: SLF001
+    ClientError._BAD_MSG,
+    ClientError._BAD_COMPRESSION,
+    ClientError._NOT_IMPLEMENTED,
+    ClientError._UNSUPPORTED_FEATURE,
 }
 """Errors of the client for records that it cannot decode. It would fetch them for ever, or go on without them."""
 
@@ -250,10 +250,10 @@ class KafkaReader(Reader):
         newest: dict[Place, Record] = {}
         for record in self._records(consumer):
             if (error := record.error()) is not None:
-                if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
+                if error.code() == ClientError._AUTO_OFFSET_RESET:
                     what = f"a partition of {record.topic()!r} no longer has what was not read yet"
                     raise _lost(what, error.str(), wears_off=True)
-                if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
+                if error.code() == ClientError._PARTITION_EOF:
                     # The offsets up to the end have no records: if retention removes them, nothing is lost.
                     offsets, partition = self._offsets[record.topic()], record.partition()
                     if record.offset() > offsets[partition]:

@@ -98,7 +98,7 @@ def _hand_over(sender: NativeSender, records: Sequence[NativeRecords], failures:
         while went < len(some):
             count, code = sender.produce(some, went)
             went += count
-            if code == ClientError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+            if code == ClientError._QUEUE_FULL:
                 yield
             elif code:
                 topic = some.targets[some.kinds[went]].topic.decode()
