@@ -196,8 +196,7 @@ class ConnectedSource(ABC):
 
     def _now(self, connection: psycopg.Connection[Any]) -> Snapshot:
         with translated():
-            row = connection.execute(_NOW).fetchone()
-        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+            (row,) = connection.execute(_NOW)
         if row[1]:
             raise server_identity.standby()
         return Snapshot.parse(row[0])

@@ -99,8 +99,7 @@ def place(connection: psycopg.Connection[Any]) -> ServerPlace:
 def _place(connection: psycopg.Connection[Any]) -> tuple[ServerPlace, Sequence[tuple[int, str]] | None]:
     """Return the place, and the forks on the way to its timeline, see `_forks`."""
     with translated():
-        row = connection.execute(_WHERE).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        (row,) = connection.execute(_WHERE)
     now = ServerPlace(system=row[0], timeline=row[1], lsn=row[2])
     forks = _forks(connection, now.timeline)
     return (replace(now, forked=forks[-1][1]) if forks else now), forks
@@ -116,8 +115,7 @@ def timeline(connection: psycopg.Connection[Any]) -> str | None:
 def barrier(connection: psycopg.Connection[Any]) -> str:
     """Commit a record to the log and return its LSN: all that was visible before is on disk when this returns."""
     with translated():
-        row = connection.execute(_BARRIER, prepare=True).fetchone()
-    assert row is not None  # noqa: S101 - as above
+        (row,) = connection.execute(_BARRIER, prepare=True)
     return str(row[0])
 
 
@@ -181,8 +179,7 @@ def check_transactions(connection: psycopg.Connection[Any], transaction_id: int,
     """Raise CheckpointError if the server has not come to a transaction that a position has seen, and
     DatabaseUnavailable on a standby."""
     with translated():
-        row = connection.execute(_NEXT_TRANSACTION).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        (row,) = connection.execute(_NEXT_TRANSACTION)
     if row[1]:
         raise standby()
     if transaction_id > int(row[0]):

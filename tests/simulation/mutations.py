@@ -460,9 +460,7 @@ MUTATIONS = (
     _mutation(
         "no durability barrier",
         _BATCHES,
-        _edit(
-            server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
-        ),
+        _edit(server_identity, "barrier", "(row,) = connection.execute(_BARRIER, prepare=True)", 'row = ("0/1",)'),
         # It flushes as well, before a commit of Kafka's.
         _edit(KafkaStore, "_vouch", "boot_seconds() < self._vouch_at", "True"),
         seed=12,

@@ -12,11 +12,10 @@
 There is nothing between entries. Pure: bytes in, bytes out.
 """
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import chain
-from struct import Struct
-from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
 from typing import NamedTuple
 
 from harvest_lib.errors import EntryRefused
@@ -24,10 +23,10 @@ from harvest_lib.errors import EntryRefused
 Unnumbered = tuple[int, int, bytes, bytes]
 """An entry that has no offset yet: timestamp, mode byte, key, value."""
 
-_HEAD = Struct(">QIQBI")
-_LENGTH = Struct(">I")
+_HEAD = struct.Struct(">QIQBI")
+_LENGTH = struct.Struct(">I")
 _LENGTHS_BYTES = 2 * _LENGTH.size
-_BEFORE_MESSAGE_BYTES = Struct(">QIQB").size
+_BEFORE_MESSAGE_BYTES = struct.Struct(">QIQB").size
 FIXED_BYTES = _BEFORE_MESSAGE_BYTES + _LENGTHS_BYTES
 """Size of an entry beside its key and its data."""
 
@@ -92,7 +91,7 @@ class _Packers(dict[int, Callable[..., bytes]]):
     def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
         if len(self) >= _PACKERS_KEPT:
             self.clear()
-        packer = self[key_bytes] = Struct(f"{_HEAD.format}{key_bytes}sI").pack
+        packer = self[key_bytes] = struct.Struct(f"{_HEAD.format}{key_bytes}sI").pack
         return packer
 
 
@@ -140,7 +139,7 @@ class Packing:
                 add(value)
                 newest[key] = offset
                 offset += 1
-        except StructError as error:
+        except struct.error as error:
             raise EntryRefused(
                 "a message does not fit into the commit log's format",
                 evidence=f"timestamp {timestamp}, mode {mode}, key of {len(key)} bytes, data of {len(value)}: {error}",

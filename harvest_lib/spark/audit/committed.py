@@ -308,8 +308,7 @@ def _states() -> dict[str, sql.Literal]:
 
 def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float, str]:
     with translated():
-        row = connection.execute(queries.EXPORT).fetchone()
-    assert row is not None  # noqa: S101 - a function's value
+        (row,) = connection.execute(queries.EXPORT)
     return row[0], row[1], row[2]
 
 

@@ -125,8 +125,7 @@ class Copy:
     ) -> Iterator[Sequence[PipelineMessage]]:
         """Return all rows by the transaction that `_held` began, and end it."""
         with refusals("to copy", SELECT_GRANT):
-            row = connection.execute(_NOW).fetchone()
-            assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+            (row,) = connection.execute(_NOW)
             for table in tables:
                 yield from _table(connection, table, row[0], self._batch_rows)
             connection.execute("COMMIT")
