@@ -7,7 +7,7 @@ from dagster import AssetExecutionContext
 
 from dagster_harvest.daemon import as_failure
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import OutboxSettings
+from dagster_harvest.settings import ArchiveSettings, OutboxSettings
 from harvest_lib.archive import archive_segments, closed_segments, unarchived_segments
 from harvest_lib.archive.urls import shown
 from harvest_lib.database import connect
@@ -21,23 +21,22 @@ _UNFINISHED = [
 ]
 
 
-def archive_definitions(settings: OutboxSettings) -> dg.Definitions:
+def archive_definitions(settings: OutboxSettings, archive: ArchiveSettings) -> dg.Definitions:
     """Return the asset, its job and its sensor, which is on by default."""
     segments = dg.DynamicPartitionsDefinition(name=f"{settings.name}_segments")
-    asset = _asset(settings, segments)
+    asset = _asset(settings, archive, segments)
     job = dg.define_asset_job(
         settings.archive_job_name,
         selection=dg.AssetSelection.assets(settings.archive_key),
         executor_def=dg.in_process_executor,
         description="Archives a closed segment, and reads it back.",
     )
-    return dg.Definitions(assets=[asset], jobs=[job], sensors=[_sensor(settings, segments, job)])
+    return dg.Definitions(assets=[asset], jobs=[job], sensors=[_sensor(settings, archive, segments, job)])
 
 
-def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -> dg.AssetsDefinition:
-    archive = settings.archive
-    assert archive is not None  # noqa: S101 - it is configured
-
+def _asset(
+    settings: OutboxSettings, archive: ArchiveSettings, segments: dg.DynamicPartitionsDefinition
+) -> dg.AssetsDefinition:
     @dg.asset(
         key=settings.archive_key,
         deps=[dg.AssetDep(settings.outbox_key, partition_mapping=dg.AllPartitionMapping())],
@@ -72,10 +71,9 @@ def _asset(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition) -
     return archived
 
 
-def _sensor(settings: OutboxSettings, segments: dg.DynamicPartitionsDefinition, job: Any) -> dg.SensorDefinition:
-    archive = settings.archive
-    assert archive is not None  # noqa: S101 - it is configured
-
+def _sensor(
+    settings: OutboxSettings, archive: ArchiveSettings, segments: dg.DynamicPartitionsDefinition, job: Any
+) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"{settings.name}_segments",
         job=job,

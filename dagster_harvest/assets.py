@@ -25,7 +25,7 @@ from dagster_harvest.daemon import as_failure
 from dagster_harvest.pipes_main import STDERR_VARIABLE, SUCCESS_CODES_VARIABLE
 from dagster_harvest.plots import audit_plot
 from dagster_harvest.resources import CONFIG_VARIABLE, HarvesterResource
-from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, WriterSettings
+from dagster_harvest.settings import TABLES, VERIFIED, OutboxSettings, SparkWriterSettings
 from harvest_lib.errors import FOUND_EXIT_CODE, HarvestError
 from harvest_lib.spark.audit_summary import AuditSummary
 
@@ -66,7 +66,7 @@ def outside_specs(settings: OutboxSettings) -> Sequence[dg.AssetSpec]:
     return [*specs, dg.AssetSpec(settings.source_key, group_name=group, description="Where the rows come from.")]
 
 
-def written_assets(settings: OutboxSettings, writer: WriterSettings) -> dg.AssetsDefinition:
+def written_assets(settings: OutboxSettings, writer: SparkWriterSettings) -> dg.AssetsDefinition:
     """Return business table and outbox, which a Spark job fills in a transaction per day."""
     business, source = settings.business_key, settings.source_key
     assert business is not None and source is not None  # noqa: S101, PT018 - there is a writer

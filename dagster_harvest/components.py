@@ -104,7 +104,7 @@ def outbox_definitions(settings: OutboxSettings, *, tell: Tell = log_alert) -> d
             PIPES_KEY: _PIPES,
         },
     )
-    more = [archive_definitions(settings)] if settings.archive is not None else []
+    more = [] if settings.archive is None else [archive_definitions(settings, settings.archive)]
     more += [replay_definitions(settings)] if settings.replays else []
     return dg.Definitions.merge(found, *more)
 

@@ -20,7 +20,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_harvest.decisions import is_at_work
-from dagster_harvest.heartbeat import Place
+from dagster_harvest.heartbeat import HeartbeatPlace
 from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.numbers import Numbers
 from dagster_harvest.resources import HarvesterResource, version_of
@@ -123,7 +123,9 @@ class _Daemon:
 
     def run(self) -> None:
         run, daemon = self._context.run, self._settings.daemon
-        place = Place(name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0")))
+        place = HeartbeatPlace(
+            name=self._settings.name, location=location_of(run), slot=int(run.tags.get(SLOT_TAG, "0"))
+        )
         outbox = OutboxTable.parse(self._config.outbox_table)
         heartbeat_thread = HeartbeatThread(
             self._resource.connect, outbox, place, run_id=run.run_id, every_seconds=daemon.heartbeat_every_seconds

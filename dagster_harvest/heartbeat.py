@@ -71,7 +71,7 @@ FROM {table} WHERE name = %(name)s AND code_location = %(location)s AND slot = %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HeartbeatPlace:
     """Key of a row: a daemon's name, the code location it is defined in, and its number among the runs kept there."""
 
     name: str
@@ -114,7 +114,7 @@ class HeartbeatTable:
             self._connection.execute(_LOCK_DDL)
             self._connection.execute(self._fill(_CREATE))
 
-    def claim(self, place: Place, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
+    def claim(self, place: HeartbeatPlace, *, run_id: str, generation: int | None, stale_after_seconds: float) -> int:
         """Claim the row for a run and return its generation; None means the next generation.
 
         Raises LifecycleError if another run has it and lives.
@@ -141,17 +141,17 @@ class HeartbeatTable:
             next_step="leave the starting to the supervisor, or terminate the other run first",
         )
 
-    def renew(self, place: Place, run_id: str) -> bool:
+    def renew(self, place: HeartbeatPlace, run_id: str) -> bool:
         """Record a heartbeat; return True if the row still belongs to the run."""
         with self._used():
             return self._connection.execute(self._fill(_RENEW), {**place.values(), "run_id": run_id}).rowcount == 1
 
-    def stop(self, place: Place, run_id: str) -> None:
+    def stop(self, place: HeartbeatPlace, run_id: str) -> None:
         """Record that a run has stopped in order."""
         with self._used():
             self._connection.execute(self._fill(_STOP), {**place.values(), "run_id": run_id})
 
-    def read(self, place: Place) -> Heartbeat | None:
+    def read(self, place: HeartbeatPlace) -> Heartbeat | None:
         """Return the last heartbeat in the row, None if it was never claimed."""
         if not self._exists():
             return None

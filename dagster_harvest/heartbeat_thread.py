@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from harvest_lib import threads
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
@@ -24,7 +24,9 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 class HeartbeatThread:
     """Sends the heartbeats of a run from `start` to `close`; waits while Postgres is unavailable."""
 
-    def __init__(self, connect: Connect, outbox: OutboxTable, place: Place, *, run_id: str, every_seconds: float):
+    def __init__(
+        self, connect: Connect, outbox: OutboxTable, place: HeartbeatPlace, *, run_id: str, every_seconds: float
+    ):
         self.was_succeeded = threading.Event()
         """Set once another run has the row: this run has to end."""
         self._connect = connect

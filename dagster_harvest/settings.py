@@ -19,7 +19,7 @@ RESULTS = (*TABLES, VERIFIED)
 """Results of an audit, each an asset."""
 
 
-class WriterSettings(dg.Model, dg.Resolvable):
+class SparkWriterSettings(dg.Model, dg.Resolvable):
     """A Spark job that fills the business table and the outbox, a day at a time."""
 
     module: str = "harvest_lib.spark.flights.by_day"
@@ -220,7 +220,7 @@ class OutboxSettings(dg.Model, dg.Resolvable):
     """The harvester's YAML. Default: the file that HARVEST_CONFIG names, else HARVEST_* variables alone."""
     dsn_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The environment variable that holds the connection string. Default: as in the YAML, or HARVEST_DSN."""
-    writer: WriterSettings | None = None
+    writer: SparkWriterSettings | None = None
     """Default none: other processes write."""
     upstream: Sequence[str] = ()
     """Keys of the assets that applications write in the same transactions, such as `postgres/orders`: they stand before

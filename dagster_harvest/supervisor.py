@@ -24,7 +24,7 @@ from dagster_harvest.daemon import (
     location_of,
 )
 from dagster_harvest.decisions import DaemonRun, Decision, GiveUp, HandOver, Keep, Phase, Start, Unknown, Wait, decide
-from dagster_harvest.heartbeat import Heartbeat, HeartbeatTable, Place
+from dagster_harvest.heartbeat import Heartbeat, HeartbeatPlace, HeartbeatTable
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import OutboxSettings
 from harvest_lib.errors import HarvestError
@@ -111,7 +111,7 @@ class _Tick:
     # -- the run
 
     def _keep(self, slot: int) -> tuple[dg.RunRequest | None, str, dict[str, Any]]:
-        place = Place(name=self._settings.name, location=self._location, slot=slot)
+        place = HeartbeatPlace(name=self._settings.name, location=self._location, slot=slot)
         heartbeat = self._heartbeat(place)
         decision = self._decide(slot, heartbeat)
         if isinstance(decision, GiveUp):
@@ -181,7 +181,7 @@ class _Tick:
         else:
             self._context.instance.report_run_failed(run, text)
 
-    def _heartbeat(self, place: Place) -> Heartbeat | Unknown | None:
+    def _heartbeat(self, place: HeartbeatPlace) -> Heartbeat | Unknown | None:
         try:
             with self._resource.connect() as connection:
                 outbox = OutboxTable.parse(self._resource.config().outbox_table)

@@ -32,7 +32,7 @@ _NO_FILES = {"system", "probe"}
 """Values of `sslrootcert` and `ssl.ca.location` that are no path: the client searches."""
 
 
-class Unreadable(Exception):
+class UnreadableCertificate(Exception):
     """A file is missing, or holds no certificate."""
 
 
@@ -117,7 +117,7 @@ class Certificates:
             expires = None
             try:
                 expires = _expiry_of(place)
-            except Unreadable as error:
+            except UnreadableCertificate as error:
                 _log.warning("certificate_unreadable", extra={"setting": place.setting, "reason": str(error)})
             self._read[place] = mark, expires
         return self._read[place][1]
@@ -141,19 +141,19 @@ def _mark(place: _Place) -> object:
 
 
 def _expiry_of(place: _Place) -> float | None:
-    """Return a place's expiry, in Unix seconds; None for a folder of authorities. Raises Unreadable."""
+    """Return a place's expiry, in Unix seconds; None for a folder of authorities. Raises UnreadableCertificate."""
     try:
         if place.path is not None and place.path.is_dir():
             return None
         content = place.path.read_bytes() if place.path is not None else place.text.encode()
     except (OSError, ValueError) as error:
-        raise Unreadable(getattr(error, "strerror", None) or "it is no path") from None
+        raise UnreadableCertificate(getattr(error, "strerror", None) or "it is no path") from None
     try:
         expiries = [each.not_valid_after_utc.timestamp() for each in _certificates_in(content, place.password)]
     except Exception:  # noqa: BLE001 - the package has many, and their words may quote the content
-        raise Unreadable("no certificate can be read from it") from None
+        raise UnreadableCertificate("no certificate can be read from it") from None
     if not expiries:
-        raise Unreadable("the key store holds no certificate")
+        raise UnreadableCertificate("the key store holds no certificate")
     return min(expiries) if place.shown else max(expiries)
 
 

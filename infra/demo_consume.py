@@ -27,7 +27,7 @@ from infra.demo.comparing import differences
 from infra.demo.feeding import Feed, published_flights
 from infra.demo.place import Place
 from infra.demo.progress import Progress
-from infra.demo.runner import Run, in_a_place, run_demo, zero
+from infra.demo.runner import DemoRun, in_a_place, run_demo, zero
 
 KILLS = 6
 MEMBERS = 3
@@ -50,7 +50,7 @@ _NOTES = {
 }
 
 
-class Flights(Feed):
+class FlightFeed(Feed):
     """The flights of 2013 on their way into an outbox, a thousand to a transaction: slowly until `load_rest`."""
 
     def __init__(self, place: Place, *, per_second: int) -> None:
@@ -79,8 +79,8 @@ class Flights(Feed):
 
 def run(folder: Path, place: Place, progress: Progress) -> dict[str, Any]:
     """Run a demo in a place of its own, and return its report. Raises HarvestError when a part of it fails."""
-    flights = Flights(place, per_second=_PER_SECOND)
-    with Run(folder, place, progress) as demo:
+    flights = FlightFeed(place, per_second=_PER_SECOND)
+    with DemoRun(folder, place, progress) as demo:
         demo.harvest(size=1, delivery="transactional")
         consumers = demo.consume("harvest_lib.examples.flight_counts", "--min-txn", "1", size=MEMBERS)
         progress.say(f"a harvester delivers flights exactly once, {MEMBERS} consumers count them")
@@ -107,7 +107,7 @@ def run(folder: Path, place: Place, progress: Progress) -> dict[str, Any]:
     return {**report, "wall_seconds": round(progress.seconds, 1)}
 
 
-def _report(flights: Flights, consumers: ConsumerPool, place: Place) -> dict[str, Any]:
+def _report(flights: FlightFeed, consumers: ConsumerPool, place: Place) -> dict[str, Any]:
     with connect(place.dsn) as connection:
         counts = {str(key): int(str(n)) for key, n in connection.execute("SELECT key, flights FROM flight_counts")}
     if not flights.by_key:

@@ -12,7 +12,7 @@ After a failure start it again with the same checkpoint. No row is written twice
 import sys
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the customary name
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.data_source import OutboxDataSource
 

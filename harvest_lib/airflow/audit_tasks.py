@@ -38,7 +38,7 @@ class AuditFailed(HarvestError):
     """The audit found records that were lost, reordered, repeated or never committed: its tables name each of them."""
 
 
-class AuditMissing(HarvestError):
+class AuditSummaryMissing(HarvestError):
     """There is no summary of the audit that just ran: the log of the task `audit` has the reason."""
 
 
@@ -103,7 +103,7 @@ def _summary(audit_id: str) -> dict[str, Any]:
         except psycopg.errors.UndefinedTable:
             row = None
     if row is None:
-        raise AuditMissing(
+        raise AuditSummaryMissing(
             "the audit left no summary",
             evidence=f"harvest_audit.summary has no row of {audit_id}",
             next_step="read the log of the task `audit`",

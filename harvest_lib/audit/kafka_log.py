@@ -124,7 +124,7 @@ def _read(
         if messages:
             heard = monotonic()
         elif monotonic() - heard > _SILENCE_TIMEOUT_SECONDS:
-            raise KafkaException(ClientError(ClientError._TIMED_OUT, "nothing came before the log's end"))  # noqa: SLF001
+            raise KafkaException(ClientError(ClientError._TIMED_OUT, "nothing came before the log's end"))
         records: list[ObservedRecord] = []
         size_bytes = 0
         for message in messages:
@@ -133,7 +133,7 @@ def _read(
             if error is not None:
                 if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
                     continue  # the client searches the coordinator of a group without members
-                if error.code() != ClientError._PARTITION_EOF:  # noqa: SLF001
+                if error.code() != ClientError._PARTITION_EOF:
                     raise KafkaException(error)
                 _finish(consumer, unfinished, place)
                 continue
@@ -193,7 +193,7 @@ def _integer(text: bytes | None) -> int | None:
 
 
 def _translate(error: ClientError, said: LastError, settings: Mapping[str, object]) -> KafkaError:
-    if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001
+    if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):
         return KafkaError(
             "the log was cut while it was read",
             evidence=error.str(),

@@ -62,7 +62,7 @@ class _Read(NamedTuple):
     more: bool
 
 
-class Batch:
+class OpenBatch:
     """Batches of one term, one after the other. `begin` it whenever the source is opened."""
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:

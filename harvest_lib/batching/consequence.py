@@ -3,7 +3,7 @@
 import logging
 from typing import NoReturn, assert_never
 
-from harvest_lib.batching.batch import Batch
+from harvest_lib.batching.batch import OpenBatch
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.ports import BatchPorts
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced, BatchOutcome
@@ -39,7 +39,7 @@ class Superseded(Exception):
 
 
 def raise_consequence(
-    outcome: BatchOutcome, batch: Batch, ports: BatchPorts, size: BatchSize, position: Position | None = None
+    outcome: BatchOutcome, batch: OpenBatch, ports: BatchPorts, size: BatchSize, position: Position | None = None
 ) -> NoReturn:
     """Raise Restart or Superseded for a batch that was not committed. `position` is the end of the batch, if Kafka
     may have part of it."""

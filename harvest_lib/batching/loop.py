@@ -33,7 +33,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import assert_never
 
-from harvest_lib.batching.batch import Batch, PagesStale, RecordRefused
+from harvest_lib.batching.batch import OpenBatch, PagesStale, RecordRefused
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.consequence import Restart, Superseded, park, raise_consequence
 from harvest_lib.batching.ports import BatchPorts
@@ -51,7 +51,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Position
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class BatchLoop:
         self._ports = ports
         self._stopping = stopping
         self._rights = Rights(term, stopping, ports.limits.drain_interval_seconds)
-        self._batch = Batch(ports, self._rights)
+        self._batch = OpenBatch(ports, self._rights)
         self._checkpoints = TermCheckpoints(ports.store)
         self._is_open = False  # False before the first batch, and after each failure
         self._was_fenced = False
@@ -335,7 +335,7 @@ class BatchLoop:
 
     # -- checkpoints
 
-    def _following(self, position: Position, delivered: int = 0) -> Checkpoint:
+    def _following(self, position: Position, delivered: int = 0) -> OutboxCheckpoint:
         """Return the checkpoint after the last one, at a position after so many more records."""
         if self._checkpoints.keeps_positions and (deferred_ids := self._batch.deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}

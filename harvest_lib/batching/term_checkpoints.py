@@ -13,7 +13,7 @@ from harvest_lib.checkpoints.store import CheckpointStore
 from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import CheckpointError, ServerRegressed
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Position
 
 _SAVE_SECONDS = 0.2
@@ -26,7 +26,7 @@ class TermCheckpoints:
     """Checkpoints of a term in a store. Methods raise DatabaseUnavailable."""
 
     def __init__(self, store: CheckpointStore) -> None:
-        self.last = Checkpoint(generation=0)
+        self.last = OutboxCheckpoint(generation=0)
         """The last one that was committed."""
         self.position: Position = {}
         """The source's, after the last batch that was committed: without deferred ids."""
@@ -78,7 +78,7 @@ class TermCheckpoints:
         self._check_at = boot_seconds() + _CHECK_SECONDS
         return self._store.leadership_status()
 
-    def load(self) -> Checkpoint | None:
+    def load(self) -> OutboxCheckpoint | None:
         """Return the last checkpoint; None if it does not fit our row because another leader has come, or the
         subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied, CheckpointError and ServerRegressed."""
         try:
@@ -88,19 +88,19 @@ class TermCheckpoints:
                 raise
             return None
 
-    def begin(self, loaded: Checkpoint) -> None:
+    def begin(self, loaded: OutboxCheckpoint) -> None:
         """Go on from a checkpoint that was loaded."""
         self.last, self._saved_number = loaded, loaded.number
 
-    def begin_at(self, following: Checkpoint) -> None:
+    def begin_at(self, following: OutboxCheckpoint) -> None:
         """Go on from the first one. Wherever later ones go: it is in Postgres alone until a batch is committed."""
         self.last = replace(following, kept_in="postgres")
 
     def following(
         self, position: Position, delivered: int, *, low_watermark: str, retention_hold: int | None
-    ) -> Checkpoint:
-        """Return the one after the last, at a position after so many more records; see `Checkpoint` for the others."""
-        return Checkpoint(
+    ) -> OutboxCheckpoint:
+        """Return the checkpoint so many records later. `OutboxCheckpoint` describes the other arguments."""
+        return OutboxCheckpoint(
             generation=self.last.generation,
             number=self.last.number + 1,
             position=position,

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from harvest_lib.outbox.identity import OutboxIdentity
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 _MOST_LEADERS, _RECENT_LEADERS = 256, 16
 """Most leaders that the row lists, and most leaders after the author of Kafka's checkpoint, once it is known."""
@@ -68,7 +68,7 @@ class Authors:
             self.leaders = {each: self.leaders[each] for each in (*listed[:half], *listed[-half:])}
         return {"leaders": self.leaders}
 
-    def saved(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    def saved(self, checkpoint: OutboxCheckpoint) -> Mapping[str, Any]:
         """Return the saver, and the checkpoint's author if that is another: it is still the last in Kafka."""
         if not self._origin:
             return {}

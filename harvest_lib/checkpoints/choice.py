@@ -15,7 +15,7 @@ from typing import Any
 from harvest_lib.checkpoints.record import begin_anew
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.mark_batches import decode_ids
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import lsn_number, remedy_of
@@ -29,7 +29,7 @@ class CheckpointChoice:
     """Postgres' side of the comparison with a checkpoint in Kafka. `outbox` names database and table, for errors;
     `identity` is None where it is not checked. `leaders` by epoch: the leaders that Postgres has recorded."""
 
-    mirror: Checkpoint
+    mirror: OutboxCheckpoint
     place: str
     """The checkpoint in Kafka, for errors."""
     outbox: str
@@ -88,7 +88,7 @@ class CheckpointChoice:
         written = {at_mirror, _timeline(record, record["position"]) or at_mirror}
         return self.timeline is not None and written != {self.timeline}
 
-    def newest(self, record: Mapping[str, Any] | None) -> Checkpoint:
+    def newest(self, record: Mapping[str, Any] | None) -> OutboxCheckpoint:
         """Return the checkpoint of the subscription, from its mirror in Postgres and the record in Kafka.
 
         Kafka's counts, unless the subscription was rewound since, or was delivered without transactions meanwhile.
@@ -97,7 +97,7 @@ class CheckpointChoice:
         """
         if record is not None:
             self.check_outbox(record)
-        mirror, theirs = self.mirror, Checkpoint.of_json(record) if record is not None else None
+        mirror, theirs = self.mirror, OutboxCheckpoint.of_json(record) if record is not None else None
         if theirs is not None and theirs.generation > mirror.generation:
             raise CheckpointError(
                 f"{self.place} is ahead of the database",
@@ -118,7 +118,7 @@ class CheckpointChoice:
 
         Whatever the writers have added since: the row itself went back to an earlier time, together with its server.
         """
-        number, theirs, ours = record["number"], Checkpoint.of_json(record).witness, self.mirror.witness
+        number, theirs, ours = record["number"], OutboxCheckpoint.of_json(record).witness, self.mirror.witness
         if self.mirror.kept_in != "kafka" and number <= self.mirror.number:
             return  # it does not count: the subscription was delivered without transactions since
         if self.mirror.position is None or record["generation"] != self.mirror.generation or theirs <= ours:
@@ -130,7 +130,7 @@ class CheckpointChoice:
             next_step=remedy_of(self.subscription, self.source),
         )
 
-    def _behind(self, theirs: Checkpoint | None) -> CheckpointError:
+    def _behind(self, theirs: OutboxCheckpoint | None) -> CheckpointError:
         """Return the error for Kafka having less than its mirror: another name, another topic, or lost records."""
         mirror = self.mirror
         numbers = f"number {theirs.number if theirs else 'none'}, the mirror's {mirror.number}"

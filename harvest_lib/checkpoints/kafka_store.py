@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException
 
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.record import begin_anew, compact
-from harvest_lib.checkpoints.stores import Acknowledge, PostgresStore
+from harvest_lib.checkpoints.stores import Acknowledge, PostgresCheckpointStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.checkpoints.topic import (
-    Found,
+    TopicRecord,
     ensure_checkpoint_topic,
     known_to_controller,
     read_checkpoints,
@@ -34,7 +34,7 @@ from harvest_lib.errors import (
 from harvest_lib.kafka_client import KafkaConsumerProvider, is_refusal, topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.outbox.identity import difference
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.server_identity import timeline
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _VOUCH_SECONDS = 0.2
 put back to an earlier time."""
 
 
-class KafkaStore(PostgresStore):
+class KafkaStore(PostgresCheckpointStore):
     """`CheckpointStore` in the checkpoint topic, inside the transactions. `outbox` names database and table, for
     errors; `kafka` are the base settings of the user."""
 
@@ -79,7 +79,7 @@ class KafkaStore(PostgresStore):
         self._consumer_provider = consumer_provider
         self._vouch_at = 0.0
 
-    def load(self) -> Checkpoint:
+    def load(self) -> OutboxCheckpoint:
         self._acknowledge_again()
         place = self._place
         under = {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()}
@@ -146,7 +146,7 @@ class KafkaStore(PostgresStore):
         This check fences no leader."""
         mirror, place = self._checkpoints.look(), self._place
         choice = self._choice(mirror, {"group": self._group, "topic": place.topic, "topic_id": self._topic_id()})
-        found: Sequence[Found] = ()
+        found: Sequence[TopicRecord] = ()
         try:
             found = self._find_surely(choice) if lost and mirror.kept_in == "kafka" else self._find(choice)
         except TopicMissing as error:
@@ -159,7 +159,7 @@ class KafkaStore(PostgresStore):
         if lost and not found:
             choice.newest(None)
 
-    def _find_surely(self, choice: CheckpointChoice) -> Sequence[Found]:
+    def _find_surely(self, choice: CheckpointChoice) -> Sequence[TopicRecord]:
         """Read Kafka's checkpoints, where a missing topic is a loss: query again before it is reported. Raises
         KafkaUnavailable if only a broker does not know it, TopicMissing unless the controller confirms it."""
         deadline = Deadline(_CATCH_UP_SECONDS)
@@ -181,7 +181,7 @@ class KafkaStore(PostgresStore):
     def _refuse_regressed(self, record: Mapping[str, Any], *, tell: bool) -> None:
         """Raise if the row, or the server, lacks what a checkpoint in Kafka has passed. Its leader may live: the row is
         read after the record."""
-        choice, theirs = self._choice(self._checkpoints.look()), Checkpoint.of_json(record)
+        choice, theirs = self._choice(self._checkpoints.look()), OutboxCheckpoint.of_json(record)
         if theirs.generation != choice.mirror.generation:
             return
         self._check_witness(choice, record, tell=tell)
@@ -196,7 +196,7 @@ class KafkaStore(PostgresStore):
             choice.check_witness(record)
         except ServerRegressed as error:
             if tell:
-                self._checkpoints.remember(Checkpoint.of_json(record), error)
+                self._checkpoints.remember(OutboxCheckpoint.of_json(record), error)
             raise
 
     def _read_anew(self, choice: CheckpointChoice) -> Mapping[str, Any] | None:
@@ -240,7 +240,7 @@ class KafkaStore(PostgresStore):
             f"{begin_anew(self._name, self._mirror)}",
         )
 
-    def _find(self, choice: CheckpointChoice, *, to_sound: bool = False) -> Sequence[Found]:
+    def _find(self, choice: CheckpointChoice, *, to_sound: bool = False) -> Sequence[TopicRecord]:
         place = self._place
         return read_checkpoints(
             self._kafka,
@@ -269,7 +269,7 @@ class KafkaStore(PostgresStore):
                 "is gone permanently, delete the topic",
             )
 
-    def _choice(self, mirror: Checkpoint, written_under: Mapping[str, Any] | None = None) -> CheckpointChoice:
+    def _choice(self, mirror: OutboxCheckpoint, written_under: Mapping[str, Any] | None = None) -> CheckpointChoice:
         checkpoints, authors = self._checkpoints, self._checkpoints.authors
         choice = CheckpointChoice(mirror=mirror, place=self._where, outbox=self._outbox)
         if (identity := authors.identity) is None:
@@ -295,14 +295,14 @@ class KafkaStore(PostgresStore):
             return True
         return self._written(self._checkpoints.vouch())
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         return self._written(super().save(checkpoint))
 
     def _written(self, was_written: bool) -> bool:  # noqa: FBT001 - an outcome, which is passed on
         self._vouch_at = boot_seconds() + _VOUCH_SECONDS if was_written else 0.0
         return was_written
 
-    def encode(self, checkpoint: Checkpoint) -> bytes | None:
+    def encode(self, checkpoint: OutboxCheckpoint) -> bytes | None:
         """Return the record of a checkpoint for its batch's transaction. The row is written first, unless it was
         written lately; None if that was refused: another leads, or the subscription was moved."""
         if not self._vouch():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harvest_lib.errors import CheckpointError
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 
 def compact(value: Any) -> str:
@@ -13,10 +13,10 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> Checkpoint:
+def read_checkpoint(saved: Mapping[str, Any], subscription: str, shard: int) -> OutboxCheckpoint:
     """Read the checkpoint of a row. Raises CheckpointError if the row has something else."""
     try:
-        return Checkpoint.of_json(saved)
+        return OutboxCheckpoint.of_json(saved)
     except (ValueError, AttributeError) as error:
         raise unreadable(subscription, shard, str(error)) from error
 
@@ -30,7 +30,7 @@ def unreadable(subscription: str, shard: int, why: str) -> CheckpointError:
     )
 
 
-def begin_anew(subscription: str, mirror: Checkpoint | None = None) -> str:
+def begin_anew(subscription: str, mirror: OutboxCheckpoint | None = None) -> str:
     """Return the command that gives a subscription another checkpoint; its mirror in Postgres if that is valid."""
     to = "mirror" if mirror is not None and mirror.position is not None else "beginning|now|SNAPSHOT"
     return f"`harvest subscriptions rewind {subscription} --to {to}`"

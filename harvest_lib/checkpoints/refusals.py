@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegressed
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 
@@ -33,7 +33,7 @@ FIELD = "refused"
 
 
 def check_server(
-    connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: Checkpoint, subscription: str
+    connection: psycopg.Connection[Any], saved: Mapping[str, Any], checkpoint: OutboxCheckpoint, subscription: str
 ) -> None:
     """Raise ServerRegressed or CheckpointError if the server lacks records that `checkpoint` has passed, or was found
     to lack them before. `saved` is the row's content."""
@@ -54,7 +54,7 @@ def remember(
     connection: psycopg.Connection[Any],
     table: sql.Identifier,
     row: Mapping[str, Any],
-    checkpoint: Checkpoint,
+    checkpoint: OutboxCheckpoint,
     error: ServerRegressed | CheckpointError,
     *,
     witness: int,
@@ -79,7 +79,7 @@ def refusal_of(saved: Mapping[str, Any]) -> str:
     return f"{refusal['cause']}: {refusal['evidence']}; {refusal['next_step']}" if refusal else ""
 
 
-def _identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
+def _identity(checkpoint: OutboxCheckpoint) -> Mapping[str, Any]:
     return {
         "generation": checkpoint.generation,
         "number": checkpoint.number,
@@ -87,7 +87,7 @@ def _identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
     }
 
 
-def _names(refusal: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+def _names(refusal: Mapping[str, Any], checkpoint: OutboxCheckpoint) -> bool:
     return all(refusal.get(name) == value for name, value in _identity(checkpoint).items())
 
 

@@ -4,7 +4,7 @@ from typing import Protocol
 from uuid import UUID
 
 from harvest_lib.checkpoints.table import LeadershipStatus
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 
 class CheckpointStore(Protocol):
@@ -28,12 +28,12 @@ class CheckpointStore(Protocol):
         """Return the status: leading, fenced, or the subscription was moved. Raises DatabaseUnavailable."""
         ...
 
-    def load(self) -> Checkpoint:
+    def load(self) -> OutboxCheckpoint:
         """Return the last checkpoint, once the delivery has begun: then no other leader can add a checkpoint. Readers
         see all records that it has passed. Raises KafkaUnavailable or KafkaAccessDenied."""
         ...
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         """Write a checkpoint to Postgres; False if this leader was fenced, or the subscription was moved."""
         ...
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import KafkaUnavailable
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.sequencing.publisher import Intent
 
 Acknowledge = Callable[[Sequence[Intent]], Sequence[Intent]]
@@ -24,7 +24,7 @@ _ASK_SECONDS = 5.0
 _LEAP = 1_000_000_000
 
 
-class PostgresStore:
+class PostgresCheckpointStore:
     """`CheckpointStore` in the table of subscriptions."""
 
     kept_in = "postgres"
@@ -36,7 +36,7 @@ class PostgresStore:
         self._acknowledge = acknowledge
         self._pending: Sequence[Sequence[Any]] = ()  # not writable yet: the topic may be there again some day
         self._ask_at = 0.0
-        self._mirror = Checkpoint(generation=0)
+        self._mirror = OutboxCheckpoint(generation=0)
 
     @property
     def epoch(self) -> int:
@@ -50,7 +50,7 @@ class PostgresStore:
         self._mirror = checkpoint or self._mirror
         return status
 
-    def load(self) -> Checkpoint:
+    def load(self) -> OutboxCheckpoint:
         self._checkpoints.require(self._mirror)
         self._acknowledge_again()
         if self._mirror.kept_in == "postgres":
@@ -58,7 +58,7 @@ class PostgresStore:
         # Kafka's may be ahead of its mirror: numbers continue from here, above all numbers that it has given.
         return replace(self._mirror, number=self._mirror.number + _LEAP)
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         if self._pending and boot_seconds() >= self._ask_at:
             with suppress(KafkaUnavailable):  # then it is asked again later
                 self._acknowledge_pending(self._pending)
@@ -103,10 +103,10 @@ class PurgeStore:
     def leadership_status(self) -> LeadershipStatus:
         return LeadershipStatus.LEADS
 
-    def load(self) -> Checkpoint:
-        return Checkpoint(generation=0)
+    def load(self) -> OutboxCheckpoint:
+        return OutboxCheckpoint(generation=0)
 
-    def save(self, checkpoint: Checkpoint) -> bool:  # noqa: ARG002 - what it has passed is gone from the table
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:  # noqa: ARG002 - what it has passed is gone from the table
         self._purge()
         return True
 
@@ -114,18 +114,18 @@ class PurgeStore:
         pass
 
 
-class IntentStore(PostgresStore):
+class IntentStore(PostgresCheckpointStore):
     """`CheckpointStore` in the table of subscriptions. Each batch's checkpoint is saved together with the
     acknowledgements that make readers see the batch."""
 
-    def load(self) -> Checkpoint:
+    def load(self) -> OutboxCheckpoint:
         checkpoint = self._checkpoints.renew()
         if checkpoint is None:  # the new leader acknowledges; `leadership_status` reports it
             return self._mirror
         self._mirror = checkpoint
         return super().load()
 
-    def save_pending(self, checkpoint: Checkpoint, intents: Sequence[Intent]) -> bool:
+    def save_pending(self, checkpoint: OutboxCheckpoint, intents: Sequence[Intent]) -> bool:
         """Save a checkpoint with the acknowledgements that follow from it; False if it was refused."""
         return super().save(replace(checkpoint, intents=[intent.to_json() for intent in intents]))
 
@@ -134,6 +134,6 @@ class IntentStore(PostgresStore):
         is_due = bool(self._pending) and boot_seconds() >= self._ask_at
         return not is_due or self.save_pending(self._mirror, ())
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         is_kept = (checkpoint.generation, checkpoint.number) == (self._mirror.generation, self._mirror.number)
         return is_kept or super().save(checkpoint)

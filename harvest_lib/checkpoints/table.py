@@ -38,7 +38,7 @@ from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegresse
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 
 _NO_EPOCH = -1
@@ -94,7 +94,7 @@ class CheckpointTable:
         self.witness = 0
         """The row's value at the last read or write."""
 
-    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> Checkpoint:
+    def lead(self, leader_id: UUID, after_epoch: int | None = None) -> OutboxCheckpoint:
         """Raise the epoch, fencing the previous leader, and return the subscription's checkpoint.
 
         If another leader has raised it since it was `after_epoch`, nothing is changed, and `leadership_status` reports
@@ -145,7 +145,7 @@ class CheckpointTable:
             check_identity(connection, saved, identity, self.subscription.name)
         self.authors.read(saved or {}, epoch, leader_id)
 
-    def look(self) -> Checkpoint:
+    def look(self) -> OutboxCheckpoint:
         """Return the subscription's checkpoint, without leading; the first one where no table keeps any. Raises
         CheckpointError if it is another outbox's."""
         statement = sql.SQL(rows.LAST).format(table=in_statement(self._table))
@@ -191,14 +191,14 @@ class CheckpointTable:
                     next_step=f"see its triggers and rules with psql's `\\d {table}`, and disable the trigger that "
                     "does it",
                 )
-            self.save(Checkpoint(generation=0))
+            self.save(OutboxCheckpoint(generation=0))
             self.leadership_status()
             if self._rivals is not None:
                 self._rivals.announce(self.connected(), shard, leader["leader_id"])
             yield
             self.connected().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a trigger may wait for the end
 
-    def leadership_status(self) -> tuple[LeadershipStatus, Checkpoint | None]:
+    def leadership_status(self) -> tuple[LeadershipStatus, OutboxCheckpoint | None]:
         """Return the status of this leader, and its checkpoint unless it was fenced; MOVED is returned once.
 
         Raises CheckpointError if the subscription was given another number of shards, or another source.
@@ -214,7 +214,7 @@ class CheckpointTable:
         moved = before != (self._generation, self._until)
         return LeadershipStatus.MOVED if moved else LeadershipStatus.LEADS, self._checkpoint(self._generation, saved)
 
-    def renew(self) -> Checkpoint | None:
+    def renew(self) -> OutboxCheckpoint | None:
         """Raise the epoch again and return the subscription's checkpoint; None if this leader was fenced.
 
         An earlier save without an answer counts now, or never will.
@@ -228,7 +228,7 @@ class CheckpointTable:
             self.authors.sign(self._row, self._epoch, self._leader_id)
         return self._checkpoint(self._generation, saved)
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         """Write a checkpoint; False if this leader was fenced, the subscription was rewound since, or the stored
         checkpoint is newer."""
         values = {
@@ -254,7 +254,7 @@ class CheckpointTable:
         self.witness += written
         return written
 
-    def require(self, checkpoint: Checkpoint, *, tell: bool = True) -> None:
+    def require(self, checkpoint: OutboxCheckpoint, *, tell: bool = True) -> None:
         """Raise ServerRegressed or CheckpointError if the server lacks records that a checkpoint has passed, or was
         found to lack them before. The row stores it, unless `tell` is false."""
         try:
@@ -264,7 +264,7 @@ class CheckpointTable:
                 self.remember(checkpoint, error)
             raise
 
-    def remember(self, checkpoint: Checkpoint, error: ServerRegressed | CheckpointError) -> None:
+    def remember(self, checkpoint: OutboxCheckpoint, error: ServerRegressed | CheckpointError) -> None:
         """Note in the row why a checkpoint was refused, if that is settled."""
         if (error.wears_off or isinstance(error, CheckpointError)) and not self._saved.get(REFUSED):
             remember(self.connected(), self._table, self._row, checkpoint, error, witness=self.witness)
@@ -285,9 +285,9 @@ class CheckpointTable:
         if connection is not None:
             connection.close()
 
-    def _checkpoint(self, generation: int, saved: Mapping[str, Any] | None) -> Checkpoint:
+    def _checkpoint(self, generation: int, saved: Mapping[str, Any] | None) -> OutboxCheckpoint:
         name, shard = self.subscription.name, self.subscription.shard
-        checkpoint = read_checkpoint(saved, name, shard) if saved else Checkpoint(generation=generation)
+        checkpoint = read_checkpoint(saved, name, shard) if saved else OutboxCheckpoint(generation=generation)
         self._saved, self.witness = saved or {}, checkpoint.witness
         return replace(checkpoint, generation=generation)
 

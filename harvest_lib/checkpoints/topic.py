@@ -28,7 +28,7 @@ from harvest_lib.kafka_client import (
     topic_too_small,
     translate,
 )
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 COMPACTED = {"cleanup.policy": "compact"}
 _CONFIG = {**COMPACTED, "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
@@ -81,7 +81,7 @@ def removes_checkpoints(cleanup_policy: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TopicRecord:
     """A record of the checkpoint topic: its offset, its content, or why it is no checkpoint."""
 
     offset: int
@@ -99,7 +99,7 @@ def read_checkpoints(
     judge: Callable[[Mapping[str, Any]], str] = lambda _record: "",
     to_sound: bool = False,
     hear_other: Callable[[Mapping[str, Any]], None] = lambda _record: None,
-) -> Sequence[Found]:
+) -> Sequence[TopicRecord]:
     """Return the last committed record of the key; with `to_sound` all from the last back to the first valid
     checkpoint, newest first. `judge` returns the fault of a checkpoint, if any. Reads backwards. `hear_other` is called
     with later checkpoints of other keys.
@@ -132,16 +132,16 @@ def read_checkpoints(
     return []
 
 
-def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> Found:
+def _found(message: Any, judge: Callable[[Mapping[str, Any]], str]) -> TopicRecord:
     try:
         record = json.loads(message.value())
         if not isinstance(record, dict):
             raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - said as all that is wrong with it
-        Checkpoint.of_json(record)
+        OutboxCheckpoint.of_json(record)
         trouble = judge(record)
     except (ValueError, RecursionError) as error:
-        return Found(offset=message.offset(), trouble=f"it cannot be read: {error}")
-    return Found(offset=message.offset(), record=record, trouble=trouble)
+        return TopicRecord(offset=message.offset(), trouble=f"it cannot be read: {error}")
+    return TopicRecord(offset=message.offset(), record=record, trouble=trouble)
 
 
 def topic_id(settings: Mapping[str, object], topic: str) -> str | None:
@@ -177,7 +177,7 @@ def _from(consumer: Any, start: TopicPartition, key: str, deadline: Deadline) ->
         if message is None:
             continue
         if (error := message.error()) is not None:
-            if error.code() == error._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+            if error.code() == error._PARTITION_EOF:
                 return found, list(others.values())
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 continue  # the client searches the coordinator of a group without members: that needs no ACL

@@ -13,7 +13,7 @@ from harvest_lib.cli.terminal import counted, json_text, printable, stop_on_sign
 
 if TYPE_CHECKING:
     from harvest_lib.pipeline.declaration import Declaration
-    from harvest_lib.pipeline.message import Message
+    from harvest_lib.pipeline.message import PipelineMessage
     from harvest_lib.pipeline.operations import PipelineStatus
 
 app = group("pipeline", "Pipelines: a reader, any number of writers, and a commit log. See docs/pipelines.md.")
@@ -245,11 +245,11 @@ def _show_status(declaration: "Declaration", status: "PipelineStatus") -> None:
         print_line(f"{kept}; to give that up, remove {folder}")
 
 
-def _message_line(message: "Message") -> str:
+def _message_line(message: "PipelineMessage") -> str:
     return f"{message.offset} {message.mode.name.lower()} {message.op.name.lower()} {printable(message.namespace)}"
 
 
-def _show_message(message: "Message", *, as_json: bool) -> None:
+def _show_message(message: "PipelineMessage", *, as_json: bool) -> None:
     from harvest_lib.pipeline import extended_json
 
     data = extended_json.dumps(message.data).decode()

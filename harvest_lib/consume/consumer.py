@@ -29,7 +29,7 @@ from harvest_lib.consume.limits import ShardLimits
 from harvest_lib.consume.ownership import OwnedShard, Ownership, ShardCounts
 from harvest_lib.consume.reader import Isolation, read_committed
 from harvest_lib.consume.retention import RetentionWatch
-from harvest_lib.consume.room import Room
+from harvest_lib.consume.room import ShardRoom
 from harvest_lib.consume.shard import Shard
 from harvest_lib.consume.store import Store
 from harvest_lib.consume.transaction import Application, require_functions
@@ -50,7 +50,7 @@ _TELL_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
 _SESSION_MS = 45_000  # librdkafka's default
 _GROUP_ONLY = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id"}
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - librdkafka's own code
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 
 
 class Consumer:
@@ -77,7 +77,7 @@ class Consumer:
         self._settings = {setting: value for setting, value in settings.items() if setting not in _GROUP_ONLY}
         self._store, self._isolation = store, isolation
         self._limits = limits or ShardLimits()
-        self._room = Room()
+        self._room = ShardRoom()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
         """After this time the group knows that a member is gone, and a member that it is."""

@@ -61,7 +61,7 @@ class OpenTransaction:
             self._span.end(self.taken, error)
             self._span = None
 
-    def is_over(self, is_idle: bool, limits: ShardLimits) -> bool:  # noqa: FBT001 - the only flag
+    def is_over(self, limits: ShardLimits, *, is_idle: bool) -> bool:
         lasted = boot_seconds() - self.began
         return lasted >= limits.max_txn_duration_seconds or (is_idle and lasted >= limits.min_txn_duration_seconds)
 

@@ -40,7 +40,7 @@ _HOW_TO_GO_ON = (
     """an offset N instead, SET checkpoint = checkpoint - 'last' || '{"offset": N, "producers": []}'. With a """
     "`SqliteStore`, recreate the recovery log: all is read again, into a new state"
 )
-_AWAY = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - librdkafka's own codes
+_AWAY = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _READY_SECONDS = 0.1
 """Longest wait for the next message before an empty batch is returned once more."""
 
@@ -200,7 +200,7 @@ def _require(consumer: Any, place: TopicPartition) -> None:
     """Raise KafkaException if there is no such partition, which the client would find out after half a minute."""
     found = consumer.list_topics(place.topic, _ANSWER_SECONDS).topics[place.topic]
     if found.error is not None or place.partition not in found.partitions:
-        raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))  # noqa: SLF001
+        raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_PARTITION))
 
 
 def _require_same(client: Any, settings: Mapping[str, object], place: TopicPartition, last: LastRead) -> None:
@@ -230,7 +230,7 @@ def _batches(
     waits, most = OpenTransactionWatch(consumer), min(_FIRST_MESSAGES, _BATCH_MESSAGES)
     while end is None or position < end:
         if end is not None and deadline.passed:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came from offset {position} on"))  # noqa: SLF001
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came from offset {position} on"))
         found = consumer.consume(most, 0)
         if not found and is_idle:
             found = consumer.consume(1, _READY_SECONDS)
@@ -246,7 +246,7 @@ def _batches(
             for record, error in zip(found, errors, strict=True):
                 if error is None:
                     good.append(record)
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+                elif error.code() == KafkaError._PARTITION_EOF:
                     position = max(position, record.offset())
                 elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no ACL is needed: no member joins a group
                     raise KafkaException(error)
@@ -293,14 +293,14 @@ def _id_of(headers: Any) -> bytes | None:
 
 def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicPartition) -> Exception:
     where = f"{place.topic!r}, partition {place.partition}"
-    if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
+    if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:
         return CheckpointError(
             f"the log of {where} does not have offset {place.offset}, from which on it is to be read",
             evidence=error.str(),
             next_step="retention has removed what was not read yet, or the topic was recreated: lengthen "
             "`retention.ms`, and decide from which offset to go on",
         )
-    if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001
+    if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:
         return TopicMissing(
             f"there is no {where}",
             evidence=error.str(),

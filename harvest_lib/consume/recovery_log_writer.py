@@ -30,7 +30,7 @@ DeliveryReport = Callable[[KafkaError | None, Any], None]
 
 _FULL_SECONDS = 0.05
 _LET_GO_SECONDS = 2.0
-_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001 - librdkafka's own code
+_FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
 class RecoveryLogWriter:
@@ -163,7 +163,7 @@ class RecoveryLogWriter:
             except BufferError:
                 self._producer.poll(_FULL_SECONDS)
                 if deadline.passed:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the queue stays full")) from None  # noqa: SLF001
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the queue stays full")) from None
             else:
                 return
 
@@ -177,7 +177,7 @@ class RecoveryLogWriter:
         except KafkaException as refused:
             if _is_fenced(refused):
                 cause = refused
-        why: KafkaError = cause.args[0] if isinstance(cause, KafkaException) else KafkaError(KafkaError._FATAL)  # noqa: SLF001
+        why: KafkaError = cause.args[0] if isinstance(cause, KafkaException) else KafkaError(KafkaError._FATAL)
         return why
 
 

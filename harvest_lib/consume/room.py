@@ -27,7 +27,7 @@ _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
-class Room:
+class ShardRoom:
     """Used by one thread, but for `refused`."""
 
     def __init__(self) -> None:

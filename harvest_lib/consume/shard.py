@@ -159,7 +159,7 @@ class Shard:
                     self._goes()
                 self._take(group)
                 if self._open is not None:
-                    if stopping.is_set() or self._open.is_over(group is NOTHING_READY, self._limits):
+                    if stopping.is_set() or self._open.is_over(self._limits, is_idle=group is NOTHING_READY):
                         self._finish(self._open, sequencer)
                         quiet_since = boot_seconds()
                     elif self._attempts.one_at_a_time and self._open.taken:

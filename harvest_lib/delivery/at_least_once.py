@@ -14,7 +14,7 @@ from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.delivery.protocol import Abandoned, BatchCommitted, BatchDeliverySettings, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.record import Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 _WIRE_SECONDS = 1.0
 
@@ -33,7 +33,7 @@ class AtLeastOnce:
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._producer.hand_over(rows, may_send)
 
-    def commit(self, _checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, _checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         return self._producer.flush(may_send)
 
     def settle(self, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - a commit has waited

@@ -52,15 +52,15 @@ NEVER_TAKEN = frozenset(
 NO_TOPIC = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own code
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - likewise
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     }
 )
 
-PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - librdkafka's own codes
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
-_TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})  # noqa: SLF001 - librdkafka's own codes
+_TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})
 
 
 def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
@@ -73,7 +73,7 @@ def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
 
 def is_fatal(error: KafkaError) -> bool:
     """Return True if the producer never sends again."""
-    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - librdkafka's own code
+    return error.fatal() or error.code() == KafkaError._FATAL
 
 
 _LOST = "returned NULL without setting an exception"
@@ -109,7 +109,7 @@ def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
 
 FENCED = frozenset(
     {
-        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
+        KafkaError._FENCED,
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.PRODUCER_FENCED,
     }
@@ -128,4 +128,4 @@ def _kafka_error(error: KafkaException) -> KafkaError:
 
 
 def _fatal(error: Exception) -> KafkaError:
-    return KafkaError(KafkaError._FATAL, str(error), fatal=True)  # noqa: SLF001 - librdkafka's own code
+    return KafkaError(KafkaError._FATAL, str(error), fatal=True)

@@ -95,7 +95,7 @@ class Failures:
             return
         self._is_named = True
         if error.code() in NEVER_TAKEN:
-            error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")  # noqa: SLF001 - librdkafka's own code
+            error = KafkaError(KafkaError._FAIL, f"{what} was refused: {error.str()}")
         self.add(error)
 
     def report_native(self, sender: NativeSender) -> None:
@@ -113,7 +113,7 @@ class Failures:
 
     def _add_report(self, topic: str | None, error: KafkaError) -> None:
         self._is_of_row = True
-        self._has_expired = self._has_expired or error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - librdkafka's own code
+        self._has_expired = self._has_expired or error.code() == KafkaError._MSG_TIMED_OUT
         self.add(error)
         if error.code() == UNCONFIRMED:
             self._is_named = True  # no record is to blame

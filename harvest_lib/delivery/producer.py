@@ -186,7 +186,7 @@ class BatchProducer:
             ids = self._ids.native(len(rows)) if self._ids is not None else {}
             went, code = sender.send(rows, stamp=self._stamp, timestamp_ms=timestamp_ms, until=until, **ids)
             rows = rows[went:]
-            if code == KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+            if code == KafkaError._QUEUE_FULL:
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break

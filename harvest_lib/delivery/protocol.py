@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from harvest_lib.kafka_client import KafkaProducerProvider
 from harvest_lib.record import Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Delivery(Protocol):
         Stops when `may_send` is False; `commit` fails then."""
         ...
 
-    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         """End the batch: wait until Kafka has all of it. Exactly once, the checkpoint is durable with it; at least
         once, the loop saves the checkpoint afterwards."""
         ...

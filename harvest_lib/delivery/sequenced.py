@@ -44,11 +44,11 @@ from harvest_lib.delivery.protocol import (
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
 from harvest_lib.record import Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
 from harvest_lib.sequencing.publisher import Intent, Publisher
 
-Keep = Callable[[Checkpoint, Sequence[Intent]], bool]
+Keep = Callable[[OutboxCheckpoint, Sequence[Intent]], bool]
 
 _CLEAR_SECONDS = 1.0
 """Acknowledgements that were written are removed from the checkpoint at most this often."""
@@ -96,7 +96,7 @@ class Sequenced:
         """`keep` saves a checkpoint with its acknowledgements. `keep_pending` writes acknowledgements again that an
         unavailable topic has not taken yet. Both return False if the checkpoint was refused."""
         self._keep, self._keep_pending = keep, keep_pending
-        self._to_clear: Checkpoint | None = None  # kept with acknowledgements that are on the wire
+        self._to_clear: OutboxCheckpoint | None = None  # kept with acknowledgements that are on the wire
         self._clear_at = 0.0
         self._ids = _Ids()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
@@ -118,7 +118,7 @@ class Sequenced:
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._producer.hand_over(rows, may_send)
 
-    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         outcome = self._producer.flush(may_send)
         if not isinstance(outcome, BatchCommitted):
             return outcome

@@ -30,7 +30,7 @@ _PROBE_SECONDS, _LONGEST_PROBE_SECONDS = 1.0, 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Trouble:
+class TopicTrouble:
     """Times are boot seconds."""
 
     reason: str
@@ -57,8 +57,8 @@ class Troubles:
 
     def __init__(self, well: Set[str]) -> None:
         self._well = well
-        self._troubles: dict[str, Trouble] = {}
-        self._recovered: dict[str, Trouble] = {}
+        self._troubles: dict[str, TopicTrouble] = {}
+        self._recovered: dict[str, TopicTrouble] = {}
         self._heard_at = 0.0
 
     def __contains__(self, topic: object) -> bool:
@@ -99,7 +99,7 @@ class Troubles:
         now, trouble = boot_seconds(), self._troubles.get(topic)
         if trouble is None or trouble.is_past(now):
             earlier = self._recovered.pop(topic, None)
-            trouble = self._troubles[topic] = Trouble(reason=reason, since=now, seen=now)
+            trouble = self._troubles[topic] = TopicTrouble(reason=reason, since=now, seen=now)
             if earlier is not None and not earlier.is_past(now):
                 trouble.probe_seconds = earlier.probe_seconds
         trouble.reason, trouble.seen = reason, now

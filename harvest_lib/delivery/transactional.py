@@ -42,7 +42,7 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
 from harvest_lib.record import Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for so long."""
@@ -60,7 +60,7 @@ _APART_SECONDS = 60.0
 otherwise it would not be known which of them failed."""
 
 
-Encode = Callable[[Checkpoint], bytes | None]
+Encode = Callable[[OutboxCheckpoint], bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Transactional:
     def send(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> dict[int, str]:
         return self._producers[0].hand_over(rows, may_send)
 
-    def commit(self, checkpoint: Checkpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         encoded = self._encode(checkpoint)
         if encoded is None:
             return CHECKPOINT_REFUSED

@@ -11,7 +11,7 @@ from harvest_lib.batching.parking import BatchParking
 from harvest_lib.certificates import Certificates
 from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.checkpoints.store import CheckpointStore
-from harvest_lib.checkpoints.stores import IntentStore, PostgresStore, PurgeStore
+from harvest_lib.checkpoints.stores import IntentStore, PostgresCheckpointStore, PurgeStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import (
@@ -120,7 +120,7 @@ def make_delivery(
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
         case "barrier" | "pipelined":
-            return AtLeastOnce(settings, topics), PostgresStore(checkpoints, acknowledge)
+            return AtLeastOnce(settings, topics), PostgresCheckpointStore(checkpoints, acknowledge)
         case "transactional":
             place, first_id = _checkpoint_place(config, shard), f"{config.checkpoint_topic}.{shard}"
             kafka_store = make_kafka_store(

@@ -28,7 +28,7 @@ from harvest_lib.harvester.added_partitions import Added
 from harvest_lib.harvester.engine import Engine, OwnParts
 from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
 from harvest_lib.harvester.parts import Parts, choose_parts
-from harvest_lib.harvester.progress import Progress
+from harvest_lib.harvester.progress import ProgressLog
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider
@@ -132,7 +132,7 @@ class Harvest:
             self._stopped.set()
             raise
         self._config = parts.config
-        Progress(
+        ProgressLog(
             self._config.data_source.conninfo(),
             delivered=lambda: self.delivered_records,
             leads=lambda: self.is_leader,

@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from harvest_lib.checkpoints.stores import PostgresStore
+from harvest_lib.checkpoints.stores import PostgresCheckpointStore
 from harvest_lib.config import HarvestConfig
 from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.delivery import acknowledge_again
@@ -83,7 +83,7 @@ def acknowledge_pending(
         if not refuse_readers(connection, config, table):
             return
     acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
-    with closing(PostgresStore(make_checkpoints(config, table, "mark", 0), acknowledge)) as store:
+    with closing(PostgresCheckpointStore(make_checkpoints(config, table, "mark", 0), acknowledge)) as store:
         store.lead(leader_id)
         store.save(replace(store.load(), intents=()))
 

@@ -75,7 +75,7 @@ class RareSample:
     added: Sequence[Added] = ()
 
 
-class OutboxReader:
+class SampleReader:
     """Reads samples through one connection. All calls raise HarvestError or psycopg's errors."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 EVERY_SECONDS = 60.0
 
 
-class Progress:
+class ProgressLog:
     """`delivered` is a count that grows; `backlog_age_seconds` asks Postgres for the age of the oldest record that
     waits."""
 

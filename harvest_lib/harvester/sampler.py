@@ -25,7 +25,7 @@ from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.checkpoint_ages import CheckpointAges
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.measures import LatencySample
-from harvest_lib.harvester.outbox_sample import OutboxReader, OutboxSample, RareSample
+from harvest_lib.harvester.outbox_sample import OutboxSample, RareSample, SampleReader
 from harvest_lib.telemetry.counts import Labels
 from harvest_lib.telemetry.health import ProgressWatch
 
@@ -46,7 +46,7 @@ _MOST_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LatestSample:
     """The latest sample of the outbox: `sample` is None while Postgres does not answer, and `reason` says why.
     `stalled_seconds` is the time that the backlog was not reduced, or was not known to be."""
 
@@ -65,12 +65,12 @@ class Sampler:
         self._harvest = harvest
         self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: somebody asks, or it is over
         self._changed = threading.Condition()
-        self._latest = Seen()
+        self._latest = LatestSample()
         self._asked_at = self._answered_at = float("-inf")
         self._good_at = boot_seconds()  # of the last sample; before the first one, of the start
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
-        self._reader: OutboxReader | None = None
+        self._reader: SampleReader | None = None
         self._rare = RareSample()
         self._rare_at = float("-inf")
         self._watch, self._ages = ProgressWatch(), CheckpointAges()
@@ -79,7 +79,7 @@ class Sampler:
             "harvest-sampler", self._serve, stopping=self._stopping, pause_seconds=lambda: 0.0, on_error=self._troubled
         )
 
-    def seen(self) -> Seen:
+    def seen(self) -> LatestSample:
         """Return what is known now; ask Postgres if that was long ago."""
         with self._changed:
             now = boot_seconds()
@@ -140,7 +140,7 @@ class Sampler:
             quiet_seconds=sample.quiet_seconds,
         )
         self._good_at = now
-        seen = Seen(
+        seen = LatestSample(
             sample=sample,
             at=now,
             rare=self._rare,
@@ -174,22 +174,22 @@ class Sampler:
         self._disconnect()
         self._publish(self._unknown(reason))
 
-    def _unknown(self, reason: str) -> Seen:
+    def _unknown(self, reason: str) -> LatestSample:
         """Return what is known without an answer: a stall that was there at the last one has gone on since."""
-        return Seen(reason=reason, stalled_seconds=self._watch.stalled_seconds + boot_seconds() - self._good_at)
+        return LatestSample(reason=reason, stalled_seconds=self._watch.stalled_seconds + boot_seconds() - self._good_at)
 
-    def _publish(self, seen: Seen) -> None:
+    def _publish(self, seen: LatestSample) -> None:
         with self._changed:
             self._latest, self._answered_at = seen, boot_seconds()
             self._changed.notify_all()
 
-    def _connected(self) -> OutboxReader:
+    def _connected(self) -> SampleReader:
         if self._reader is None:
             config = self._harvest.config
             conninfo = make_conninfo(config.data_source.conninfo(), application_name="harvest telemetry")
             self._connection = connect(conninfo)
             self._connection.execute(SETTINGS)
-            self._reader = OutboxReader(self._connection, config)
+            self._reader = SampleReader(self._connection, config)
         return self._reader
 
     def _disconnect(self) -> None:

@@ -11,7 +11,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.health import HarvestHealth
 from harvest_lib.harvester.measures import END_REASONS, OUTCOMES
 from harvest_lib.harvester.outbox_sample import MOST_TOPICS
-from harvest_lib.harvester.sampler import Sampler, Seen
+from harvest_lib.harvester.sampler import LatestSample, Sampler
 from harvest_lib.telemetry import catalogue
 from harvest_lib.telemetry.catalogue import Metric, Reading
 from harvest_lib.telemetry.counts import Counts, Histogram, HistogramReading, Labels
@@ -83,7 +83,7 @@ class HarvestTelemetry(HarvestHealth):
         return (__version__, config.name, config.outbox_table, config.subscription, *chosen)
 
 
-def _of_the_outbox(seen: Seen) -> Iterator[Reading]:
+def _of_the_outbox(seen: LatestSample) -> Iterator[Reading]:
     sample = seen.sample
     yield catalogue.POSTGRES_UP, {(): float(sample is not None)}
     if sample is None:

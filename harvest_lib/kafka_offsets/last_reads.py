@@ -28,7 +28,7 @@ class BrokersLost:
         self._then = then
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - its name
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.is_noted = True
         if self._then is not None:
             self._then(error)
@@ -58,13 +58,13 @@ def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Pla
     while waiting:
         if deadline.passed:
             where = ", ".join(f"{topic}/{partition} at {last.offset}" for (topic, partition), last in waiting.items())
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records that were read do not come: {where}"))  # noqa: SLF001
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"records that were read do not come: {where}"))
         record = client.poll(_POLL_SECONDS)
         if record is None or (place := (record.topic(), record.partition())) not in waiting:
             _require_good(record)
             continue
         last = waiting[place]
-        if (error := record.error()) is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
+        if (error := record.error()) is not None and error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         if error is not None and record.offset() <= last.offset:
             continue  # a leader that was just elected may not show all yet
@@ -83,7 +83,7 @@ def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Pla
 
 def _require_good(record: Any) -> None:
     error = record.error() if record is not None else None
-    if error is not None and error.code() not in {KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED}:  # noqa: SLF001
+    if error is not None and error.code() not in {KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED}:
         raise KafkaException(error)
 
 

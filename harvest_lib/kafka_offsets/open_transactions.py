@@ -28,7 +28,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTransaction:
+class BlockedPartition:
     """A partition whose committed records end at `since`, where a transaction began; `behind` offsets come after."""
 
     topic: str
@@ -101,12 +101,12 @@ class OpenTransactionWatch:
             known = self._client.get_watermark_offsets(TopicPartition(*place), cached=True)
             if known is not None and known[1] > position:
                 self._said[place] = position
-                found = OpenTransaction(topic=place[0], partition=place[1], since=position, behind=known[1] - position)
+                found = BlockedPartition(topic=place[0], partition=place[1], since=position, behind=known[1] - position)
                 _log.warning("transaction_open", extra={"reason": str(found), "next_step": found.next_step})
         self._before = dict(positions)
 
 
-def _still_open(found: Sequence[OpenTransaction]) -> TransactionOpen:
+def _still_open(found: Sequence[BlockedPartition]) -> TransactionOpen:
     more = f"; and {len(found) - _SHOWN} more partitions" if len(found) > _SHOWN else ""
     return TransactionOpen(
         "records behind an open Kafka transaction cannot be judged yet",
@@ -115,9 +115,9 @@ def _still_open(found: Sequence[OpenTransaction]) -> TransactionOpen:
     )
 
 
-def _behind(ends: Mapping[Place, int], committed: Mapping[Place, int]) -> list[OpenTransaction]:
+def _behind(ends: Mapping[Place, int], committed: Mapping[Place, int]) -> list[BlockedPartition]:
     return [
-        OpenTransaction(topic=topic, partition=partition, since=since, behind=ends[topic, partition] - since)
+        BlockedPartition(topic=topic, partition=partition, since=since, behind=ends[topic, partition] - since)
         for (topic, partition), since in sorted(committed.items())
         if since < ends[topic, partition]
     ]

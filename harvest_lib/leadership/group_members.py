@@ -29,14 +29,14 @@ _PASSES = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._WAIT_COORD,  # noqa: SLF001 - librdkafka's own codes
-    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,
+    KafkaError._TRANSPORT,
 }
 """Errors of a broker that has just started, or while the group's coordinator is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class GroupMember:
     """A member of the group, and the partitions that it owns, by topic."""
 
     member_id: str
@@ -58,7 +58,9 @@ def spoken(pool: Pool, member_id: str, trouble: str = "") -> str:
     return next((each for each in spelled if len(each) <= _MOST_METADATA), "")
 
 
-def members(settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS) -> list[Member]:
+def members(
+    settings: Mapping[str, object], group: str, *, timeout_seconds: float = _ANSWER_SECONDS
+) -> list[GroupMember]:
     """Return the members of a group, none if there is no such group; waits out what passes. Raises KafkaException."""
     with AdminClient(client_settings(settings)) as admin:
         deadline = Deadline(timeout_seconds)
@@ -74,7 +76,7 @@ def members(settings: Mapping[str, object], group: str, *, timeout_seconds: floa
             admin.poll(_AGAIN_SECONDS)
 
 
-def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Member]:
+def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[GroupMember]:
     found = admin.describe_consumer_groups([group], request_timeout=timeout_seconds)[group].result()
     said = _said(admin, group, timeout_seconds) if found.members else {}
     made = []
@@ -82,7 +84,7 @@ def _members(admin: AdminClient, group: str, timeout_seconds: float) -> list[Mem
         words = said.get(member.member_id, {})
         trouble = words.get("trouble")
         made.append(
-            Member(
+            GroupMember(
                 member_id=member.member_id,
                 client_id=member.client_id,
                 host=member.host.lstrip("/"),

@@ -17,12 +17,12 @@ _OF_A_REBALANCE = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError._NO_OFFSET,  # noqa: SLF001 - librdkafka's own codes
-    KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
-    KafkaError._DESTROY,  # noqa: SLF001
-    KafkaError._PURGE_QUEUE,  # noqa: SLF001
-    KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
-    KafkaError._STATE,  # noqa: SLF001
+    KafkaError._NO_OFFSET,
+    KafkaError._ASSIGNMENT_LOST,
+    KafkaError._DESTROY,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._STATE,
 }
 """Errors that mean only that the group rebalances, or that the client ends."""
 

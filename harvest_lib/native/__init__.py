@@ -2,7 +2,7 @@
 
 from harvest_lib.native.encoded_rows import EncodedRows, Field, Wrapping, encode
 from harvest_lib.native.library import Implementation, implementation
-from harvest_lib.native.pieces import Pieces, Records, kinds_of, targets_of
+from harvest_lib.native.pieces import NativeRecords, Pieces, kinds_of, targets_of
 from harvest_lib.native.rows import NativeRows, by_id, rows_of
 from harvest_lib.native.sender import (
     LATE,
@@ -21,10 +21,10 @@ __all__ = [
     "EncodedRows",
     "Field",
     "Implementation",
+    "NativeRecords",
     "NativeRows",
     "NativeSender",
     "Pieces",
-    "Records",
     "Wrapping",
     "by_id",
     "close_with_sender",

@@ -98,7 +98,7 @@ class HeadOfKind(ctypes.Structure):
     _fields_ = (("key", c_char_p), ("timestamp", c_uint64), ("key_bytes", c_uint32), ("mode", c_uint8))
 
 
-class Target(ctypes.Structure):
+class NativeTarget(ctypes.Structure):
     """Topic and time of the records that `harvest_produce` hands over."""
 
     _fields_ = (("topic", c_char_p), ("timestamp", c_int64))
@@ -204,7 +204,7 @@ def _declare(library: CDLL) -> None:
     ]
     library.harvest_produce.argtypes = [
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_void_p, POINTER(Target), c_int, c_int, POINTER(c_int)),
+        *(c_void_p, POINTER(NativeTarget), c_int, c_int, POINTER(c_int)),
     ]
     library.harvest_encode.argtypes = [
         *(c_void_p, c_int, c_int, c_int, c_char_p, c_int64),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, overload
 
-from harvest_lib.native.library import Target
+from harvest_lib.native.library import NativeTarget
 
 
 class Pieces(Sequence[bytes]):
@@ -58,23 +58,23 @@ class Pieces(Sequence[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class NativeRecords:
     """Records for a producer: of each its key, its value, and the number of its target."""
 
     keys: Pieces
     values: Pieces
     kinds: "Array[c_int32]"
-    targets: "Array[Target]"
+    targets: "Array[NativeTarget]"
 
     def __len__(self) -> int:
         return len(self.values)
 
 
-def targets_of(places: Sequence[tuple[str, int]]) -> "Array[Target]":
-    """Return topics, each with a time in milliseconds, for `Records`."""
-    return (Target * len(places))(*(Target(topic.encode(), timestamp) for topic, timestamp in places))
+def targets_of(places: Sequence[tuple[str, int]]) -> "Array[NativeTarget]":
+    """Return topics, each with a time in milliseconds, for `NativeRecords`."""
+    return (NativeTarget * len(places))(*(NativeTarget(topic.encode(), timestamp) for topic, timestamp in places))
 
 
 def kinds_of(numbers: Sequence[int]) -> "Array[c_int32]":
-    """Return the number of each record's target, for `Records`."""
+    """Return the number of each record's target, for `NativeRecords`."""
     return (c_int32 * len(numbers))(*numbers)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from harvest_lib.native import library as built
 from harvest_lib.native.library import LATE, MALFORMED, MOST_FAILURES, OfTopic, implementation
-from harvest_lib.native.pieces import Records
+from harvest_lib.native.pieces import NativeRecords
 from harvest_lib.native.rows import NativeRows
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class NativeSender:
         )
         return went, self._error.value
 
-    def produce(self, records: Records, begin: int) -> tuple[int, int]:
+    def produce(self, records: NativeRecords, begin: int) -> tuple[int, int]:
         """Hand records over from a row on, as `send` does."""
         self._require_usable()
         keys, values = records.keys, records.values
@@ -115,7 +115,7 @@ class NativeSender:
         return found
 
 
-UNCONFIRMED = KafkaError._INCONSISTENT  # noqa: SLF001 - librdkafka's own code
+UNCONFIRMED = KafkaError._INCONSISTENT
 """Error of a record that the client took for delivered, though no broker has confirmed it: see decision 0019."""
 
 
@@ -123,7 +123,7 @@ def error_of(code: int) -> KafkaError:
     """Return an error by librdkafka's number."""
     if code == UNCONFIRMED:
         return KafkaError(code, "the client took a record for delivered that no broker has confirmed")
-    return KafkaError(code, fatal=code == KafkaError._FATAL)  # noqa: SLF001 - librdkafka's own code
+    return KafkaError(code, fatal=code == KafkaError._FATAL)
 
 
 def make_with_sender(

@@ -48,7 +48,7 @@ _NUMBERS = ("bigint", "integer", "numeric", "double precision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class FoundColumn:
     """A column in the catalogue."""
 
     type: str
@@ -56,7 +56,7 @@ class Column:
     has_default: bool
 
 
-def wrong_types(found: Mapping[str, Column], expected: Mapping[str, tuple[str, ...]]) -> list[str]:
+def wrong_types(found: Mapping[str, FoundColumn], expected: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the names of columns that have another type."""
     return [name for name, types in expected.items() if name in found and found[name].type not in types]
 
@@ -67,7 +67,7 @@ def shown(types: tuple[str, ...]) -> str:
 
 
 def alter(
-    table: sql.Identifier, found: Mapping[str, Column], expected: Mapping[str, tuple[str, ...]], *, is_native: bool
+    table: sql.Identifier, found: Mapping[str, FoundColumn], expected: Mapping[str, tuple[str, ...]], *, is_native: bool
 ) -> str | None:
     """Return notes, a colon, and the statements that give all columns a supported type. None if a type cannot be
     converted."""
@@ -89,7 +89,7 @@ def alter(
     return f"{remarks}: {'; '.join(statements)}"
 
 
-def _clauses(column: str, target: str, using: str, found: Column, default: str | None) -> Iterator[str]:
+def _clauses(column: str, target: str, using: str, found: FoundColumn, default: str | None) -> Iterator[str]:
     if found.has_default:
         yield f"ALTER {column} DROP DEFAULT"
     yield f"ALTER {column} TYPE {target} USING {using}"

@@ -48,16 +48,14 @@ class OutboxIdentity:
 def database_of(connection: psycopg.Connection[Any]) -> str:
     """Return the identity of the database: the first two parts of each table's identity."""
     with translated():
-        row = connection.execute(_DATABASE).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        (row,) = connection.execute(_DATABASE)
     return f"{row[0]}/{row[1]}"
 
 
 def identity_of(connection: psycopg.Connection[Any], outbox: sql.Identifier) -> OutboxIdentity:
     """Return the identity of a table. Raises OutboxTableError if it is missing or hidden."""
     with translated():
-        row = connection.execute(_IDENTITY, (outbox.as_string(None),)).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        (row,) = connection.execute(_IDENTITY, (outbox.as_string(None),))
     return OutboxIdentity(*row)
 
 

@@ -49,7 +49,7 @@ _FORGET = "DELETE FROM {replays} WHERE subscription = %s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class OutboxReplay:
     """A replay that fills a subscription. `topics`: target topics, by the topics in the records. `parts`: the number of
     parts that keys are divided into. `sender`: the sender's id. `snapshot`: where the harvester continues, with its
     server, once it is known."""
@@ -87,13 +87,13 @@ class Replays:
                 grant = sql.SQL("GRANT SELECT ON {} TO {}")
                 connection.execute(grant.format(self.outbox.replays.identifier, sql.Identifier(reader)))
 
-    def get(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+    def get(self, connection: psycopg.Connection[Any], subscription: str) -> OutboxReplay | None:
         """Return the replay that fills or filled a subscription, or None."""
         if not self.outbox.replays.exists(connection):
             return None
         cursor = self._execute(connection, _GET, subscription)
-        cursor.row_factory = class_row(Replay)
-        found: Replay | None = cursor.fetchone()
+        cursor.row_factory = class_row(OutboxReplay)
+        found: OutboxReplay | None = cursor.fetchone()
         return found
 
     def begin(
@@ -106,7 +106,7 @@ class Replays:
         """Note the snapshot that the subscription is filled up to, unless a snapshot is noted."""
         self._execute(connection, _ANCHOR, snapshot, subscription)
 
-    def filled(self, connection: psycopg.Connection[Any], replay: Replay) -> None:
+    def filled(self, connection: psycopg.Connection[Any], replay: OutboxReplay) -> None:
         """Note that the topics are filled, so the subscription may be harvested; CheckpointError if it was given up."""
         if not self._execute(connection, _FILLED, replay.subscription, replay.sender).rowcount:
             raise CheckpointError(
@@ -121,7 +121,7 @@ class Replays:
         if self.outbox.replays.exists(connection):
             self._execute(connection, _FORGET, subscription)
 
-    def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> Replay | None:
+    def require_filled(self, connection: psycopg.Connection[Any], subscription: str) -> OutboxReplay | None:
         """Return the replay that filled a subscription, or None. Raises CheckpointError while it goes on."""
         replay = self.get(connection, subscription)
         if replay is not None and replay.filled_at is None:

@@ -215,8 +215,7 @@ class _Retention:
     def _beside(self) -> Iterator[psycopg.Connection[Any]]:
         """Open another session of the same role, whether the connection string or a setting gave it."""
         info = self.connection.info
-        role = self.connection.execute("SELECT current_user::text").fetchone()
-        assert role is not None  # noqa: S101 - a SELECT without FROM
+        (role,) = self.connection.execute("SELECT current_user::text")
         with open_session(info.dsn, password=info.password or None) as session:
             session.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role[0])))
             yield session

@@ -11,7 +11,7 @@ from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import column_types
 from harvest_lib.outbox import native_table_queries as queries
-from harvest_lib.outbox.column_types import Column
+from harvest_lib.outbox.column_types import FoundColumn
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdSequences
@@ -160,7 +160,7 @@ class OutboxTable:
             self.check_columns(connection)
         return "native" if row[0] else "goharvest"
 
-    def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, Column]) -> bool:
+    def _is_damaged(self, connection: psycopg.Connection[Any], columns: Mapping[str, FoundColumn]) -> bool:
         """Return True for a native table whose `transaction_id` has another type: it resembles goharvest's table, where
         records are deleted once they are delivered."""
         kind = columns["transaction_id"].type if "transaction_id" in columns else "xid8"
@@ -248,12 +248,12 @@ class OutboxTable:
         """Raise OutboxTableError if the sequence gives out ids in lots or repeats them."""
         IdSequences(str(self), column).check(connection)
 
-    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, Column]:
+    def _columns(self, connection: psycopg.Connection[Any]) -> dict[str, FoundColumn]:
         """Return the columns, by name; none if there is no table."""
         with translated():
             found = connection.execute(_COLUMNS, (str(self),)).fetchall()
         return {
-            name: Column(type=kind, never_null=strict, has_default=has_default)
+            name: FoundColumn(type=kind, never_null=strict, has_default=has_default)
             for name, kind, strict, has_default in found
         }
 

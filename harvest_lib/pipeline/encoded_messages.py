@@ -1,7 +1,7 @@
 """Messages as bytes, which become objects only when they are read: in a reader's form, and as entries of the log.
 
 Reader, commit log and writers pass bytes on: the head of each message, which many share, and its encoded data. A batch
-is a sequence of messages all the same. Reading a message makes a `Message` at that moment.
+is a sequence of messages all the same. Reading a message makes a `PipelineMessage` at that moment.
 """
 
 from abc import abstractmethod
@@ -14,9 +14,9 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.native import EncodedRows
 from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.bounds import size_decoded
-from harvest_lib.pipeline.commit_log.entry import FIXED_BYTES, Entry, Packable, Packed, Packing, mode_byte, parts_of
+from harvest_lib.pipeline.commit_log.entry import FIXED_BYTES, LogEntry, Packable, Packed, Packing, mode_byte, parts_of
 from harvest_lib.pipeline.extended_json import Encoded
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.pipeline.stop_reason import one_line
 
 Head = tuple[int, int, bytes]
@@ -28,7 +28,7 @@ PARTS = {byte: (mode, op) for (mode, op), byte in BYTES.items()}
 NOOPS = frozenset(BYTES[mode, Op.NOOP] for mode in Mode)
 
 
-class EncodedMessages(Sequence[Message], Packable):
+class EncodedMessages(Sequence[PipelineMessage], Packable):
     """A batch. A reader that can encode its messages without making them yields one of a class of its own."""
 
     __slots__ = ("_bounds", "_heads", "values")
@@ -56,11 +56,11 @@ class EncodedMessages(Sequence[Message], Packable):
         """Return a field's values in the messages from `begin` to before `end`, None where the field is missing."""
         return [self.data(place).get(name) for place in range(begin, end)]
 
-    def logged(self, place: int, offset: int) -> Message:
+    def logged(self, place: int, offset: int) -> PipelineMessage:
         """Return a message as it is in the log at an offset; its data is not to be changed."""
         ((timestamp, byte, key),) = self.heads_of(place, place + 1)
         mode, op = PARTS[byte]
-        return Message(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
+        return PipelineMessage(op, timestamp, key.decode(), Encoded(self.data(place), self.values[place]), mode, offset)
 
     def kinds(self, begin: int, end: int) -> Collection[Head]:
         """Return each head of the messages from `begin` to before `end` once."""
@@ -100,10 +100,10 @@ class EncodedMessages(Sequence[Message], Packable):
         return len(self.values)
 
     @overload
-    def __getitem__(self, place: int) -> Message: ...
+    def __getitem__(self, place: int) -> PipelineMessage: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Message]: ...
-    def __getitem__(self, place: int | slice) -> Message | Sequence[Message]:
+    def __getitem__(self, place: slice) -> Sequence[PipelineMessage]: ...
+    def __getitem__(self, place: int | slice) -> PipelineMessage | Sequence[PipelineMessage]:
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
         return self.logged(range(len(self))[place], -1)
@@ -114,7 +114,7 @@ class _Listed(EncodedMessages):
 
     __slots__ = ("_messages",)
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[PipelineMessage]) -> None:
         dumps = extended_json.dumps
         super().__init__(
             [(timestamp, BYTES[mode, op], namespace.encode()) for op, timestamp, namespace, _, mode, _ in messages],
@@ -126,7 +126,7 @@ class _Listed(EncodedMessages):
         return self._messages[place].data
 
 
-def encoded(batch: Sequence[Message]) -> EncodedMessages:
+def encoded(batch: Sequence[PipelineMessage]) -> EncodedMessages:
     """Return a batch with its encodings. Raises MessageRefused."""
     return batch if isinstance(batch, EncodedMessages) else _Listed(batch)
 
@@ -225,7 +225,7 @@ class UnreadableEntry(PipelineError):
         )
 
 
-def message_of(entry: Entry) -> Message:
+def message_of(entry: LogEntry) -> PipelineMessage:
     """Return an entry's message. Raises UnreadableEntry if it holds no message."""
     offset, timestamp, byte, key, value = entry
     parts = PARTS.get(byte)
@@ -234,6 +234,6 @@ def message_of(entry: Entry) -> Message:
         raise UnreadableEntry(offset, f"its mode byte {byte} is unknown: mode {mode}, op {op}")
     try:
         data = Encoded(extended_json.loads(value), value)
-        return Message(parts[1], timestamp, key.decode(), data, parts[0], offset)
+        return PipelineMessage(parts[1], timestamp, key.decode(), data, parts[0], offset)
     except (ValueError, HarvestError) as error:
         raise UnreadableEntry(offset, one_line(error)) from error

@@ -1,4 +1,4 @@
-"""Messages of the log as writers get them: bytes, and a `Message` for each that is read.
+"""Messages of the log as writers get them: bytes, and a `PipelineMessage` for each that is read.
 
 The last messages stay in memory, so that writers that keep up need not read them from the log.
 """
@@ -11,14 +11,14 @@ from itertools import accumulate, chain
 from typing import Any, cast, overload
 
 from harvest_lib.pipeline.bounds import BULK_BYTES
-from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.entry import LogEntry
 from harvest_lib.pipeline.encoded_messages import EncodedMessages, Head, JoinedMessages
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 _MOST_BYTES = 32 << 20
 
 
-class Run:
+class MessageRun:
     """Consecutive messages of the log, of one batch or several."""
 
     def __init__(self, first: int, parts: Sequence[tuple[EncodedMessages, int, int]]) -> None:
@@ -55,16 +55,16 @@ class Run:
             first += end - begin
         return found
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         """Return them as they would be read from the log."""
         return [
-            Entry(offset, timestamp, byte, key, value)
+            LogEntry(offset, timestamp, byte, key, value)
             for offset, ((timestamp, byte, key), value) in enumerate(
                 zip(self.heads, self.values, strict=True), self.first
             )
         ]
 
-    def message(self, number: int) -> Message:
+    def message(self, number: int) -> PipelineMessage:
         """Return one message; its data is not to be changed."""
         part = bisect_right(self._ends, number)
         batch, _, end = self.parts[part]
@@ -81,10 +81,10 @@ class Run:
         return LoggedMessages(self, kept, is_all=kept == kinds)
 
 
-class LoggedMessages(Sequence[Message]):
+class LoggedMessages(Sequence[PipelineMessage]):
     """Some messages of a run, in its order, without NOOPs. A message object is made at each access."""
 
-    def __init__(self, run: Run, kinds: Collection[Head], *, is_all: bool) -> None:
+    def __init__(self, run: MessageRun, kinds: Collection[Head], *, is_all: bool) -> None:
         """`kinds` are the heads of its messages; `is_all`: it has every message of the run."""
         self.kinds = kinds
         self._run = run
@@ -124,26 +124,26 @@ class LoggedMessages(Sequence[Message]):
             return sum(batch.number_of(self.kinds, begin, end) for batch, begin, end in self.joined)
         return len(self._numbers)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[PipelineMessage]:
         return map(self._run.message, self._numbers)
 
     @overload
-    def __getitem__(self, place: int) -> Message: ...
+    def __getitem__(self, place: int) -> PipelineMessage: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Message]: ...
-    def __getitem__(self, place: int | slice) -> Message | Sequence[Message]:
+    def __getitem__(self, place: slice) -> Sequence[PipelineMessage]: ...
+    def __getitem__(self, place: int | slice) -> PipelineMessage | Sequence[PipelineMessage]:
         found = self._numbers[place]
         return self._run.message(found) if isinstance(found, int) else [self._run.message(each) for each in found]
 
 
-def without_noops(messages: Sequence[Message]) -> Sequence[Message]:
+def without_noops(messages: Sequence[PipelineMessage]) -> Sequence[PipelineMessage]:
     """Return the messages that are written, as they came if they are of the log."""
     if isinstance(messages, LoggedMessages):
         return messages
     return [message for message in messages if message.op is not Op.NOOP]
 
 
-def namespaces_and_times(messages: Sequence[Message]) -> list[tuple[str, int]]:
+def namespaces_and_times(messages: Sequence[PipelineMessage]) -> list[tuple[str, int]]:
     """Return namespace and timestamp of each."""
     if isinstance(messages, LoggedMessages):
         return [(key.decode(), timestamp) for timestamp, _, key in messages.heads]
@@ -184,7 +184,7 @@ class MessageCache:
                 self._bytes -= self._batches[0][1]
                 del self._firsts[0], self._batches[0]
 
-    def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> Run | None:
+    def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> MessageRun | None:
         """Return the messages from one offset to before another, `most` of them at most, and no more once their
         encodings reach `most_bytes`; None if the first message is forgotten, or never was here."""
         end = min(end, begin + most)
@@ -201,4 +201,4 @@ class MessageCache:
                 if place < len(batch):
                     break
                 at, number = first + len(batch), number + 1
-        return Run(begin, parts) if parts else None
+        return MessageRun(begin, parts) if parts else None

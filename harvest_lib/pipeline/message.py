@@ -27,7 +27,7 @@ class Mode(IntEnum):
     """This message is the last of the copy."""
 
 
-class Message(NamedTuple):
+class PipelineMessage(NamedTuple):
     """A message. Immutable; transforms return new messages."""
 
     op: Op

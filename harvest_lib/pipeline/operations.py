@@ -19,7 +19,7 @@ from harvest_lib.pipeline.folder import (
     parked_messages,
     undeclared_positions,
 )
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.offset_log import flushed_position
 from harvest_lib.pipeline.writer_progress import WriterProgress
 
@@ -51,7 +51,7 @@ class Stepped:
     """Result of a step for a writer: the message that was sent, or None if there was no message to send."""
 
     writer: str
-    sent: Message | None
+    sent: PipelineMessage | None
     position: int
     behind: int
 
@@ -68,7 +68,7 @@ def pipeline_status(declaration: Declaration) -> PipelineStatus:
     return PipelineStatus(begin=begin, end=end, writers=writers, undeclared=undeclared_positions(declaration))
 
 
-def messages(declaration: Declaration, first: int, last: int) -> Iterator[Message]:
+def messages(declaration: Declaration, first: int, last: int) -> Iterator[PipelineMessage]:
     """Yield the messages from one offset to another, both included, as the reader sent them down.
 
     Messages that were compacted away are missing. Raises PipelineError where the log ends before the first.

@@ -13,7 +13,7 @@ from typing import Any
 from harvest_lib.durable_files import sync_folder
 from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.commit_log.files import read_at, write_all
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 
 
 class ParkedMessages:
@@ -22,7 +22,7 @@ class ParkedMessages:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, message: Message, reason: str) -> None:
+    def add(self, message: PipelineMessage, reason: str) -> None:
         """Park a message, as it was before any transform."""
         line = {
             "offset": message.offset,

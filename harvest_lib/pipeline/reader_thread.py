@@ -15,7 +15,7 @@ from harvest_lib.pipeline.adaptors import Reader, RetainedReader, SlotReader
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import encoded, message_of
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.stop_reason import one_line
 from harvest_lib.pipeline.threads import PipelineThread
 
@@ -58,9 +58,9 @@ class ReaderThread(PipelineThread):
         self._slowest = slowest
         self._flushed = flushed
         self._max_behind_messages = max_behind_messages
-        self._last: dict[str, Message] = {}
+        self._last: dict[str, PipelineMessage] = {}
         self._told = -1
-        self._mark: tuple[int, Mapping[str, Message]] | None = None
+        self._mark: tuple[int, Mapping[str, PipelineMessage]] | None = None
 
     def retained(self) -> "Sequence[Retained]":
         """Return the retention of the logs that are read. From any thread; does not wait."""
@@ -107,7 +107,7 @@ class ReaderThread(PipelineThread):
     def _log_failure(self, error: BaseException) -> None:
         _log.error("reader_failed", extra={"reason": one_line(error)})
 
-    def _append(self, batch: Sequence[Message]) -> None:
+    def _append(self, batch: Sequence[PipelineMessage]) -> None:
         whole = encoded(batch)
         offsets = self._log.append(whole)
         self._message_cache.add(offsets.start, whole)

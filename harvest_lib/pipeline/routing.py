@@ -7,15 +7,15 @@ Promises
 
 from collections.abc import Callable, Sequence
 
-from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.entry import LogEntry
 from harvest_lib.pipeline.encoded_messages import NOOPS, Head, message_of
-from harvest_lib.pipeline.logged_messages import LoggedMessages, Run
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.logged_messages import LoggedMessages, MessageRun
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.namespace import EVERYTHING, compiled
 from harvest_lib.pipeline.transforms import Transform, TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import is_ready
 
-Park = Callable[[Message, str], None]
+Park = Callable[[PipelineMessage, str], None]
 """Parks a message permanently, with the reason."""
 
 
@@ -40,15 +40,15 @@ class Routing:
         self._shares_data = all(is_ready(transform) for _, transform in transforms)
         self._wanted: dict[bytes, bool] = {}
 
-    def wants(self, entry: Entry) -> bool:
+    def wants(self, entry: LogEntry) -> bool:
         """Return True if an entry passes the filter; it may still be dropped."""
         return self._passes((entry.timestamp, entry.mode, entry.key))
 
-    def as_it_is(self, run: Run) -> LoggedMessages | None:
+    def as_it_is(self, run: MessageRun) -> LoggedMessages | None:
         """Return the writer's messages of a run in memory; None if a transform needs each of them."""
         return None if self._transforms else run.selected(self._passes)
 
-    def message(self, entry: Entry, run: Run | None = None) -> Message | None:
+    def message(self, entry: LogEntry, run: MessageRun | None = None) -> PipelineMessage | None:
         """Return the writer's message of an entry, of a run in memory or of the log; None if it gets no message. Raises
         TransformFailed, and UnreadableEntry."""
         if not self.wants(entry):

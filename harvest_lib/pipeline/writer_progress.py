@@ -15,10 +15,10 @@ from harvest_lib.errors import HarvestError, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
 from harvest_lib.pipeline.bounds import BULK_BYTES, Room
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.entry import LogEntry
 from harvest_lib.pipeline.encoded_messages import UnreadableEntry
-from harvest_lib.pipeline.logged_messages import MessageCache, Run
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.logged_messages import MessageCache, MessageRun
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.stop_reason import one_line
@@ -63,7 +63,7 @@ class WriterProgress:
         self._flushed_at = clock()
         self._flushing = threading.Lock()
 
-    def resume(self, writer: Writer, end: int) -> Iterator[Message | None]:
+    def resume(self, writer: Writer, end: int) -> Iterator[PipelineMessage | None]:
         """Write the messages before `end`, one at a time.
 
         Yields each message once it is written, None for a message that the writer does not get. Raises PipelineError,
@@ -90,10 +90,10 @@ class WriterProgress:
             self._write(writer, messages)
         self._acknowledge(run.newest, run.next)
 
-    def _bulk_of_messages(self, writer: Writer, end: int, run: Run | None) -> None:
+    def _bulk_of_messages(self, writer: Writer, end: int, run: MessageRun | None) -> None:
         """Write a batch of messages that are made singly, since they are decoded or a transform needs them."""
         entries = self._entries(end) if run is None else run.entries()
-        messages: list[Message] = []
+        messages: list[PipelineMessage] = []
         failure = None
         for number, entry in enumerate(entries):
             try:
@@ -110,7 +110,7 @@ class WriterProgress:
         if failure is not None:
             raise failure
 
-    def _entries(self, end: int) -> list[Entry]:
+    def _entries(self, end: int) -> list[LogEntry]:
         """Return the entries of a bulk, as the log has them."""
         room, found = Room(self.bulk_messages, BULK_BYTES), []
         for entry in self._log.read(self.position, end):
@@ -159,10 +159,10 @@ class WriterProgress:
         if self.position != self.flushed and self._clock() - self._flushed_at >= self._flush_seconds:
             self.flush()
 
-    def _is_next(self, entry: Entry, offset: int) -> bool:
+    def _is_next(self, entry: LogEntry, offset: int) -> bool:
         return entry.offset == offset or self._routing.wants(entry)
 
-    def _message(self, entry: Entry, run: Run | None = None) -> Message | None:
+    def _message(self, entry: LogEntry, run: MessageRun | None = None) -> PipelineMessage | None:
         try:
             return self._routing.message(entry, run)
         except TransformFailed as error:
@@ -186,7 +186,7 @@ class WriterProgress:
                 f"--writer {self.name} -f FILE`",
             ) from error
 
-    def _write(self, writer: Writer, messages: Sequence[Message]) -> None:
+    def _write(self, writer: Writer, messages: Sequence[PipelineMessage]) -> None:
         try:
             writer.write(messages)
         except KeyboardInterrupt:

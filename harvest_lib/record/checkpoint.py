@@ -8,7 +8,7 @@ Position = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class OutboxCheckpoint:
     """The progress of a subscription: the `number`-th checkpoint of its generation, and the source's position, None
     before the first. `delivered` counts the generation's records, `low_watermark` and `retention_hold` are for
     retention."""
@@ -44,7 +44,7 @@ class Checkpoint:
         }
 
     @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
+    def of_json(cls, value: Mapping[str, Any]) -> "OutboxCheckpoint":
         """Read the mapping of `as_json`. Raises ValueError, with the reason, for anything else."""
         found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
         for name, kinds in _KINDS_OF.items():

@@ -8,12 +8,11 @@ All but the id is constant within a term, so `stamp` pays for one pack per recor
 compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
 """
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
-from struct import Struct
-from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
 from typing import Any
 from uuid import UUID
 
@@ -21,9 +20,9 @@ HEADER_NAME = "harvest"
 
 VERSION = 1
 
-_PREFIX_AND_ID = Struct(">17sq")
+_PREFIX_AND_ID = struct.Struct(">17sq")
 _HEADERS = methodcaller("headers")
-_WHOLE = Struct(">B16sq")
+_WHOLE = struct.Struct(">B16sq")
 
 
 def stamp(leader_id: UUID) -> Callable[[int], bytes]:
@@ -46,7 +45,7 @@ def split(value: bytes) -> tuple[bytes, int]:
     """
     try:
         version, leader, outbox_id = _WHOLE.unpack(value)
-    except StructError:
+    except struct.error:
         raise ValueError(f"a `{HEADER_NAME}` header has {_WHOLE.size} bytes, this one {len(value)}") from None
     if version != VERSION:
         raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this one is of {version}")

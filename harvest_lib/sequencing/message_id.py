@@ -12,18 +12,17 @@ sender does not sequence it. Pure: the time is passed in.
 """
 
 import secrets
+import struct
 from collections.abc import Callable
 from enum import IntEnum
-from struct import Struct
-from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
 from typing import NamedTuple
 
 HEADER_NAME = "message-id"
 ZERO = bytes(16)
 """The zero UUID: no id."""
 
-_WHOLE = Struct(">IHHHHI")
-_HALVES = Struct(">IIHHI")
+_WHOLE = struct.Struct(">IHHHHI")
+_HALVES = struct.Struct(">IIHHI")
 _NO_UUID = "an id of a message is a version 1 UUID, this id is not"
 _MOST_BEGINS = 10_000
 _EPOCH_NANOSECONDS = 0x01B21DD213814000 * 100
@@ -84,7 +83,7 @@ def parts(message_id: bytes) -> tuple[int, int, int]:
     """Return producer, clock and flag: `unpack` for callers that do it a million times."""
     try:
         low, above, sequence, upper, lower = _HALVES.unpack(message_id)
-    except StructError:
+    except struct.error:
         raise MalformedId(f"an id of a message has {_WHOLE.size} bytes, this one {len(message_id)}") from None
     begin = _begins.get(above)
     if begin is None:

@@ -30,7 +30,7 @@ _DeliveryReport = Callable[[KafkaError | None, Any], None]
 _NEVER_TAKEN = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.INVALID_RECORD,
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own code
+    KafkaError._UNKNOWN_PARTITION,
 }
 _QUEUE_KBYTES, _MESSAGE_BYTES = 32_768, 1_000_000
 _FULL_SECONDS = 0.05
@@ -152,7 +152,7 @@ class Publisher:
     def _failed(self) -> Exception:
         if self._refused is not None:
             return self._refused
-        error = self._error or KafkaError(KafkaError._TIMED_OUT, f"not taken within {self._timeout_seconds:g} s")  # noqa: SLF001
+        error = self._error or KafkaError(KafkaError._TIMED_OUT, f"not taken within {self._timeout_seconds:g} s")
         return translate(error, settings=self._settings)
 
     def close(self) -> None:

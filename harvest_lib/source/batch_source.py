@@ -87,7 +87,7 @@ class ConnectedSource(ABC):
         self._start = start
         self._connection: psycopg.Connection[Any] | None = None
         self._prefetcher: Prefetcher | None = None
-        self._place: server_identity.Place | None = None
+        self._place: server_identity.ServerPlace | None = None
         self._plans: Plans | None = None
         self._deferred: list[int] = []
         self._advanced_at = boot_seconds()
@@ -196,8 +196,7 @@ class ConnectedSource(ABC):
 
     def _now(self, connection: psycopg.Connection[Any]) -> Snapshot:
         with translated():
-            row = connection.execute(_NOW).fetchone()
-        assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+            (row,) = connection.execute(_NOW)
         if row[1]:
             raise server_identity.standby()
         return Snapshot.parse(row[0])

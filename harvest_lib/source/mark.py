@@ -103,7 +103,7 @@ class MarkSource:
         """`names_places`: rows come with their place in the server's log, and a position that names one was compared
         with the server before its ids are purged."""
         self._names_places = names_places
-        self._place: server_identity.Place | None = None
+        self._place: server_identity.ServerPlace | None = None
         self._conninfo = conninfo
         self._parking = ParkingMoves(table, parked) if parked is not None else None
         any_parked = self._parking.any_parked if self._parking is not None else sql.SQL("false")

@@ -55,7 +55,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ServerPlace:
     """A place in the log of one server: its system identifier, timeline (8 hex digits) and LSN. `forked` is the LSN at
     which the timeline left the one before, "" where that is not known: the number alone comes again where a restore did
     not find the histories of other timelines in the archive."""
@@ -91,17 +91,16 @@ def standby() -> DatabaseUnavailable:
     )
 
 
-def place(connection: psycopg.Connection[Any]) -> Place:
+def place(connection: psycopg.Connection[Any]) -> ServerPlace:
     """Return where the server's log is on disk now."""
     return _place(connection)[0]
 
 
-def _place(connection: psycopg.Connection[Any]) -> tuple[Place, Sequence[tuple[int, str]] | None]:
+def _place(connection: psycopg.Connection[Any]) -> tuple[ServerPlace, Sequence[tuple[int, str]] | None]:
     """Return the place, and the forks on the way to its timeline, see `_forks`."""
     with translated():
-        row = connection.execute(_WHERE).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
-    now = Place(system=row[0], timeline=row[1], lsn=row[2])
+        (row,) = connection.execute(_WHERE)
+    now = ServerPlace(system=row[0], timeline=row[1], lsn=row[2])
     forks = _forks(connection, now.timeline)
     return (replace(now, forked=forks[-1][1]) if forks else now), forks
 
@@ -116,8 +115,7 @@ def timeline(connection: psycopg.Connection[Any]) -> str | None:
 def barrier(connection: psycopg.Connection[Any]) -> str:
     """Commit a record to the log and return its LSN: all that was visible before is on disk when this returns."""
     with translated():
-        row = connection.execute(_BARRIER, prepare=True).fetchone()
-    assert row is not None  # noqa: S101 - as above
+        (row,) = connection.execute(_BARRIER, prepare=True)
     return str(row[0])
 
 
@@ -128,7 +126,7 @@ def remedy_of(subscription: str, source: str = "") -> str:
 
 def check(
     connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, source: str = ""
-) -> Place:
+) -> ServerPlace:
     """Compare the server with the place of a position and return where it is now. `source` is its own.
 
     Raises ServerRegressed when it may lack records behind the position: another cluster, a log that ends before the
@@ -181,8 +179,7 @@ def check_transactions(connection: psycopg.Connection[Any], transaction_id: int,
     """Raise CheckpointError if the server has not come to a transaction that a position has seen, and
     DatabaseUnavailable on a standby."""
     with translated():
-        row = connection.execute(_NEXT_TRANSACTION).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+        (row,) = connection.execute(_NEXT_TRANSACTION)
     if row[1]:
         raise standby()
     if transaction_id > int(row[0]):
@@ -200,7 +197,7 @@ def lsn_number(lsn: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: Place) -> tuple[str, str | None]:
+def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerPlace) -> tuple[str, str | None]:
     """Return where a timeline on the way to the present one began, "" if that is not known, and where it was left;
     None if it was not, or is not on the way."""
     known = forks or ()

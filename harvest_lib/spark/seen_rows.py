@@ -77,8 +77,7 @@ def require_seen(
     """
     first = tuple(rows["from"])
     with translated():
-        row = connection.execute(_NOW).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+        (row,) = connection.execute(_NOW)
     found = _last(connection, outbox, seen, floor=rows["floor"], before=max(first[0] - 1, 0), limit=_ROWS + 1)
     floor = floor_now()
     there = {(each, digest) for transaction, each, digest in found if (transaction, each) >= first and each >= floor}

@@ -32,7 +32,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.record import is_legal_topic
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
@@ -105,7 +105,7 @@ class SubscriptionShard:
     low_watermark: str
     retention_hold: int | None
     until: str | None
-    checkpoint: Checkpoint | None
+    checkpoint: OutboxCheckpoint | None
     checkpoint_trouble: str = ""
     """Reason that the checkpoint in Postgres cannot be read, which is None then; else empty."""
     refusal: str = ""
@@ -214,7 +214,7 @@ class Subscriptions:
             generation = self.now()
             for shard in range(shards):
                 self.insert(
-                    Checkpoint(
+                    OutboxCheckpoint(
                         generation=generation,
                         number=1,
                         position=position_at(source, at, place.as_json()),
@@ -274,7 +274,7 @@ class Subscriptions:
                     )
                 if anchor is not None:
                     at, place = anchor
-                    checkpoint = Checkpoint(
+                    checkpoint = OutboxCheckpoint(
                         generation=generation,
                         number=1,
                         position=position_at(kind, at, place.as_json()),
@@ -300,11 +300,11 @@ class Subscriptions:
 
     # -- parts of commands
 
-    def anchor(self, text: str) -> tuple[Snapshot, server_identity.Place]:
+    def anchor(self, text: str) -> tuple[Snapshot, server_identity.ServerPlace]:
         """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log."""
         return anchor(self.connection, self.outbox, text, lambda: [each.checkpoint for each in self.shards()])
 
-    def placed(self, before: Checkpoint | None) -> dict[str, Any]:
+    def placed(self, before: OutboxCheckpoint | None) -> dict[str, Any]:
         """Return the origin of a checkpoint that replaces an earlier checkpoint by order of an operator."""
         origin = before.origin if before is not None else {}
         now = str(identity_of(self.connection, self.outbox.identifier))
@@ -312,13 +312,13 @@ class Subscriptions:
         kept = {name: origin[name] for name in ("leaders",) if name in origin}
         return {"identity": now, "placed": True, **({"was": was} if was else {}), **kept}
 
-    def insert(self, checkpoint: Checkpoint, **row: Any) -> None:
+    def insert(self, checkpoint: OutboxCheckpoint, **row: Any) -> None:
         """Add the row of a shard, in the caller's transaction."""
         values = {**row, "generation": checkpoint.generation, **_columns(checkpoint)}
         del values["retention_hold"]
         self.execute(_ADD, **values)
 
-    def place(self, statement: str, checkpoint: Checkpoint, **row: Any) -> None:
+    def place(self, statement: str, checkpoint: OutboxCheckpoint, **row: Any) -> None:
         """Put a checkpoint into the row of a shard with a statement, in the caller's transaction."""
         saved = Jsonb(checkpoint.as_json())
         self.execute(statement, generation=checkpoint.generation, checkpoint=saved, **row)
@@ -377,7 +377,7 @@ def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
     return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
 
 
-def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> Checkpoint:
+def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> OutboxCheckpoint:
     """Return the mirrored checkpoint in Postgres as a valid checkpoint of the server as it is now: both were restored
     together, so the timeline's earlier forks need not be known any more."""
     kept = shard.checkpoint
@@ -407,7 +407,7 @@ def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Map
     )
 
 
-def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
+def _columns(checkpoint: OutboxCheckpoint) -> dict[str, Any]:
     return {
         "low_watermark": checkpoint.low_watermark,
         "retention_hold": checkpoint.retention_hold,
@@ -415,7 +415,7 @@ def _columns(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _readable(row: Mapping[str, Any]) -> tuple[Checkpoint | None, str]:
+def _readable(row: Mapping[str, Any]) -> tuple[OutboxCheckpoint | None, str]:
     """Return the checkpoint of a row, or the reason that it cannot be read, so that the other rows can be read."""
     if not (saved := row["checkpoint"]):
         return None, ""

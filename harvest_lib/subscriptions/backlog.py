@@ -160,8 +160,7 @@ def _read(
 ) -> Backlog:
     with translated():
         query = selection.fill(statement.replace("{numbers}", _NUMBERS), conditions)
-        row = connection.execute(query, values).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate has one row
+        (row,) = connection.execute(query, values)
     count, age, first, is_estimate, marked = row
     return Backlog(
         records=count,

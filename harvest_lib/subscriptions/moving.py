@@ -28,7 +28,7 @@ from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
 from harvest_lib.outbox import MovedRows, Moves
 from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.sharding import shard_expression
@@ -139,7 +139,7 @@ class Moving:
 
     # -- delivered records
 
-    def _last(self, shard: SubscriptionShard) -> Checkpoint | None:
+    def _last(self, shard: SubscriptionShard) -> OutboxCheckpoint | None:
         """Return the last valid checkpoint of a shard: Kafka's, if that is the valid one."""
         mirror = shard.checkpoint
         if mirror is None or mirror.position is None:
@@ -147,7 +147,7 @@ class Moving:
         if mirror.kept_in != "kafka" or self._from_mirror:
             return mirror
         record = self._fetch(shard)
-        theirs = Checkpoint.of_json(record) if record is not None else None
+        theirs = OutboxCheckpoint.of_json(record) if record is not None else None
         is_ours = record is not None and mirror.origin.get("identity") == record.get("identity", "")
         if theirs is None or not is_ours or (theirs.generation, theirs.number) < (mirror.generation, mirror.number):
             found = f"it has number {theirs.number}, generation {theirs.generation}" if theirs else "it has none"
@@ -166,7 +166,7 @@ class Moving:
             )
         return replace(theirs, origin=mirror.origin)
 
-    def _kept(self, lasts: Sequence[Checkpoint | None]) -> list[Mapping[str, Any]]:
+    def _kept(self, lasts: Sequence[OutboxCheckpoint | None]) -> list[Mapping[str, Any]]:
         """Return positions that go on as they are."""
         return [(each.position or {}) if each is not None else {} for each in lasts]
 
@@ -175,7 +175,7 @@ class Moving:
         rows: MovedRows,
         origin: Origin,
         shards: Sequence[SubscriptionShard],
-        lasts: Sequence[Checkpoint | None],
+        lasts: Sequence[OutboxCheckpoint | None],
     ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
         """Stamp the rows that came along so that each subscription finds its undelivered rows; return the positions
         and the rows that wait. Rows that more subscriptions have delivered come first."""
@@ -221,7 +221,9 @@ class Moving:
         )
         return [each for (each,) in self._connection.execute(statement, (list(ids),)).fetchall()]
 
-    def _place(self, shard: SubscriptionShard, last: Checkpoint, position: Mapping[str, Any], generation: int) -> None:
+    def _place(
+        self, shard: SubscriptionShard, last: OutboxCheckpoint, position: Mapping[str, Any], generation: int
+    ) -> None:
         checkpoint = replace(
             last,
             generation=generation,
@@ -240,7 +242,7 @@ class Moving:
         )
 
 
-_NOWHERE = server_identity.Place(system="", timeline="", lsn="").as_json()
+_NOWHERE = server_identity.ServerPlace(system="", timeline="", lsn="").as_json()
 
 
 def kafka_checkpoints(config: HarvestConfig) -> Fetch:
@@ -279,7 +281,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
     return sql.SQL("({})").format(sql.SQL(" OR ").join(conditions)) if conditions else sql.SQL("false")
 
 
-def _delivered(shard: SubscriptionShard, last: Checkpoint | None) -> sql.Composable:
+def _delivered(shard: SubscriptionShard, last: OutboxCheckpoint | None) -> sql.Composable:
     """Return the condition for delivered rows of a shard, among rows with the old server's transaction ids."""
     if last is None or last.position is None:
         return sql.SQL("false")

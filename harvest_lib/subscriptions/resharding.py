@@ -20,9 +20,9 @@ from psycopg import sql
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.pg_snapshot import Snapshot
-from harvest_lib.source.server_identity import Place
+from harvest_lib.source.server_identity import ServerPlace
 from harvest_lib.source.sharding import shard_expression
 from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
 from harvest_lib.subscriptions.starting_points import place_of, position_at
@@ -103,7 +103,7 @@ class Resharding:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _swap(self, at: Snapshot, place: Place | None) -> Resharded | None:
+    def _swap(self, at: Snapshot, place: ServerPlace | None) -> Resharded | None:
         """Replace the old rows by the new rows; None if the old rows do not stand there any more."""
         subscriptions = self._subscriptions
         place = place or subscriptions.anchor("now")[1]
@@ -120,7 +120,7 @@ class Resharding:
             intents = [intent for each in rows if each.checkpoint is not None for intent in each.checkpoint.intents]
             for shard in range(self._shards):
                 subscriptions.insert(
-                    Checkpoint(
+                    OutboxCheckpoint(
                         generation=generation,
                         number=1,
                         position=position_at(rows[0].source, at, place.as_json()),
@@ -161,7 +161,7 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
     position = shard.checkpoint.position if shard.checkpoint is not None else None
     if position is None or not _has_stopped(shard, at) or "cur" in position:
         return False
-    wanted = position_at(shard.source, at, Place(system="", timeline="", lsn="").as_json())
+    wanted = position_at(shard.source, at, ServerPlace(system="", timeline="", lsn="").as_json())
     return all(position.get(name) == value for name, value in wanted.items() if name != "server")
 
 

@@ -9,13 +9,13 @@ import psycopg
 from harvest_lib.database import translated
 from harvest_lib.errors import CheckpointError, ConfigError
 from harvest_lib.outbox import Moves, OutboxTable
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity, snapshot, transaction_id
 from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 
 SOURCES = (snapshot.NAME, transaction_id.NAME)
 
-Checkpoints = Callable[[], Iterable[Checkpoint | None]]
+Checkpoints = Callable[[], Iterable[OutboxCheckpoint | None]]
 """Returns the checkpoints of all subscriptions of the outbox."""
 
 _READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::text"
@@ -23,7 +23,7 @@ _READ_SNAPSHOT = "SELECT %(text)s::pg_snapshot::text, pg_current_snapshot()::tex
 
 def anchor(
     connection: psycopg.Connection[Any], outbox: OutboxTable, text: str, checkpoints: Checkpoints
-) -> tuple[Snapshot, server_identity.Place]:
+) -> tuple[Snapshot, server_identity.ServerPlace]:
     """Return the snapshot that `beginning`, `now` or a snapshot's text means, durable, and the place in the log.
 
     Raises CheckpointError for a snapshot that is of another server, or may be.
@@ -82,7 +82,7 @@ def _require_own(
 
 
 def refuse_other_servers(
-    connection: psycopg.Connection[Any], name: str, checkpoints: Sequence[Checkpoint | None]
+    connection: psycopg.Connection[Any], name: str, checkpoints: Sequence[OutboxCheckpoint | None]
 ) -> None:
     """Raise CheckpointError for a checkpoint of the subscription that came from another server."""
     ours = server_identity.place(connection).system
@@ -102,7 +102,7 @@ def position_at(source: str, at: Snapshot, server: Mapping[str, str]) -> Mapping
     return make(at, server)
 
 
-def system_of(checkpoint: Checkpoint | None) -> str | None:
+def system_of(checkpoint: OutboxCheckpoint | None) -> str | None:
     """Return the system identifier of the server of a checkpoint's transaction ids, if the checkpoint has it."""
     if checkpoint is None:
         return None

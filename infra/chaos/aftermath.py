@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.chaos.checker import Finding
-from infra.chaos.history.events import Poll, Term
+from infra.chaos.checker import AnomalyFinding
+from infra.chaos.history.events import Poll, TermEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,8 @@ class Aftermath:
 
     at: float
     leader: str
-    terms: Sequence[Term]
-    copies: Sequence[Finding]
+    terms: Sequence[TermEvent]
+    copies: Sequence[AnomalyFinding]
 
     @property
     def leader_ids(self) -> Collection[str]:

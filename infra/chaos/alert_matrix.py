@@ -17,7 +17,7 @@ from harvest_lib.errors import StackError
 from infra.chaos.expected_alerts import Case
 from infra.chaos.faults import FAULTS
 from infra.chaos.prometheus import Firing, Prometheus
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 from infra.chaos.under_load import UnderLoad, under_load
 from infra.monitoring import scaled_rules
 from infra.monitoring.scaled_rules import ScaledRule
@@ -192,8 +192,8 @@ def _value(prometheus: Prometheus, rule: ScaledRule, firing: Firing) -> float | 
     return None
 
 
-def _by_mode(cases: Sequence[Case]) -> dict[Mode, list[Case]]:
-    found: dict[Mode, list[Case]] = {}
+def _by_mode(cases: Sequence[Case]) -> dict[SystemMode, list[Case]]:
+    found: dict[SystemMode, list[Case]] = {}
     for case in cases:
         found.setdefault(case.mode(), []).append(case)
     return found

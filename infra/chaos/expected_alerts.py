@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from infra.chaos.faults import FAULTS
-from infra.chaos.system import Election, Mode
+from infra.chaos.system import Election, SystemMode
 
 SOON_MINUTES = 0.5
 """A fault that is over before any rule's time has come."""
@@ -22,8 +22,8 @@ OLD_MINUTES = 7.0
 """Longer than it takes until a backlog is old and a checkpoint stale."""
 
 MODES = (
-    Mode(source="snapshot", delivery="transactional"),
-    Mode(source="transaction_id", delivery="transactional"),
+    SystemMode(source="snapshot", delivery="transactional"),
+    SystemMode(source="transaction_id", delivery="transactional"),
 )
 """In the first of them that it fits a fault is injected. The leader is elected as by default: by a lock in Postgres."""
 
@@ -43,7 +43,7 @@ class Case:
     def __str__(self) -> str:
         return f"{self.fault} ({self.variant})" if self.variant else self.fault
 
-    def mode(self) -> Mode:
+    def mode(self) -> SystemMode:
         """Return the mode in which it is injected."""
         modes = (replace(mode, election=self.election) for mode in MODES)
         return next(mode for mode in modes if FAULTS[self.fault].fits(mode))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harvest_lib.clock import boot_seconds
-from infra.chaos.reading import Reader
+from infra.chaos.reading import TopicReader
 from infra.waiting import until
 
 _CAUGHT_UP_SECONDS = 60.0
@@ -14,7 +14,7 @@ _CAUGHT_UP_SECONDS = 60.0
 class Following:
     """A reader, and the events whose commit was `answered`, to which writers add."""
 
-    reader: Reader
+    reader: TopicReader
     answered: set[str]
 
     def catch_up(self) -> float:

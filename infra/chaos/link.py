@@ -85,7 +85,8 @@ class Link:
 
         asyncio.run_coroutine_threadsafe(become(), self._loop).result(_STOP_SECONDS)
 
-    async def _listen(self) -> asyncio.Server:
+    async def listen(self) -> asyncio.Server:
+        """Accept connections from here on."""
         return await asyncio.start_server(self._serve, sock=self._listener)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,7 +146,7 @@ class Links:
         """Return a new link, which listens in the network of the calling thread. It leads nowhere before
         `forward_to`."""
         link = Link(self._loop, host)
-        listening = asyncio.run_coroutine_threadsafe(link._listen(), self._loop)  # noqa: SLF001 - made here
+        listening = asyncio.run_coroutine_threadsafe(link.listen(), self._loop)
         self._servers.append(listening.result(_STOP_SECONDS))
         return link
 

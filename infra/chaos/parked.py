@@ -6,13 +6,13 @@ import psycopg
 from psycopg.sql import SQL
 
 from infra.chaos.commands import harvest
-from infra.chaos.system import Mode, System
+from infra.chaos.system import System, SystemMode
 
 _PARKED = SQL("SELECT count(*) FROM outbox_parked WHERE NOT held")
 _PARKED_IDS = SQL("SELECT count(*) FROM outbox_parked_ids WHERE NOT held AND NOT retry")
 
 
-def count(mode: Mode, connection: psycopg.Connection[Any]) -> int:
+def count(mode: SystemMode, connection: psycopg.Connection[Any]) -> int:
     """Count the records that are parked, without records whose retry was requested."""
     row = connection.execute(_PARKED if mode.source == "mark" else _PARKED_IDS).fetchone()
     return int(row[0]) if row is not None else 0

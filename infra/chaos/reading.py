@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 30
 
 
-class Reader:
+class TopicReader:
     """Reads all partitions of a topic from their beginning, on a thread, until it is stopped; a context manager."""
 
     def __init__(

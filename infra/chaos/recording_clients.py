@@ -27,7 +27,7 @@ from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
 from harvest_lib.harvester import engine, factory
 from harvest_lib.harvester import harvest as harvest_module
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.record.checkpoint import Checkpoint as Stored
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.source import ClaimedRows, ClaimSource, MarkPages, MarkSource
 from infra.chaos.clock import OffClock, clock_of
@@ -35,11 +35,11 @@ from infra.chaos.history.events import (
     Acknowledge,
     CheckpointWrite,
     EventType,
-    Mark,
+    MarkEvent,
     Produce,
     Purge,
     Reset,
-    Term,
+    TermEvent,
     TransactionStep,
 )
 from infra.chaos.history.events import Event as HistoryEvent
@@ -71,7 +71,7 @@ class Recorder:
             if isinstance(event, LeaderAcquired | LeaderRefreshed):
                 self._end(event.shard)
                 self._terms[event.shard] = str(event.leader_id)
-                self.tell(Term, "invoke", leader_id=str(event.leader_id), shard=event.shard)
+                self.tell(TermEvent, "invoke", leader_id=str(event.leader_id), shard=event.shard)
             elif hasattr(event, "shard"):
                 self._end(event.shard)
 
@@ -90,7 +90,7 @@ class Recorder:
 
     def _end(self, shard: int) -> None:
         if (before := self._terms.pop(shard, None)) is not None:
-            self.tell(Term, "ok", leader_id=before, shard=shard)
+            self.tell(TermEvent, "ok", leader_id=before, shard=shard)
 
 
 Report = Callable[[KafkaError | None, Message], None]
@@ -197,7 +197,7 @@ class RecordedSource:
         if delivered:
             self._recorder.tell(Purge, "ok", **purge)
         if batch.rows:
-            self._recorder.tell(Mark, "ok", leader_id=self._leader, ids=tuple(row[0] for row in batch.rows))
+            self._recorder.tell(MarkEvent, "ok", leader_id=self._leader, ids=tuple(row[0] for row in batch.rows))
         return batch
 
     def reset(self, ids: Sequence[int]) -> None:
@@ -211,7 +211,7 @@ class RecordedStore:
     def __init__(self, recorder: Recorder, store: Any, shard: int) -> None:
         self._recorder, self._store, self._shard = recorder, store, shard
         self._leader = ""
-        self._told: Stored | None = None
+        self._told: OutboxCheckpoint | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -220,7 +220,7 @@ class RecordedStore:
         self._leader = str(leader_id)
         self._store.lead(leader_id, after_epoch)
 
-    def save_pending(self, checkpoint: Stored, intents: Sequence[Intent]) -> bool:
+    def save_pending(self, checkpoint: OutboxCheckpoint, intents: Sequence[Intent]) -> bool:
         """Save a checkpoint with acknowledgements, which makes its batch seen; without any, it was saved before."""
         if checkpoint == self._told:
             return bool(self._store.save_pending(checkpoint, intents))
@@ -236,7 +236,7 @@ class RecordedStore:
         self._recorder.tell(TransactionStep, "ok" if is_kept else "fail", **said)
         return is_kept
 
-    def save(self, checkpoint: Stored) -> bool:
+    def save(self, checkpoint: OutboxCheckpoint) -> bool:
         was_kept = isinstance(self._store, IntentStore) and checkpoint == self._told  # with its batch
         if was_kept or self._store.kept_in != "postgres":
             return bool(self._store.save(checkpoint))
@@ -245,7 +245,7 @@ class RecordedStore:
         self.tell(checkpoint, "ok" if saved else "fail")
         return saved
 
-    def tell(self, checkpoint: Stored, how: EventType) -> None:
+    def tell(self, checkpoint: OutboxCheckpoint, how: EventType) -> None:
         """Record a checkpoint."""
         if how == "ok":
             self._told = checkpoint
@@ -275,7 +275,7 @@ class RecordedBatches:
         outcome: BatchOutcome = self._delivery.begin(leader_id, may_send)
         return outcome
 
-    def commit(self, checkpoint: Stored, may_send: Callable[[], bool], /) -> BatchOutcome:
+    def commit(self, checkpoint: OutboxCheckpoint, may_send: Callable[[], bool], /) -> BatchOutcome:
         in_transaction = self._store.kept_in == "kafka"
         if in_transaction:
             self._store.tell(checkpoint, "invoke")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from infra.chaos.checker import Anomaly, Finding
+from infra.chaos.checker import Anomaly, AnomalyFinding
 from infra.chaos.faults import FAULTS
 from infra.chaos.run import DUPLICATES, InjectedFault, Outcome
 
@@ -136,7 +136,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterable[tuple[str, ...]]:
             )
 
 
-def _during(finding: Finding, injected: Sequence[InjectedFault]) -> str:
+def _during(finding: AnomalyFinding, injected: Sequence[InjectedFault]) -> str:
     """Return the fault that had been injected last when the finding was read."""
     at = max(event.time for event in finding.events)
     return next((each.fault for each in reversed(injected) if each.at <= at), "")

@@ -13,14 +13,13 @@ from pathlib import Path
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import StackError
 from infra.chaos.aftermath import Aftermath, Broken
-from infra.chaos.checker import FAILED_OVER, Anomaly, Promise, Verdict, check
+from infra.chaos.checker import FAILED_OVER, Anomaly, HistoryVerdict, Promise, check
 from infra.chaos.faults import FAULTS
-from infra.chaos.history.events import Event, FailoverLoss, Park, RecreatedTopic, Term, Write
-from infra.chaos.history.events import Fault as FaultEvent
+from infra.chaos.history.events import Event, FailoverLoss, FaultEvent, Park, RecreatedTopic, TermEvent, Write
 from infra.chaos.history.reader import BadLine, read_history
 from infra.chaos.recording_native import count_handed_over
 from infra.chaos.schedule import Schedule
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 from infra.chaos.under_load import UnderLoad, under_load
 from infra.waiting import until
 
@@ -36,7 +35,7 @@ class ChaosPlan:
 
     seed: int
     seconds: float
-    mode: Mode
+    mode: SystemMode
     brokers: int = 3
     rate: float = 300.0
     threads: int = 3
@@ -67,7 +66,7 @@ class Outcome:
     seconds: float
     fire_seconds: float
     injected: Sequence[InjectedFault]
-    verdict: Verdict
+    verdict: HistoryVerdict
     broken: Sequence[Broken]
 
 
@@ -115,14 +114,14 @@ def run(plan: ChaosPlan, schedule: Schedule, folder: Path, parts: Path, say: Cal
     )
 
 
-def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
+def judged(history: Path, mode: SystemMode) -> tuple[int, Sequence[TermEvent], HistoryVerdict]:
     """Check the history in a folder against the mode's promise; return also how many records were committed, and
     neither lost by Postgres itself nor dropped, nor gone with a topic, and the terms that began."""
     promise = Promise(
         delivery="transactional" if mode.exactly_once else "at_least_once",
         barrier=mode.delivery == "barrier",
     )
-    committed, terms = set[str](), list[Term]()
+    committed, terms = set[str](), list[TermEvent]()
 
     def events() -> Iterator[Event]:
         for event in read_history(sorted(history.glob("*.jsonl")), on_bad=_unreadable):
@@ -130,7 +129,7 @@ def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
                 committed.update(record.event for record in event.records)
             elif isinstance(event, FailoverLoss | RecreatedTopic) or (isinstance(event, Park) and event.step == "drop"):
                 committed.difference_update(event.events)
-            elif isinstance(event, Term) and event.type == "invoke":
+            elif isinstance(event, TermEvent) and event.type == "invoke":
                 terms.append(event)
             yield event
 
@@ -138,7 +137,7 @@ def judged(history: Path, mode: Mode) -> tuple[int, Sequence[Term], Verdict]:
     return len(committed), terms, verdict
 
 
-def not_kept(injected: Sequence[InjectedFault], terms: Sequence[Term], verdict: Verdict) -> list[Broken]:
+def not_kept(injected: Sequence[InjectedFault], terms: Sequence[TermEvent], verdict: HistoryVerdict) -> list[Broken]:
     """Return the broken promises of faults that the checker does not cover."""
     copies = [each for each in verdict.findings if each.name in DUPLICATES and FAILED_OVER not in each.sentence]
     broken = []

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from infra.chaos.faults.fault import Fault
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 
 
 class Schedule:
     """The faults of consecutive runs, in an order that the seed draws."""
 
-    def __init__(self, faults: Mapping[str, Fault], modes: Sequence[Mode], brokers: int, seed: int) -> None:
+    def __init__(self, faults: Mapping[str, Fault], modes: Sequence[SystemMode], brokers: int, seed: int) -> None:
         """Prepare. `modes` are the modes of the runs, in their order."""
         self._faults, self._modes, self._brokers = faults, list(modes), brokers
         self._draw = random.Random(seed)  # noqa: S311 - no secret
@@ -19,7 +19,7 @@ class Schedule:
         self._lacks = {name: sentence for name, fault in faults.items() if (sentence := fault.needs()) is not None}
         self.injected: Counter[str] = Counter()
 
-    def possible(self, mode: Mode) -> list[str]:
+    def possible(self, mode: SystemMode) -> list[str]:
         """Return the faults that can be injected in a run of this mode."""
         return [
             name
@@ -27,7 +27,7 @@ class Schedule:
             if fault.brokers <= self._brokers and name not in self._lacks and fault.fits(mode)
         ]
 
-    def next(self, mode: Mode) -> str | None:
+    def next(self, mode: SystemMode) -> str | None:
         """Return the next fault for a run of this mode, None if there is no fault: of the faults that were
         injected least often, a fault with the fewest modes left."""
         left = self._modes[self._modes.index(mode) :]

@@ -46,7 +46,7 @@ Election = Literal["auto", "neli", "postgres"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
+class SystemMode:
     """Source of the outbox, delivery to Kafka, implementation of the hand-over, and `leadership` of the pool."""
 
     source: Source = "snapshot"
@@ -78,7 +78,7 @@ class System:
         folder: Path,
         parts: Path,
         links: Links,
-        mode: Mode,
+        mode: SystemMode,
         brokers: int,
         *,
         session_seconds: float = SESSION_SECONDS,
@@ -287,7 +287,7 @@ def _last_words(member: Member) -> str:
 def running(
     folder: Path,
     parts: Path,
-    mode: Mode,
+    mode: SystemMode,
     brokers: int,
     prepare: Iterable[Callable[["System"], AbstractContextManager[None]]] = (),
     *,

@@ -9,8 +9,8 @@ from pathlib import Path
 from infra.chaos.following import Following
 from infra.chaos.history.events import FailoverLoss, Isolation, RecreatedTopic
 from infra.chaos.history.writer import HistoryWriter
-from infra.chaos.reading import Reader
-from infra.chaos.system import PARTITIONS, SESSION_SECONDS, TOPIC, Mode, System, running
+from infra.chaos.reading import TopicReader
+from infra.chaos.system import PARTITIONS, SESSION_SECONDS, TOPIC, System, SystemMode, running
 from infra.chaos.writing import Writers, Writing, make_tables
 from infra.waiting import until
 
@@ -28,8 +28,8 @@ class UnderLoad:
 
     system: System
     writers: Writers
-    follower: Reader
-    read: Callable[[str], Reader]
+    follower: TopicReader
+    read: Callable[[str], TopicReader]
     write: Callable[[], Writing]
     answered: set[str]
     faults: HistoryWriter
@@ -63,7 +63,7 @@ class UnderLoad:
 def under_load(
     folder: Path,
     parts: Path,
-    mode: Mode,
+    mode: SystemMode,
     *,
     brokers: int,
     rate: float,
@@ -86,8 +86,10 @@ def under_load(
         make_tables(system.dsn, _KEYS)
         answered: set[str] = set()
 
-        def read(name: str) -> Reader:
-            return Reader(system.kafka.bootstrap_servers, TOPIC, PARTITIONS, reading, name=name, isolation=isolation)
+        def read(name: str) -> TopicReader:
+            return TopicReader(
+                system.kafka.bootstrap_servers, TOPIC, PARTITIONS, reading, name=name, isolation=isolation
+            )
 
         follower = ending.enter_context(read("follower"))
         system.following = Following(reader=follower, answered=answered)

@@ -121,7 +121,7 @@ def chaos(
     if unfit := [name for name in names if known[name].brokers > brokers]:
         raise typer.BadParameter(f"with 3 brokers only: {', '.join(unfit)}", param_hint="--faults")
     _require_all(names, brokers, require_all=require_all)
-    report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").Mode
+    report, make_mode = _part("infra.chaos.report"), _part("infra.chaos.system").SystemMode
     modes = [
         make_mode(source=source, delivery=delivery, hand_over=name, election=election.value)
         for source, delivery in (

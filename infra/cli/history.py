@@ -13,7 +13,7 @@ from harvest_lib.errors import FOUND_EXIT_CODE, NothingChecked
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from infra.chaos.checker import Finding, Verdict
+    from infra.chaos.checker import AnomalyFinding, HistoryVerdict
     from infra.chaos.history.reader import BadLine
 
 PromiseName = Literal["at_least_once", "transactional"]
@@ -82,7 +82,7 @@ def history(
         )
 
 
-def show_verdict(verdict: "Verdict", bad: "list[BadLine]") -> None:
+def show_verdict(verdict: "HistoryVerdict", bad: "list[BadLine]") -> None:
     """Print what was found: counts of each anomaly, then the unexplained anomalies."""
     from rich.console import Console
     from rich.table import Table
@@ -116,7 +116,7 @@ def show_verdict(verdict: "Verdict", bad: "list[BadLine]") -> None:
         console.print(f"… and {len(bad) - _BAD_LINES_SHOWN:,} more lines that cannot be read")
 
 
-def _show_finding(console: "Console", finding: "Finding") -> None:
+def _show_finding(console: "Console", finding: "AnomalyFinding") -> None:
     from rich.text import Text
 
     from infra.chaos.history.lines import to_line

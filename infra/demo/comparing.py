@@ -48,7 +48,7 @@ def committed_values(place: Place) -> Iterator[bytes]:
             if (error := record.error()) is None:
                 value = record.value()
                 yield value if isinstance(value, bytes) else b""
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own code
+            elif error.code() == KafkaError._PARTITION_EOF:
                 partitions.discard(record.partition() or 0)
             else:
                 raise StackError("a topic cannot be read", evidence=error.str(), next_step="run it again")

@@ -40,7 +40,7 @@ _ASSETS = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckResult:
     """Last result of a check. `verdict`: `passed`, `WARN`, `ERROR`, its status if it came to none, or `never`."""
 
     verdict: str
@@ -100,7 +100,7 @@ class DagsterApi:
             if node["isMaterializable"] and not node["assetMaterializations"]
         )
 
-    def checks(self) -> dict[tuple[str, str], Verdict]:
+    def checks(self) -> dict[tuple[str, str], CheckResult]:
         """Return the last result of each check, by the path of its asset and its name."""
         return {
             (_path(node), check["name"]): _verdict(check["executionForLatestMaterialization"])
@@ -118,9 +118,11 @@ def _path(node: Mapping[str, Any]) -> str:
     return "/".join(node["assetKey"]["path"])
 
 
-def _verdict(execution: Mapping[str, Any] | None) -> Verdict:
+def _verdict(execution: Mapping[str, Any] | None) -> CheckResult:
     if execution is None:
-        return Verdict(verdict="never")
+        return CheckResult(verdict="never")
     if (found := execution["evaluation"]) is None:
-        return Verdict(verdict=execution["status"])
-    return Verdict(verdict="passed" if found["success"] else found["severity"], description=found["description"] or "")
+        return CheckResult(verdict=execution["status"])
+    return CheckResult(
+        verdict="passed" if found["success"] else found["severity"], description=found["description"] or ""
+    )

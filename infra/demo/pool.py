@@ -9,7 +9,7 @@ from infra.processes import end_in_order, failed
 SIZE = 3
 
 
-class Pool:
+class DemoPool:
     """Some harvesters on an outbox; one of them leads."""
 
     def __init__(self, config: Path, folder: Path, size: int = SIZE) -> None:

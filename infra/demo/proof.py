@@ -13,7 +13,7 @@ from typing import Any
 
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state
-from infra.demo.dagster_api import ENDED, DagsterApi, Verdict
+from infra.demo.dagster_api import ENDED, CheckResult, DagsterApi
 from infra.demo.place import is_delivered
 from infra.demo.progress import DAY, Progress
 from infra.platform.platform import Platform
@@ -29,7 +29,7 @@ class Proof:
     """Results in Dagster at the end. `checks` by `asset:check`."""
 
     url: str
-    checks: Mapping[str, Verdict]
+    checks: Mapping[str, CheckResult]
     never_made: tuple[str, ...]
     daemon_runs: bool
     failed: tuple[str, ...] = ()

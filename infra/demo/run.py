@@ -32,10 +32,10 @@ from infra.demo.copying import Copying
 from infra.demo.counting import Counting
 from infra.demo.loading import FLIGHTS, Loading
 from infra.demo.place import Place, is_delivered, made, native
-from infra.demo.pool import SIZE, Pool
+from infra.demo.pool import SIZE, DemoPool
 from infra.demo.progress import Progress, View
 from infra.demo.report import KILLS, Kill, Sample, Seen, document, whole
-from infra.demo.runner import Run, servers
+from infra.demo.runner import DemoRun, servers
 
 COMMITTED = "SELECT flight_id, coalesce(tail_number, carrier || flight) FROM flights"
 
@@ -103,10 +103,10 @@ def run(folder: Path, progress: Progress) -> dict[str, Any]:
 def _acted(act: Act, progress: Progress) -> dict[str, Any]:
     """Harvest until all is delivered, audit it, and return the report of the act."""
     began, wall = time.time(), time.monotonic()
-    with Run(act.folder, act.place, progress) as demo:
+    with DemoRun(act.folder, act.place, progress) as demo:
         demo.start(act.writing)
         pool = demo.harvest(**act.settings)
-        delivery = Delivery(act, pool, progress)
+        delivery = WatchedDelivery(act, pool, progress)
         delivery.watch()
         stop_seconds = pool.end()
         progress.say("all delivered and the pool stopped; auditing Kafka against Postgres")
@@ -124,10 +124,10 @@ def _acted(act: Act, progress: Progress) -> dict[str, Any]:
     return document(seen, found)
 
 
-class Delivery:
+class WatchedDelivery:
     """Watch the flights go from Postgres to Kafka, and kill the leader on the way."""
 
-    def __init__(self, act: Act, pool: Pool, progress: Progress) -> None:
+    def __init__(self, act: Act, pool: DemoPool, progress: Progress) -> None:
         self.samples: list[Sample] = []
         self.kills: list[Kill] = []
         self._act = act

@@ -1,6 +1,6 @@
 """The way in which all demos run: servers, a place, parts that are started and watched, waits, and a report.
 
-A demo is a program of `run_demo`. A scenario is a function of it that opens a `Run`, feeds, kills and
+A demo is a program of `run_demo`. A scenario is a function of it that opens a `DemoRun`, feeds, kills and
 compares, and returns the report.
 """
 
@@ -20,7 +20,7 @@ from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, make_folder, write_private
 from infra.consumers import SHORT_SESSION, ConsumerPool
 from infra.demo.place import Place, made
-from infra.demo.pool import SIZE, Pool
+from infra.demo.pool import SIZE, DemoPool
 from infra.demo.progress import Progress
 from infra.interruption import exit_code_of, interrupt_on_signals
 from infra.waiting import until
@@ -50,7 +50,7 @@ class Part(Protocol):
         """End it. Safe to repeat."""
 
 
-class Run(ExitStack):
+class DemoRun(ExitStack):
     """One run of a scenario: its parts, which end with it, and its waits, during which they are watched."""
 
     def __init__(self, folder: Path, place: Place, progress: Progress, *, wait_seconds: float = _WAIT_SECONDS) -> None:
@@ -76,9 +76,9 @@ class Run(ExitStack):
         write_private(file, text)
         return file
 
-    def harvest(self, size: int = SIZE, **settings: object) -> Pool:
+    def harvest(self, size: int = SIZE, **settings: object) -> DemoPool:
         """Start a pool of harvesters with settings of goharvest's file."""
-        pool = Pool(self.private_file("harvest.yaml", self.place.reaper_yaml(**settings)), self.folder, size)
+        pool = DemoPool(self.private_file("harvest.yaml", self.place.reaper_yaml(**settings)), self.folder, size)
         self.start(pool)
         return pool
 

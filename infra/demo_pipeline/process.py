@@ -21,7 +21,7 @@ _TICK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class StateAfterKill:
     """State after a kill: by writer, the offset that it resumes at; and the log's end. Those between may come twice."""
 
     resumes_at: dict[str, int]
@@ -32,7 +32,7 @@ class PipelineProcess:
     """`harvest pipeline run` of a file, again and again."""
 
     def __init__(self, file: Path, log: Path, *, seed: int) -> None:
-        self.kills: list[Kill] = []
+        self.kills: list[StateAfterKill] = []
         self._declaration = load(file)
         self._dice = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
         self._command: list[str | Path] = [*_RUN, "-f", file, "--log-format", "json"]
@@ -42,7 +42,7 @@ class PipelineProcess:
         """Start it; returns at once."""
         self._process.spawn(self._command, environment=environment())
 
-    def kill(self, *, within_seconds: float) -> Kill:
+    def kill(self, *, within_seconds: float) -> StateAfterKill:
         """Kill it at a random moment after its reader has appended something more, and start it again."""
         before = self._status().end
         self.await_status(lambda status: status.end > before, "the pipeline reads nothing")
@@ -50,7 +50,7 @@ class PipelineProcess:
         self.look()
         self._process.kill()
         status = self._status()
-        killed = Kill(resumes_at={each.name: each.position for each in status.writers}, end=status.end)
+        killed = StateAfterKill(resumes_at={each.name: each.position for each in status.writers}, end=status.end)
         self.kills.append(killed)
         self.start()
         return killed

@@ -23,13 +23,13 @@ from harvest_lib.database import connect
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import commit_folder
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from infra.demo.place import Place
 from infra.demo.progress import Progress
-from infra.demo.runner import Run
+from infra.demo.runner import DemoRun
 from infra.demo_pipeline.destinations import Arrived, Row, differences, in_kafka, in_parquet, in_postgres
-from infra.demo_pipeline.process import Kill, PipelineProcess
-from infra.demo_pipeline.source import Changes, load, rows_of
+from infra.demo_pipeline.process import PipelineProcess, StateAfterKill
+from infra.demo_pipeline.source import ChangeFeed, load, rows_of
 
 ONLY_FLIGHTS = r"^public\.flights$"
 
@@ -39,7 +39,7 @@ _SENTINEL = "UPDATE flights SET dest = 'END' WHERE id = (SELECT min(id) FROM fli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoPlan:
+class PipelineDemoPlan:
     """Size of a run. `copy_kills` of the kills come while the table is copied."""
 
     rows: int = 30_000
@@ -49,13 +49,13 @@ class DemoPlan:
     seed: int = 2013
 
 
-_WHOLE = DemoPlan()
+_WHOLE = PipelineDemoPlan()
 
 
-def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan = _WHOLE) -> dict[str, Any]:
+def run(folder: Path, place: Place, progress: Progress, plan: PipelineDemoPlan = _WHOLE) -> dict[str, Any]:
     """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
     began, slot = time.monotonic(), f"harvest_demo_{secrets.token_hex(4)}"
-    with Run(folder, place, progress) as demo:
+    with DemoRun(folder, place, progress) as demo:
         rows = load(place.dsn, plan.rows)
         progress.say(f"{rows:,} flights are in a table of Postgres")
         demo.callback(_drop, place.dsn, slot)
@@ -65,7 +65,7 @@ def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan = _WHOLE)
         _kill(pipeline, progress, plan.copy_kills, "while the table is copied", within_seconds=0.5)
         demo.wait(lambda: _is_copied(folder), "the copy does not end")
         progress.say(f"the table is copied; {plan.changes:,} changes begin")
-        changes = Changes(place.dsn, rows=rows, total=plan.changes, per_second=_PER_SECOND, seed=plan.seed)
+        changes = ChangeFeed(place.dsn, rows=rows, total=plan.changes, per_second=_PER_SECOND, seed=plan.seed)
         demo.start(changes)
         times = plan.kills - plan.copy_kills
         for number in range(1, times + 1):
@@ -142,13 +142,13 @@ def _is_copied(folder: Path) -> bool:
     return newest is not None and newest.mode is not Mode.COPY
 
 
-def _newest(folder: Path) -> Message | None:
+def _newest(folder: Path) -> PipelineMessage | None:
     """Return the last message of the flights that came to the log."""
     entry = CommitLog.look(commit_folder(folder / "pipeline")).newest().get(b"public.flights")
     return None if entry is None else message_of(entry)
 
 
-def _await_end(demo: Run, pipeline: PipelineProcess) -> None:
+def _await_end(demo: DemoRun, pipeline: PipelineProcess) -> None:
     """Wait until a last change has come to the log, and every writer is past it."""
     last_id = demo.ask(_SENTINEL)
 
@@ -165,7 +165,7 @@ def _await_end(demo: Run, pipeline: PipelineProcess) -> None:
     )
 
 
-def _report(folder: Path, place: Place, kills: Sequence[Kill]) -> dict[str, Any]:
+def _report(folder: Path, place: Place, kills: Sequence[StateAfterKill]) -> dict[str, Any]:
     source = rows_of(place.dsn, "flights")
     arrived = {
         "events": in_kafka(place),
@@ -201,7 +201,7 @@ def _as_copied(row: Row) -> Mapping[str, Any]:
     return {"aircraft" if name == "tailnum" else name: value for name, value in row.items() if name != "year"}
 
 
-def _repeats(arrived: Arrived, writer: str, kills: Sequence[Kill]) -> tuple[int, int]:
+def _repeats(arrived: Arrived, writer: str, kills: Sequence[StateAfterKill]) -> tuple[int, int]:
     """Return how many messages came again, and how many of them more often than kills left them unflushed."""
     excused: Counter[int] = Counter()
     for kill in kills:

@@ -49,7 +49,7 @@ def load(dsn: str, rows: int) -> int:
     return int(str(row[0])) if row else 0
 
 
-class Changes(Feed):
+class ChangeFeed(Feed):
     """Makes changes, updates, inserts and deletes in transactions of one to twenty.
 
     As many as `allow` has allowed so far, `per_second`.

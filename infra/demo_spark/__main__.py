@@ -14,7 +14,7 @@ from rich.table import Table
 from infra.demo.place import Place
 from infra.demo.progress import Progress
 from infra.demo.runner import in_a_place, run_demo, zero
-from infra.demo_spark.run import DemoPlan, run
+from infra.demo_spark.run import SparkDemoPlan, run
 
 _MOST_SECONDS = 150.0  # of three minutes: servers start before, and all is compared after
 _PLACES = {
@@ -32,7 +32,7 @@ _JOINTS = {
 
 
 def _run(folder: Path, place: Place, progress: Progress) -> dict[str, Any]:
-    return run(folder, place, progress, DemoPlan(most_seconds=_MOST_SECONDS))
+    return run(folder, place, progress, SparkDemoPlan(most_seconds=_MOST_SECONDS))
 
 
 def _tables(report: Mapping[str, Any]) -> list[Table]:

@@ -18,7 +18,7 @@ from harvest_lib.database import connect, translated
 from infra.demo.comparing import differences
 from infra.demo.place import Place
 from infra.demo.progress import Progress
-from infra.demo.runner import Run
+from infra.demo.runner import DemoRun
 from infra.demo_spark.comparison import in_business_table, in_topic, summary, total_differences, totals
 from infra.demo_spark.orders import Orders
 from infra.demo_spark.query import StreamQuery
@@ -43,7 +43,7 @@ WHERE EXISTS (SELECT FROM sessions WHERE query LIKE 'COPY %')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoPlan:
+class SparkDemoPlan:
     """Length of a run: each joint is killed once in a round. The programs can be replaced, to see the demo fail."""
 
     rounds: int = 2
@@ -55,12 +55,12 @@ class DemoPlan:
     consumer: str = "harvest_lib.examples.order_totals"
 
 
-def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> dict[str, Any]:
+def run(folder: Path, place: Place, progress: Progress, plan: SparkDemoPlan) -> dict[str, Any]:
     """Run a demo in a place of its own, and return its report. Raises HarvestError where it fails."""
     began = time.monotonic()
     with connect(place.dsn) as connection, translated():
         connection.execute(_TABLE)
-    with Run(folder, place, progress, wait_seconds=_WAIT_SECONDS) as running:
+    with DemoRun(folder, place, progress, wait_seconds=_WAIT_SECONDS) as running:
         demo = _Demo(running, plan)
         for number in range(1, plan.rounds + 1):
             last_began = time.monotonic()
@@ -76,7 +76,7 @@ def run(folder: Path, place: Place, progress: Progress, plan: DemoPlan) -> dict[
 class _Demo:
     """The processes, and the faults done to them."""
 
-    def __init__(self, run: Run, plan: DemoPlan) -> None:
+    def __init__(self, run: DemoRun, plan: SparkDemoPlan) -> None:
         """Start everything, and wait for the first effect."""
         self._run, self._place = run, run.place
         self._joints: dict[str, dict[str, Any]] = {}

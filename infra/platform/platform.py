@@ -19,7 +19,7 @@ from infra.platform import example
 from infra.platform.airflow import USER, Airflow, dagster_connection, kafka_connections
 from infra.platform.dagster import Dagster
 from infra.platform.databases import own_database
-from infra.platform.prometheus import Prometheus
+from infra.platform.prometheus import PlatformPrometheus
 from infra.platform.service import Service
 
 _STARTS = 3
@@ -55,7 +55,7 @@ class Platform:
         self._dagster = Dagster(state, definitions=definitions)
         self._dags = dags
         self._airflow = Airflow(state, dags=dags) if airflow else None
-        self._prometheus = Prometheus(state) if observe else None
+        self._prometheus = PlatformPrometheus(state) if observe else None
         self._services: list[Service] = []
         self._guard: subprocess.Popen[str] | None = None
 

@@ -62,7 +62,7 @@ def prepared(
     )
 
 
-class Prometheus:
+class PlatformPrometheus:
     """One server below a state folder. The harvester that it scrapes has a port of its own, `listen`."""
 
     def __init__(self, state: Path) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from harvest_lib.local_stack.state import default_state
-from harvest_lib.pipeline.commit_log import CommitLog, Entry, pack
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry, pack
 from tests.benchmarks.backlog import VALUE_BYTES, Servers
 from tests.benchmarks.report import Result, at_least, at_most
 
@@ -57,7 +57,7 @@ def commit_log(servers: Servers, size: "Size") -> Iterator[Result]:
 
 
 def _bare(folder: Path, batch: list[tuple[int, int, bytes, bytes]], batches: int) -> float:
-    packed = [pack([Entry(number, *entry)]) for number, entry in enumerate(batch)]
+    packed = [pack([LogEntry(number, *entry)]) for number, entry in enumerate(batch)]
     with (folder / "bare").open("wb") as file:
         began = time.perf_counter()
         for _ in range(batches):
@@ -76,7 +76,7 @@ def _appended(folder: Path, batch: list[tuple[int, int, bytes, bytes]], batches:
 
 
 def _fill(folder: Path, batch: list[tuple[int, int, bytes, bytes]]) -> None:
-    batch_bytes = len(pack(Entry(0, *entry) for entry in batch))
+    batch_bytes = len(pack(LogEntry(0, *entry) for entry in batch))
     with CommitLog(folder) as log:
         for _ in range(_OPENED_BYTES // batch_bytes):
             log.append(batch)

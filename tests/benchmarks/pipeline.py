@@ -25,7 +25,7 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration, load
 from harvest_lib.pipeline.encoded_messages import EncodedMessages, encoded
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.routing import Routing
 from tests.benchmarks.backlog import PARTITIONS, Servers
@@ -126,7 +126,7 @@ class _Counting(Writer):
         self._left = messages
         self._counted = 0
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         self._writer.write(messages)
         now = time.perf_counter()
         self._left -= len(messages)
@@ -162,7 +162,7 @@ def _through(plan: _Plan) -> tuple[float, float]:
         thread.join()
 
 
-def _read(plan: _Plan, take: Callable[[Sequence[Message]], object]) -> None:
+def _read(plan: _Plan, take: Callable[[Sequence[PipelineMessage]], object]) -> None:
     with closing(plan.declaration.reader.open()) as reader:
         for batch in reader.read({}):
             if batch:

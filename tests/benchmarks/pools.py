@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
-from infra.demo.pool import Pool
+from infra.demo.pool import DemoPool
 from infra.harvester import Lead
 from tests.benchmarks.backlog import PARTITIONS, Servers
 
@@ -42,7 +42,11 @@ def hand_over(servers: Servers) -> float:
 
 
 def first_record(
-    servers: Servers, end: Callable[[Pool, Lead], float], *, delivery: str = "transactional", leadership: str = "neli"
+    servers: Servers,
+    end: Callable[[DemoPool, Lead], float],
+    *,
+    delivery: str = "transactional",
+    leadership: str = "neli",
 ) -> float:
     """Return the seconds from the end of a leader, exactly once, to the first committed record of the next. Records of
     `sequenced` count when they arrive, the acknowledgement follows."""
@@ -110,11 +114,11 @@ def _wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def _pool(servers: Servers, **settings: object) -> Iterator[tuple[Pool, Lead]]:
+def _pool(servers: Servers, **settings: object) -> Iterator[tuple[DemoPool, Lead]]:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "harvest.yaml"
         config.write_text(servers.yaml(**settings))
-        pool = Pool(config, Path(folder), size=2)
+        pool = DemoPool(config, Path(folder), size=2)
         pool.start()
         try:
             yield pool, _settled(pool)
@@ -122,7 +126,7 @@ def _pool(servers: Servers, **settings: object) -> Iterator[tuple[Pool, Lead]]:
             pool.stop()
 
 
-def _settled(pool: Pool) -> Lead:
+def _settled(pool: DemoPool) -> Lead:
     changed, deadline = time.monotonic(), time.monotonic() + _LONGEST_SECONDS
     while time.monotonic() < deadline:
         if pool.look():
@@ -133,7 +137,7 @@ def _settled(pool: Pool) -> Lead:
     raise RuntimeError("nobody leads permanently")
 
 
-def _successor(pool: Pool, before: Lead) -> Lead:
+def _successor(pool: DemoPool, before: Lead) -> Lead:
     deadline = time.monotonic() + _LONGEST_SECONDS
     while time.monotonic() < deadline:
         for lead in pool.look():

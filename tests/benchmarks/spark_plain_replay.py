@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink.database import Tables, connect, jdbc_target

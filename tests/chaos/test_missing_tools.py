@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from harvest_lib.cli import app
 from infra.chaos.faults import FAULTS, missing
 from infra.chaos.schedule import Schedule
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 
 pytestmark = pytest.mark.full
 
@@ -27,8 +27,8 @@ def lacking(monkeypatch):
 def test_it_is_left_out_of_the_draw_and_named_with_what_is_lacking():
     assert missing(1) == {"leader-killed": LACKS}
     some = {name: FAULTS[name] for name in ("leader-frozen", "leader-killed", "leader-released")}
-    schedule = Schedule(some, [Mode()], 1, seed=1)
-    assert {schedule.next(Mode()) for _ in range(4)} == {"leader-frozen", "leader-released"}
+    schedule = Schedule(some, [SystemMode()], 1, seed=1)
+    assert {schedule.next(SystemMode()) for _ in range(4)} == {"leader-frozen", "leader-released"}
     assert schedule.left_out() == {"leader-killed": LACKS}
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from infra.demo.place import Place
 from infra.demo.progress import Progress
-from infra.demo_pipeline.run import DemoPlan, run
+from infra.demo_pipeline.run import PipelineDemoPlan, run
 
 pytestmark = pytest.mark.full
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.full
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(DemoPlan(rows=4_000, changes=400, kills=3, copy_kills=1), id="short"),
-        pytest.param(DemoPlan(seed=7), id="whole", marks=[pytest.mark.long, pytest.mark.timeout(400)]),
+        pytest.param(PipelineDemoPlan(rows=4_000, changes=400, kills=3, copy_kills=1), id="short"),
+        pytest.param(PipelineDemoPlan(seed=7), id="whole", marks=[pytest.mark.long, pytest.mark.timeout(400)]),
     ],
 )
 def test_every_destination_ends_equal_to_the_source(

@@ -41,15 +41,15 @@ from infra.chaos.alert_matrix import SESSION_SECONDS, await_scraped, scaled_rule
 from infra.chaos.commands import harvest
 from infra.chaos.faults import FAULTS
 from infra.chaos.prometheus import prometheus_lacking
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 from infra.chaos.under_load import under_load
 
 pytestmark = pytest.mark.full
 
 ALERTS = list(scaled_rules_of_run()[1])
-READS = Mode(source="snapshot", delivery="transactional", election="neli")
-WAITS = Mode(source="transaction_id", delivery="transactional", election="neli")
-REPEATS = Mode(source="snapshot", delivery="barrier")
+READS = SystemMode(source="snapshot", delivery="transactional", election="neli")
+WAITS = SystemMode(source="transaction_id", delivery="transactional", election="neli")
+REPEATS = SystemMode(source="snapshot", delivery="barrier")
 MISSING = "nowhere"
 PAUSED_SECONDS, PAUSED_EVERY_SECONDS = 2.0, 3.0
 """More than a leader's time to be heard, half of the session timeout; less than what the runbook sets."""
@@ -188,7 +188,7 @@ class Drill:
 
     alert: str
     inject: Callable[..., AbstractContextManager[None]]
-    mode: Mode = READS
+    mode: SystemMode = READS
     step: int = 0
     factor: float = 10.0
     corrects: Callable[..., None] = nullcontext

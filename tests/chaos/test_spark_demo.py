@@ -12,7 +12,7 @@ from rich.console import Console
 
 from infra.demo.place import PARTITIONS, Place
 from infra.demo.progress import Progress
-from infra.demo_spark.run import DemoPlan, run
+from infra.demo_spark.run import SparkDemoPlan, run
 
 TESTS = Path(__file__).parents[1]
 JOINTS = ["driver", "workers", "connections", "leader", "consumer"]
@@ -31,7 +31,7 @@ def demo(dsn, make_topic, bootstrap_servers, group_id, outbox, tmp_path):
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_every_order_takes_effect_once(demo, rounds, record_property):
-    report = demo(DemoPlan(rounds=rounds))
+    report = demo(SparkDemoPlan(rounds=rounds))
     assert report["ok"], report
     assert {each["joint"]: each["kills"] for each in report["joints"]} == dict.fromkeys(JOINTS, rounds)
     assert report["rows"] == report["effects"] > 0
@@ -43,9 +43,9 @@ def test_every_order_takes_effect_once(demo, rounds, record_property):
 @pytest.mark.parametrize(
     ("broken", "plan"),
     [
-        ("batch-id", DemoPlan(rounds=1, program=TESTS / "support" / "broken_stream.py")),
-        ("offset", DemoPlan(rounds=1, consumer="support.broken_totals")),
-        ("fence", DemoPlan(rounds=2, consumer="support.broken_totals")),
+        ("batch-id", SparkDemoPlan(rounds=1, program=TESTS / "support" / "broken_stream.py")),
+        ("offset", SparkDemoPlan(rounds=1, consumer="support.broken_totals")),
+        ("fence", SparkDemoPlan(rounds=2, consumer="support.broken_totals")),
     ],
 )
 def test_a_part_that_is_broken_is_seen(demo, broken, plan, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 from support.pipeline_ends import FileTarget, KafkaTarget, PostgresTarget, own_database
 
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.gate
 
@@ -38,7 +38,7 @@ def write(target):
 
     def written(*changes):
         messages = [
-            Message(
+            PipelineMessage(
                 op, 1_356_999_300_000, namespace, dict(zip(("id", "note"), data, strict=False)), offset=next(offsets)
             )
             for op, *data in changes
@@ -81,7 +81,7 @@ def test_a_second_time_changes_nothing(target, write):
 def test_nothing_to_write_is_nothing(target, write):
     writer = target.writer()
     writer.write([])
-    writer.write([Message(Op.NOOP, 1, "position", {"lsn": "0/1"})])
+    writer.write([PipelineMessage(Op.NOOP, 1, "position", {"lsn": "0/1"})])
     writer.close()
     write((Op.INSERT, 1, "a"))
     assert target.rows() == {1: "a"}
@@ -90,6 +90,6 @@ def test_nothing_to_write_is_nothing(target, write):
 def test_another_goes_on(target, write):
     write((Op.INSERT, 1, "a"))
     writer = target.writer()
-    writer.write([Message(Op.UPDATE, 1, getattr(target, "topic", "t"), {"id": 1, "note": "b"}, offset=9)])
+    writer.write([PipelineMessage(Op.UPDATE, 1, getattr(target, "topic", "t"), {"id": 1, "note": "b"}, offset=9)])
     writer.close()
     assert target.rows() == {1: "b"}

@@ -40,7 +40,7 @@ from harvest_lib.leadership.pool import Pool
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline import offset_log
 from harvest_lib.pipeline.commit_log.log import CommitLog
-from harvest_lib.record.checkpoint import Checkpoint as OutboxCheckpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.record.header import stamp
 from harvest_lib.record.header import unpack as unpack_header
 from harvest_lib.record.last_read import LastRead

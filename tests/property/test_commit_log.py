@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.hypothesis_profiles import examples
 from support.power import MEMORY, Crash, Power
 
-from harvest_lib.pipeline.commit_log import CommitLog, Entry, log, segment
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry, log, segment
 from harvest_lib.pipeline.offset_log import OffsetLog
 
 pytestmark = pytest.mark.quick
@@ -61,7 +61,7 @@ class Logs(RuleBasedStateMachine):
     def append(self, batch):
         first = len(self.entries)
         assert self.log.append(iter(batch)) == range(first, first + len(batch))
-        self.entries += [Entry(first + number, *entry) for number, entry in enumerate(batch)]
+        self.entries += [LogEntry(first + number, *entry) for number, entry in enumerate(batch)]
 
     @rule()
     def sync(self):
@@ -119,7 +119,7 @@ class Logs(RuleBasedStateMachine):
     @rule(calls=CALLS, batch=ENTRIES, loses_power=st.booleans(), in_opening=st.none() | CALLS)
     def crash_in_append(self, calls, batch, loses_power, in_opening):
         first = len(self.entries)
-        tried = [Entry(first + number, *entry) for number, entry in enumerate(batch)]
+        tried = [LogEntry(first + number, *entry) for number, entry in enumerate(batch)]
         if self.crashes(calls, lambda: self.append(batch)):
             self.comes_back(loses_power=loses_power, in_opening=in_opening, tried=tried)
 

@@ -17,7 +17,7 @@ from support import clusters
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Selection, SnapshotSource, TransactionIdSource
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -94,7 +94,7 @@ class Moved:
         counter, waiting = last.number, []
         if last.position is None and pages > 1:  # else it has led, and come nowhere
             counter += 1
-            assert checkpoints.save(Checkpoint(generation=last.generation, number=counter, position=position))
+            assert checkpoints.save(OutboxCheckpoint(generation=last.generation, number=counter, position=position))
         for _ in range(pages):
             page = source.read(limit)
             if page is None:
@@ -105,7 +105,7 @@ class Moved:
             position = {**page.position, **({"deferred": waiting} if waiting else {})}
             counter += 1
             low_watermark, hold = source.retention_bounds(position)
-            saved = Checkpoint(
+            saved = OutboxCheckpoint(
                 generation=last.generation,
                 number=counter,
                 position=position,

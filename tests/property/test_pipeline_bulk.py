@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harvest_lib.pipeline.adaptors.postgres.writer import outcomes
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.quick
 
@@ -27,7 +27,7 @@ def one_by_one(table, changes):
 
 def in_bulk(table, changes):
     table = {key: dict(row) for key, row in table.items()}
-    for key, outcome in outcomes((key, Message(op, 0, "t", data)) for key, op, data in changes).items():
+    for key, outcome in outcomes((key, PipelineMessage(op, 0, "t", data)) for key, op, data in changes).items():
         if outcome.clears:
             table.pop(key, None)
         if outcome.data is not None:

@@ -16,11 +16,11 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.envelope import encode, encode_all
 from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
 from harvest_lib.pipeline.adaptors.outbox import OutboxMessages
-from harvest_lib.pipeline.commit_log import Entry
+from harvest_lib.pipeline.commit_log import LogEntry
 from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.pipeline.routing import Routing
 
 pytestmark = pytest.mark.gate
@@ -42,7 +42,7 @@ SCALARS = (
 )
 NAMESPACES = st.sampled_from(["a", "b", "a%s", "c\n", "ü$"])
 MESSAGES = st.builds(
-    Message,
+    PipelineMessage,
     st.sampled_from(Op),
     st.integers(0, 3) | st.integers(0, 2**63 - 1),
     NAMESPACES,
@@ -72,7 +72,7 @@ def in_memory(batches, first=0):
 def entries(batches, first=0):
     """Return the entries of the log with these batches."""
     pairs = [pair for each in map(encoded, batches) for pair in zip(each.heads, each.values, strict=True)]
-    return [Entry(offset, *head, value) for offset, (head, value) in enumerate(pairs, first)]
+    return [LogEntry(offset, *head, value) for offset, (head, value) in enumerate(pairs, first)]
 
 
 @given(BATCHES, FILTERS, st.integers(0, 9), st.integers(1, 25), st.integers(0, 25))
@@ -140,7 +140,7 @@ def test_records_of_an_outbox_are_encoded_as_their_data_is(rows, timestamp):
     place = {"generation": 1, "position": {"prev": "1:1:"}}
     batch = OutboxMessages(rows, timestamp, "outbox/s", place)
     expected = [
-        Message(
+        PipelineMessage(
             Op.INSERT,
             timestamp,
             topic,
@@ -153,7 +153,7 @@ def test_records_of_an_outbox_are_encoded_as_their_data_is(rows, timestamp):
         )
         for record_id, topic, key, value, names, contents in rows
     ]
-    expected.append(Message(Op.NOOP, timestamp, "outbox/s", place))
+    expected.append(PipelineMessage(Op.NOOP, timestamp, "outbox/s", place))
     assert list(batch) == expected
     assert list(batch.values) == [dumps(each.data) for each in expected]
     assert [loads(value) for value in batch.values] == [each.data for each in expected]

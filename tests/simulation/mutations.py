@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from psycopg import sql
 
-from harvest_lib.batching.batch import Batch
+from harvest_lib.batching.batch import OpenBatch
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.checkpoints import row_statements as checkpoint
 from harvest_lib.checkpoints import stores
@@ -144,7 +144,7 @@ MUTATIONS = (
     _mutation(
         "no key barrier over what is marked",
         ("mark-barrier",),
-        _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        _edit(OpenBatch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
         seed=3,
     ),
     _mutation(
@@ -178,13 +178,13 @@ MUTATIONS = (
     _mutation(
         "what failed of a batch is passed",
         ("snapshot-barrier",),
-        _edit(Batch, "keep_failed", "[*failed, *self._unsent]", "self._unsent"),
+        _edit(OpenBatch, "keep_failed", "[*failed, *self._unsent]", "self._unsent"),
         seed=28,
     ),
     _mutation(
         "what failed is forgotten when the term ends",
         ("mark-barrier", "snapshot-barrier"),
-        _edit(Batch, "abandoned", "self.in_doubt += self.in_flight", "pass"),
+        _edit(OpenBatch, "abandoned", "self.in_doubt += self.in_flight", "pass"),
         seed=2,
     ),
     _mutation(
@@ -224,7 +224,7 @@ MUTATIONS = (
     _mutation(
         "no key barrier in batches",
         ("snapshot-barrier",),
-        _edit(Batch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
+        _edit(OpenBatch, "__init__", "KeyBarrier() if ports.one_per_key else NoBarrier()", "NoBarrier()"),
         seed=1,
     ),
     _mutation(
@@ -345,7 +345,12 @@ MUTATIONS = (
     _mutation(
         "who comes after does not write again what was kept",
         _SEQUENCED,
-        _edit(stores.PostgresStore, "_acknowledge_again", "self._acknowledge_pending(self._mirror.intents)", "pass"),
+        _edit(
+            stores.PostgresCheckpointStore,
+            "_acknowledge_again",
+            "self._acknowledge_pending(self._mirror.intents)",
+            "pass",
+        ),
         seed=6,
     ),
     _mutation(
@@ -447,7 +452,7 @@ MUTATIONS = (
         _edit(
             CheckpointChoice,
             "newest",
-            "mirror, theirs = self.mirror, Checkpoint.of_json(record) if record is not None else None",
+            "mirror, theirs = self.mirror, OutboxCheckpoint.of_json(record) if record is not None else None",
             "return self.mirror",
         ),
         seed=1,
@@ -455,9 +460,7 @@ MUTATIONS = (
     _mutation(
         "no durability barrier",
         _BATCHES,
-        _edit(
-            server_identity, "barrier", "row = connection.execute(_BARRIER, prepare=True).fetchone()", 'row = ("0/1",)'
-        ),
+        _edit(server_identity, "barrier", "(row,) = connection.execute(_BARRIER, prepare=True)", 'row = ("0/1",)'),
         # It flushes as well, before a commit of Kafka's.
         _edit(KafkaStore, "_vouch", "boot_seconds() < self._vouch_at", "True"),
         seed=12,

@@ -26,6 +26,9 @@ class Result:
         self._next = 0
         self.rowcount = len(self._rows)
 
+    def __iter__(self):
+        return iter(self.fetchall())
+
     def fetchall(self):
         rows, self._next = self._rows[self._next :], self.rowcount
         return rows

@@ -14,9 +14,9 @@ from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.config import Limits
 from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
 from harvest_lib.leadership import Term
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
-START = Checkpoint(generation=0)
+START = OutboxCheckpoint(generation=0)
 
 
 class FakeKafka:
@@ -98,7 +98,7 @@ class FakeStore:
 
     def __init__(self, kafka):
         self.kafka = kafka
-        self.mirror = Checkpoint(generation=0)
+        self.mirror = OutboxCheckpoint(generation=0)
 
     def lead(self, leader_id, after_epoch=None):
         pass

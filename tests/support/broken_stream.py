@@ -11,12 +11,12 @@ _EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "spark_stream.py"
 
 
 class BrokenWriter(OutboxStreamWriter):
-    def commit(self, messages, batchId):  # noqa: N803 - Spark's name
+    def commit(self, messages, batchId):
         super().commit(messages, f"{batchId}-{uuid.uuid4()}")
 
 
 class BrokenSource(OutboxDataSource):
-    def streamWriter(self, schema, overwrite):  # noqa: N802 - Spark's name
+    def streamWriter(self, schema, overwrite):
         return BrokenWriter(self.options, schema, overwrite=overwrite)
 
 

@@ -14,7 +14,7 @@ from infra.chaos.history.events import (
     Poll,
     Produce,
     Purge,
-    Term,
+    TermEvent,
     TransactionStep,
     Write,
 )
@@ -245,7 +245,7 @@ def miss_a_poll(events, dice):
 def rise_again(events, dice):
     """Let the last record of a partition come from a term that others have followed there."""
     sent = {(event.leader_id, event.event) for event in events if isinstance(event, Produce)}
-    order = [event.leader_id for event in events if isinstance(event, Term) and event.type == "invoke"]
+    order = [event.leader_id for event in events if isinstance(event, TermEvent) and event.type == "invoke"]
     found = []
     for partition in places(events):
         *before, last = partition

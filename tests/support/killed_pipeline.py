@@ -20,7 +20,7 @@ from pathlib import Path
 from support.pipelines import declared
 
 from harvest_lib.pipeline.declaration import Declaration
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.settings import CommitLogSettings
 from harvest_lib.pipeline.writer_progress import WriterProgress
@@ -31,11 +31,13 @@ WRITERS = ("all", "some", "odd")
 SOME = "^[AC]$"
 
 
-def message(number: int) -> Message:
+def message(number: int) -> PipelineMessage:
     """The message of a number; every tenth says where the reader is."""
     if number % 10 == 9:
-        return Message(Op.NOOP, number, "here", {"n": number})
-    return Message(Op.INSERT, number, "ABC"[number * number % 7 % 3], {"n": number, "text": "x" * (number % 50)})
+        return PipelineMessage(Op.NOOP, number, "here", {"n": number})
+    return PipelineMessage(
+        Op.INSERT, number, "ABC"[number * number % 7 % 3], {"n": number, "text": "x" * (number % 50)}
+    )
 
 
 def wanted(writer: str) -> list[int]:
@@ -48,7 +50,7 @@ def wanted(writer: str) -> list[int]:
     return [each.data["n"] for each in found]
 
 
-def _odd(each: Message) -> Message | None:
+def _odd(each: PipelineMessage) -> PipelineMessage | None:
     return each if each.data["n"] % 2 else None
 
 

@@ -16,7 +16,7 @@ from harvest_lib.errors import AdaptorError, DatabaseAccessDenied
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.pipeline.adaptors import reading, writing
 from harvest_lib.pipeline.adaptors.postgres.reader import PostgresReader
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.record import OutboxRecord
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -167,7 +167,7 @@ class FileSource:
             path.touch()
 
     def put(self, *ids):
-        self._writer.write([Message(Op.INSERT, 1, "t", {"id": each, "note": f"note {each}"}) for each in ids])
+        self._writer.write([PipelineMessage(Op.INSERT, 1, "t", {"id": each, "note": f"note {each}"}) for each in ids])
 
     def reader(self, **options):
         return opened(reading("file"), path=self._path, format=self._format, follow=True, **options)

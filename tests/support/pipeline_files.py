@@ -1,13 +1,13 @@
 """Writers and readers of files, and messages for them."""
 
 from harvest_lib.pipeline.adaptors.file import ADAPTOR
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 AT = 1_356_999_300_123
 
 
 def message(op=Op.INSERT, namespace="public.t", offset=0, **data):
-    return Message(op, AT, namespace, data, offset=offset)
+    return PipelineMessage(op, AT, namespace, data, offset=offset)
 
 
 def writer(path, **options):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.reader_thread import ReaderThread
 from harvest_lib.pipeline.routing import Routing
@@ -15,7 +15,7 @@ from harvest_lib.pipeline.writer_progress import WriterProgress
 
 
 def message(namespace, number, **more):
-    return Message(Op.INSERT, 1_000 + number, namespace, {"n": number, **more})
+    return PipelineMessage(Op.INSERT, 1_000 + number, namespace, {"n": number, **more})
 
 
 def messages(keys, first=0):
@@ -29,12 +29,12 @@ class Script:
     It goes on after the newest message that it had sent down by `last`, by its number.
     """
 
-    def __init__(self, given: Sequence[Message] = (), *, batch=4, ends=True):
+    def __init__(self, given: Sequence[PipelineMessage] = (), *, batch=4, ends=True):
         self.given = list(given)
         self.batch = batch
         self.ends = ends
-        self.last: list[Mapping[str, Message]] = []
-        self.kept_at: list[Mapping[str, Message]] = []
+        self.last: list[Mapping[str, PipelineMessage]] = []
+        self.kept_at: list[Mapping[str, PipelineMessage]] = []
         self.closed = 0
         self.asked = 0
         """Reads that had nothing to give."""
@@ -65,7 +65,7 @@ class Taking:
     """A writer that keeps what it was given, write by write, except for the writes that `refuses` picks."""
 
     def __init__(self, refuses=lambda messages: False, failing: BaseException | None = None):
-        self.writes: list[list[Message]] = []
+        self.writes: list[list[PipelineMessage]] = []
         self.refuses = refuses
         self.failing = failing or ConnectionError("the other side hung up")
         self.gate = threading.Event()

@@ -19,9 +19,9 @@ from infra.chaos.history.events import (
     Event,
     EventType,
     FailoverLoss,
-    Fault,
+    FaultEvent,
     Isolation,
-    Mark,
+    MarkEvent,
     Poll,
     PolledRecord,
     Produce,
@@ -31,7 +31,7 @@ from infra.chaos.history.events import (
     Reset,
     Step,
     StoredCheckpoint,
-    Term,
+    TermEvent,
     TransactionStep,
     Write,
     WrittenRecord,
@@ -120,7 +120,7 @@ class Model:
                 yield from self._made_anew()
             if self.failovers < MOST_FAILOVERS and self.random.random() < self.shape.failovers:
                 yield from self._fails_over()
-        yield Term(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
+        yield TermEvent(**self._now("ok", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
         readers: list[Isolation] = ["committed"] if self.shape.promise.transactional else ["committed", "uncommitted"]
         for isolation in readers:
             yield self._begins(f"final-{isolation}")
@@ -181,7 +181,7 @@ class Model:
     def _takes_over(self) -> Iterator[Event]:
         self.terms += 1
         self.leader = f"leader-{self.terms}"
-        yield Term(**self._now("invoke", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
+        yield TermEvent(**self._now("invoke", self.leader), leader_id=self.leader, shard=0, epoch=self.terms)
 
     def _writes(self) -> Iterator[Event]:
         self.written += 1
@@ -252,7 +252,7 @@ class Model:
         """At least once: mark, send, purge what was acknowledged, reset what failed; or die in the middle of it."""
         rows = self._page(one_per_key=self.shape.promise.barrier)
         ids = tuple(row.id for row in rows)
-        yield Mark(**self._now("ok", self.leader), leader_id=self.leader, ids=ids)
+        yield MarkEvent(**self._now("ok", self.leader), leader_id=self.leader, ids=ids)
         yield from self._produces(rows)
         dies, done, failed = self._goes_wrong(), list[Row](), list[Row]()
         broken, ended = set[str | int | None](), set[int]()
@@ -279,7 +279,7 @@ class Model:
             self.purges.append((done, self.checkpoints))
             done = []
         if dies:
-            yield Fault(**self._now("info", "nemesis"), fault="kill", step="begin")
+            yield FaultEvent(**self._now("info", "nemesis"), fault="kill", step="begin")
             self._put_back([*done, *failed])
             yield from self._takes_over()
         elif failed:

@@ -17,7 +17,7 @@ from infra.chaos.history.events import (
     ReadPosition,
     RecreatedTopic,
     StoredCheckpoint,
-    Term,
+    TermEvent,
     TransactionStep,
     Write,
     WrittenRecord,
@@ -86,7 +86,7 @@ class Pen:
         return self._writes(names, "invoke")
 
     def term(self, leader=LEADER, shard=0, epoch=None):
-        return self._add(Term, type="invoke", process=leader, leader_id=leader, shard=shard, epoch=epoch)
+        return self._add(TermEvent, type="invoke", process=leader, leader_id=leader, shard=shard, epoch=epoch)
 
     def produce(self, names, leader=LEADER):
         for name in names.split():

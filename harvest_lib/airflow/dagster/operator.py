@@ -23,7 +23,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from harvest_lib.airflow.dagster.endpoint import DagsterError
 from harvest_lib.airflow.dagster.hook import DagsterHook
-from harvest_lib.airflow.dagster.wait import Attempt, DagsterRunFailed, Request, end, failure, outcome
+from harvest_lib.airflow.dagster.wait import DagsterRunFailed, Request, TaskAttempt, end, failure, outcome
 from harvest_lib.airflow.provider import CONN_ID
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class DagsterRunTrigger(BaseTrigger):
         """Prepare. The arguments are the fields of `Request`, the attempt as a mapping, and the connection's name."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.conn_id = conn_id
-        self.request = Request(attempt=Attempt(**attempt), **request)
+        self.request = Request(attempt=TaskAttempt(**attempt), **request)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and arguments that recreate this trigger in another process."""
@@ -137,10 +137,10 @@ class DagsterJobOperator(BaseOperator):
         raise error
 
 
-def _attempt(context: "Context") -> Attempt:
+def _attempt(context: "Context") -> TaskAttempt:
     instance: Any = context["ti"]
     before = instance.max_tries - (instance.task.retries or 0)  # tries before the task was last cleared
     parts = [instance.dag_id, instance.run_id, instance.task_id]
     if instance.map_index is not None and instance.map_index >= 0:
         parts.append(str(instance.map_index))
-    return Attempt(task="/".join([*parts, str(max(before, 0))]), number=instance.try_number)
+    return TaskAttempt(task="/".join([*parts, str(max(before, 0))]), number=instance.try_number)

@@ -37,7 +37,7 @@ class DagsterRunUnfinished(DagsterError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class TaskAttempt:
     """The requesting task, and the number of its try."""
 
     task: str
@@ -72,7 +72,7 @@ class Request:
     location: str
     partition: str
     run_config: Mapping[str, Any]
-    attempt: Attempt
+    attempt: TaskAttempt
     deadline: float
     poll_seconds: float
     patience_seconds: float
@@ -104,7 +104,7 @@ def failure(error: DagsterError) -> dict[str, str]:
     return {"outcome": "refused" if refused else "failed", **parts}
 
 
-async def end(client: DagsterClient, attempt: Attempt) -> None:
+async def end(client: DagsterClient, attempt: TaskAttempt) -> None:
     """End the unfinished runs of a task in Dagster."""
     for run in await client.runs_with({TASK_TAG: attempt.task}):
         if not run.finished:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from pydantic import BaseModel, ConfigDict
 
 from harvest_lib.errors import AdaptorError, ConfigError
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 
 if TYPE_CHECKING:
     from harvest_lib.consume.retention import Retained
@@ -32,7 +32,7 @@ OURS: Mapping[str, str] = {
 class Reader(Protocol):
     """Used by one thread. A class that inherits it gets a `kept` and a `close` that do nothing."""
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         """Yield batches of messages, an empty batch where nothing is ready, until everything was read or for ever.
 
         `last` has the last message of each namespace that this reader sent before, as it stands in the commit log,
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """
         ...
 
-    def kept(self, last: Mapping[str, Message]) -> None:  # noqa: ARG002 - for readers that override it
+    def kept(self, last: Mapping[str, PipelineMessage]) -> None:  # noqa: ARG002 - for readers that override it
         """Note that all messages up to these have reached every writer, and may be forgotten at the source."""
         return
 
@@ -70,7 +70,7 @@ class SlotReader(Protocol):
 class Writer(Protocol):
     """Used by one thread. A class that inherits it gets a `close` that does nothing."""
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         """Write them in their order, and return once all of them are durable.
 
         Raises if any of them was refused: the rest may be written. Writing a message again has no other effect than

@@ -18,7 +18,7 @@ from harvest_lib.native import Pieces, Wrapping
 from harvest_lib.pipeline.encoded_messages import PARTS, Head, JoinedMessages
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.logged_messages import LoggedMessages
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 Content: TypeAlias = Literal["envelope", "data"]
 
@@ -32,7 +32,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _NAMES = {op: name.encode() for name, op in _OPS.items()}
 
 
-def encode(message: Message, content: Content) -> bytes:
+def encode(message: PipelineMessage, content: Content) -> bytes:
     """Return a message as a line of JSON, without its end. Raises MessageRefused."""
     data = dumps(message.data)
     if content == "data":
@@ -46,7 +46,7 @@ def encode(message: Message, content: Content) -> bytes:
     return b"%b%b}" % (_before_data(message.op, message.timestamp, message.namespace), data)
 
 
-def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
+def encode_all(messages: Sequence[PipelineMessage], content: Content) -> list[bytes]:
     """Return each message as `encode` does. Raises MessageRefused."""
     if not isinstance(messages, LoggedMessages) or (content == "data" and any(map(_needs_its_op, messages.kinds))):
         return [encode(message, content) for message in messages]
@@ -56,7 +56,9 @@ def encode_all(messages: Sequence[Message], content: Content) -> list[bytes]:
     return [b"%b%b}" % (before[head], value) for head, value in zip(messages.heads, messages.values, strict=True)]
 
 
-def encode_joined(messages: Sequence[Message], content: Content, end: bytes = b"") -> "list[JoinedEncodings] | None":
+def encode_joined(
+    messages: Sequence[PipelineMessage], content: Content, end: bytes = b""
+) -> "list[JoinedEncodings] | None":
     """Return each message as `encode_all` does, with `end` behind it, batch by batch; None if the encoding needs single
     messages."""
     if not isinstance(messages, LoggedMessages) or messages.joined is None:
@@ -92,15 +94,15 @@ def _quoted(namespace: str) -> bytes:
     return json.dumps(namespace).encode()
 
 
-def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> Message:
+def decode(text: bytes, content: Content, *, timestamp: int, namespace: str) -> PipelineMessage:
     """Return the message of a line; bare data gets `timestamp` and `namespace`. Raises MessageRefused."""
     data = loads(text)
     if content == "data":
-        return Message(Op.INSERT, timestamp, namespace, data)
+        return PipelineMessage(Op.INSERT, timestamp, namespace, data)
     match data:
         case {"op": str(name), "timestamp": int(at), "namespace": str(of), "data": dict(inner)} if name in _OPS:
             if 0 <= at < _TIMESTAMPS and not _SURROGATES.search(of):
-                return Message(_OPS[name], at, of, inner)
+                return PipelineMessage(_OPS[name], at, of, inner)
     raise MessageRefused(
         "it is JSON, but no message",
         evidence="op, timestamp (milliseconds since 1970), namespace and data are needed",

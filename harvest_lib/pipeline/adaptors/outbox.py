@@ -35,9 +35,9 @@ from harvest_lib.outbox.table import OutboxTable
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription, subscription_filter
 from harvest_lib.source.selection import Selection
 from harvest_lib.source.snapshot import SnapshotSource
@@ -81,7 +81,7 @@ class OutboxReader:
         self._generation = -1
         self._saved = 0
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         before = last.get(self._namespace)
         source, checkpoints = self._open(is_begun=before is not None)
         checkpoint = checkpoints.lead(uuid4())
@@ -114,7 +114,7 @@ class OutboxReader:
             place = {"generation": generation, "number": number, "delivered": delivered, "position": position}
             yield messages_of(page.rows, unix_ms(), self._namespace, place)
 
-    def kept(self, last: Mapping[str, Message]) -> None:
+    def kept(self, last: Mapping[str, PipelineMessage]) -> None:
         """See `Reader`. Raises CheckpointError if another reads by the subscription, or it was moved."""
         place = last.get(self._namespace)
         if place is None or self._source is None or self._checkpoints is None:
@@ -123,7 +123,7 @@ class OutboxReader:
             return  # of before the subscription was rewound, or saved already
         low_watermark, hold = self._source.retention_bounds(place.data["position"])
         try:
-            checkpoint = Checkpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
+            checkpoint = OutboxCheckpoint(**place.data, low_watermark=low_watermark, retention_hold=hold)
             is_saved = self._checkpoints.save(checkpoint)
         except DatabaseUnavailable:
             return  # the next call of `read` reports it
@@ -179,7 +179,7 @@ class OutboxReader:
                 next_step="move the pipeline's folder away and start again: it reads all that the outbox still has",
             )
 
-    def _newer(self, checkpoint: Checkpoint, logged: Mapping[str, Any]) -> Checkpoint:
+    def _newer(self, checkpoint: OutboxCheckpoint, logged: Mapping[str, Any]) -> OutboxCheckpoint:
         """Return the checkpoint to go on from: the log is ahead of the subscription, unless that was rewound since."""
         if checkpoint.generation > logged["generation"]:
             return checkpoint
@@ -191,7 +191,7 @@ class OutboxReader:
                 next_step="give each pipeline a `subscription` of its own; if the subscription was recreated, "
                 "move the pipeline's folder away",
             )
-        return Checkpoint(**logged)
+        return OutboxCheckpoint(**logged)
 
 
 def messages_of(

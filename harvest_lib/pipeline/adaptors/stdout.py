@@ -9,7 +9,7 @@ from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors import Adaptor, Options, Side, Writer
 from harvest_lib.pipeline.adaptors.envelope import Content, encode_all
 from harvest_lib.pipeline.logged_messages import without_noops
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 
 
 class StdoutWriting(Options):
@@ -25,7 +25,7 @@ class StdoutWriter(Writer):
     def __init__(self, options: StdoutWriting) -> None:
         self._content = options.content
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         lines = b"".join([line + b"\n" for line in encode_all(without_noops(messages), self._content)])
         try:
             sys.stdout.buffer.write(lines)

@@ -21,10 +21,10 @@ It handles bytes only. For the format of entries see `entry`, for the index `ind
 """
 
 from harvest_lib.pipeline.commit_log.compaction import Compacted
-from harvest_lib.pipeline.commit_log.entry import Entry, mode_byte, pack, parts_of, unpack
+from harvest_lib.pipeline.commit_log.entry import LogEntry, mode_byte, pack, parts_of, unpack
 from harvest_lib.pipeline.commit_log.log import CommitLog
 from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView
 from harvest_lib.pipeline.commit_log.skipping import Skipped
 
-__all__ = ["CommitLog", "Compacted", "Cut", "Entry", "LogView", "Skipped", "mode_byte", "pack", "parts_of", "unpack"]
+__all__ = ["CommitLog", "Compacted", "Cut", "LogEntry", "LogView", "Skipped", "mode_byte", "pack", "parts_of", "unpack"]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from harvest_lib.pipeline.commit_log.entry import Entry, Packed, pack
+from harvest_lib.pipeline.commit_log.entry import LogEntry, Packed, pack
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
-from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
+from harvest_lib.pipeline.commit_log.segment import LogSegment, SegmentWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class CompactionStopped(Exception):
     """Compaction was told to stop."""
 
 
-def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> Segment | None:
+def smaller(segment: LogSegment, up_to: int, kept: Sequence[int], going_on: Callable[[], bool]) -> LogSegment | None:
     """Write the rest of a segment; leave out the entries below `up_to` except the `kept` entries, ascending.
 
     Returns the new segment, which is on the disk, without blocks and files when nothing is left; None when there is
@@ -30,7 +30,7 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callabl
     is left behind.
     """
     with ExitStack() as held:
-        left: list[list[Entry]] = []
+        left: list[list[LogEntry]] = []
         less, handle = False, -1
         below = [block for block in segment.blocks if block.first < up_to]
         for block in _while(going_on, below):
@@ -47,7 +47,7 @@ def smaller(segment: Segment, up_to: int, kept: Sequence[int], going_on: Callabl
                 left.append(of_these)
         if not less:
             return None
-        compacted = Segment(segment.folder, segment.base, segment.generation + 1, end=segment.end)
+        compacted = LogSegment(segment.folder, segment.base, segment.generation + 1, end=segment.end)
         above = [block for block in segment.blocks[len(below) :] if block.kind != IndexRecordKind.PASSED_OVER]
         if left or above:
             if handle < 0:
@@ -70,7 +70,7 @@ def _while(going_on: Callable[[], bool], blocks: Iterable[Block]) -> Iterator[Bl
         yield block
 
 
-def remove(segment: Segment) -> None:
+def remove(segment: LogSegment) -> None:
     """Remove its files, as far as that can be done."""
     for path in (segment.path, segment.index):
         with suppress(OSError):
@@ -78,8 +78,8 @@ def remove(segment: Segment) -> None:
 
 
 def _write(
-    compacted: Segment,
-    left: list[list[Entry]],
+    compacted: LogSegment,
+    left: list[list[LogEntry]],
     newest: dict[bytes, int],
     above: Iterable[tuple[bytes, Block]],
 ) -> None:

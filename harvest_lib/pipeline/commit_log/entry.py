@@ -12,11 +12,10 @@
 There is nothing between entries. Pure: bytes in, bytes out.
 """
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import chain
-from struct import Struct
-from struct import error as StructError  # noqa: N812  (the standard library spells this exception in lower case)
 from typing import NamedTuple
 
 from harvest_lib.errors import EntryRefused
@@ -24,10 +23,10 @@ from harvest_lib.errors import EntryRefused
 Unnumbered = tuple[int, int, bytes, bytes]
 """An entry that has no offset yet: timestamp, mode byte, key, value."""
 
-_HEAD = Struct(">QIQBI")
-_LENGTH = Struct(">I")
+_HEAD = struct.Struct(">QIQBI")
+_LENGTH = struct.Struct(">I")
 _LENGTHS_BYTES = 2 * _LENGTH.size
-_BEFORE_MESSAGE_BYTES = Struct(">QIQB").size
+_BEFORE_MESSAGE_BYTES = struct.Struct(">QIQB").size
 FIXED_BYTES = _BEFORE_MESSAGE_BYTES + _LENGTHS_BYTES
 """Size of an entry beside its key and its data."""
 
@@ -37,7 +36,7 @@ _HIGHEST_OP = 7
 _PACKERS_KEPT = 1_000
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     offset: int
     timestamp: int
     mode: int
@@ -92,14 +91,14 @@ class _Packers(dict[int, Callable[..., bytes]]):
     def __missing__(self, key_bytes: int) -> Callable[..., bytes]:
         if len(self) >= _PACKERS_KEPT:
             self.clear()
-        packer = self[key_bytes] = Struct(f"{_HEAD.format}{key_bytes}sI").pack
+        packer = self[key_bytes] = struct.Struct(f"{_HEAD.format}{key_bytes}sI").pack
         return packer
 
 
 _packers = _Packers()
 
 
-def pack(entries: Iterable[Entry]) -> bytes:
+def pack(entries: Iterable[LogEntry]) -> bytes:
     """Return them as bytes, under the offsets they have. Raises EntryRefused."""
     parts: list[bytes] = []
     for offset, timestamp, mode, key, value in entries:
@@ -140,7 +139,7 @@ class Packing:
                 add(value)
                 newest[key] = offset
                 offset += 1
-        except StructError as error:
+        except struct.error as error:
             raise EntryRefused(
                 "a message does not fit into the commit log's format",
                 evidence=f"timestamp {timestamp}, mode {mode}, key of {len(key)} bytes, data of {len(value)}: {error}",
@@ -163,12 +162,12 @@ class Packing:
         return chain([held], self._entries)
 
 
-def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
+def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[LogEntry]:
     """Return the entries from offset `begin` on.
 
     Raises Malformed for bytes that are no entry, and for an offset that is not ascending or not below `end`.
     """
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     add, head, length = entries.append, _HEAD.unpack_from, _LENGTH.unpack_from
     at, size, least = 0, len(data), 0
     while at < size:
@@ -184,7 +183,9 @@ def unpack(data: bytes, begin: int = 0, end: int = 1 << 64) -> list[Entry]:
         if not least <= offset < end:
             raise Malformed(at, f"its offset {offset} is none from {least} on below {end}")
         if offset >= begin:
-            add(Entry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after]))
+            add(
+                LogEntry(offset, timestamp, mode, data[at + _HEAD.size : key_end], data[key_end + _LENGTH.size : after])
+            )
         at, least = after, offset + 1
     return entries
 

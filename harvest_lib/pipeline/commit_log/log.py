@@ -14,10 +14,10 @@ from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipp
 from harvest_lib.pipeline.commit_log.compaction import Compacted
 from harvest_lib.pipeline.commit_log.entry import Packable, Packing, Unnumbered
 from harvest_lib.pipeline.commit_log.files import writing
-from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, Manifest
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Lock, LogManifest
 from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView, newest_of
-from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment, SegmentWriter
+from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, LogSegment, SegmentWriter
 from harvest_lib.pipeline.commit_log.skipping import Skipped
 
 SEGMENT_BYTES = 1 << 30
@@ -118,7 +118,7 @@ class CommitLog(LogView):
             with writing(self.folder, "begin a segment of the log"):
                 writer = opening.start_segment(self.folder, active.end)
                 try:
-                    self._declare(Manifest(closed=(*self._manifest.closed, closed), active=active.end))
+                    self._declare(LogManifest(closed=(*self._manifest.closed, closed), active=active.end))
                 except BaseException:
                     writer.close()
                     if not self._unclear:
@@ -156,7 +156,7 @@ class CommitLog(LogView):
         if self._dirty_since is None:
             self._dirty_since = self._clock()
 
-    def _declare(self, declared: Manifest) -> None:
+    def _declare(self, declared: LogManifest) -> None:
         self._unclear = True
         try:
             manifest.write(self.folder, declared)
@@ -239,7 +239,7 @@ class CommitLog(LogView):
             self._segments = tuple(after if each is segment else each for each in self._segments)
             return skipped
 
-    def _exchange(self, segment: Segment, compacted: Segment) -> None:
+    def _exchange(self, segment: LogSegment, compacted: LogSegment) -> None:
         with self._lock:
             instead = [ClosedSegment.of(compacted)] if compacted.blocks else []
             closed: list[ClosedSegment] = []
@@ -247,7 +247,7 @@ class CommitLog(LogView):
                 closed += [each] if each.base != segment.base else instead
             try:
                 sync_folder(self.folder)  # the new files have to be there before they are named
-                self._declare(Manifest(closed=tuple(closed), active=self._manifest.active))
+                self._declare(LogManifest(closed=tuple(closed), active=self._manifest.active))
             except BaseException:
                 if not self._unclear:
                     compaction.remove(compacted)
@@ -259,5 +259,5 @@ class CommitLog(LogView):
             )
         compaction.remove(segment)
 
-    def _has(self, segment: Segment) -> bool:
+    def _has(self, segment: LogSegment) -> bool:
         return any(each is segment for each in self._segments)

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged, LogInUse, LogTooNew
 from harvest_lib.pipeline.commit_log.files import replace, unreadable
-from harvest_lib.pipeline.commit_log.segment import Segment
+from harvest_lib.pipeline.commit_log.segment import LogSegment
 
 VERSION = 1
 _NAME = "log.json"
@@ -34,12 +34,12 @@ class ClosedSegment:
     size_bytes: int
 
     @classmethod
-    def of(cls, segment: Segment) -> "ClosedSegment":
+    def of(cls, segment: LogSegment) -> "ClosedSegment":
         return cls(base=segment.base, generation=segment.generation, end=segment.end, size_bytes=segment.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class LogManifest:
     """Contents of the file."""
 
     closed: tuple[ClosedSegment, ...]
@@ -48,7 +48,7 @@ class Manifest:
     """The first offset of the segment that entries are added to."""
 
 
-def read(folder: Path) -> Manifest | None:
+def read(folder: Path) -> LogManifest | None:
     """Return its contents, None without a log. Raises LogError: too new, damaged, unreadable."""
     path = folder / _NAME
     try:
@@ -71,10 +71,10 @@ def read(folder: Path) -> Manifest | None:
     checksum = found.pop("checksum", None)
     if checksum != _checksum(found):
         raise _damaged(path, f"its checksum is {checksum}, its contents have {_checksum(found)}")
-    return Manifest(closed=tuple(ClosedSegment(**each) for each in found["closed"]), active=found["active"])
+    return LogManifest(closed=tuple(ClosedSegment(**each) for each in found["closed"]), active=found["active"])
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write(folder: Path, manifest: LogManifest) -> None:
     """Replace its contents as a whole. Raises OSError: then the file has its previous contents."""
     content = {"version": VERSION, **asdict(manifest)}
     content["closed"] = list(content["closed"])

@@ -23,8 +23,8 @@ from harvest_lib.pipeline.commit_log.files import (
     write_all,
 )
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecord, IndexRecordKind
-from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, Manifest, read, write
-from harvest_lib.pipeline.commit_log.segment import Segment, SegmentWriter
+from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, LogManifest, read, write
+from harvest_lib.pipeline.commit_log.segment import LogSegment, SegmentWriter
 
 _AT_ONCE_BYTES = 1 << 24
 
@@ -42,9 +42,9 @@ class Cut:
     """The log continues with this offset."""
 
 
-def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
+def closed_segment(folder: Path, closed: ClosedSegment) -> LogSegment:
     """Return a segment that nothing is added to. Damage of it shows when it is read. Raises LogError."""
-    segment = Segment(folder, closed.base, closed.generation, end=closed.end)
+    segment = LogSegment(folder, closed.base, closed.generation, end=closed.end)
     described = index.describe(_records_of(segment), closed.base)
     segment.blocks, segment.newest = described.blocks, described.newest
     if (known := segment.size_bytes) < closed.size_bytes:
@@ -57,7 +57,7 @@ def closed_segment(folder: Path, closed: ClosedSegment) -> Segment:
 class ActiveSegment:
     """An active segment as it was left."""
 
-    segment: Segment
+    segment: LogSegment
     index_bytes: int
     """Bytes of its index that hold."""
     synced_bytes: int
@@ -68,7 +68,7 @@ class ActiveSegment:
 
 def active_segment(folder: Path, base: int) -> ActiveSegment:
     """Return the segment that is added to, without its torn end. Raises LogError."""
-    segment = Segment(folder, base, 0, end=base)
+    segment = LogSegment(folder, base, 0, end=base)
     records = _records_of(segment)
     marked = next((at for at in reversed(range(len(records))) if records[at].block.kind == IndexRecordKind.MARK), None)
     if marked is None:
@@ -94,7 +94,7 @@ def active_segment(folder: Path, base: int) -> ActiveSegment:
     )
 
 
-def _records_of(segment: Segment) -> list[IndexRecord]:
+def _records_of(segment: LogSegment) -> list[IndexRecord]:
     """Return the records of its index, none without an index. Raises LogError if it may not be read."""
     try:
         return index.decode(segment.index.read_bytes())
@@ -122,7 +122,7 @@ def _whole(handle: int, records: list[IndexRecord], marked: int) -> int:
     return len(records)
 
 
-def remove_leftovers(folder: Path, manifest: Manifest) -> None:
+def remove_leftovers(folder: Path, manifest: LogManifest) -> None:
     """Remove files unfinished when a process ended, and files that had been replaced. Raises LogDamaged, OSError."""
     named = {closed.base: closed.generation for closed in manifest.closed} | {manifest.active: 0}
     for path in unfinished_files(folder):
@@ -175,7 +175,7 @@ def _write_again(path: Path, begin: int, end: int) -> None:
         os.close(handle)
 
 
-def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+def open_segments(folder: Path) -> tuple[LogManifest, tuple[LogSegment, ...], SegmentWriter, tuple[Cut, ...]]:
     """Return the manifest and the segments of a log, a writer of its active segment and the cuts.
 
     A log that is missing is created. Raises LogTooNew, LogDamaged, OSError.
@@ -190,7 +190,7 @@ def open_segments(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentW
     return found, (*closed, writer.segment), writer, cuts
 
 
-def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter, tuple[Cut, ...]]:
+def _created(folder: Path) -> tuple[LogManifest, tuple[LogSegment, ...], SegmentWriter, tuple[Cut, ...]]:
     for path in segment_files(folder):
         if path.suffix == ".log" and path.stat().st_size:
             raise LogDamaged(
@@ -201,14 +201,14 @@ def _created(folder: Path) -> tuple[Manifest, tuple[Segment, ...], SegmentWriter
                 "copied again",
             )
     writer = start_segment(folder, 0)
-    begun = Manifest(closed=(), active=0)
+    begun = LogManifest(closed=(), active=0)
     write(folder, begun)
     return begun, (writer.segment,), writer, ()
 
 
 def start_segment(folder: Path, base: int) -> SegmentWriter:
     """Return an empty segment, which is on the disk. Raises OSError, having removed it."""
-    segment = Segment(folder, base, 0, end=base)
+    segment = LogSegment(folder, base, 0, end=base)
     try:
         writer = SegmentWriter(segment)
         try:

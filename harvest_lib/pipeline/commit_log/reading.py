@@ -9,11 +9,11 @@ from pathlib import Path
 
 from harvest_lib.errors import LogDamaged, LogError, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import manifest
-from harvest_lib.pipeline.commit_log.entry import Entry
+from harvest_lib.pipeline.commit_log.entry import LogEntry
 from harvest_lib.pipeline.commit_log.files import unreadable
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 from harvest_lib.pipeline.commit_log.opening import active_segment, closed_segment
-from harvest_lib.pipeline.commit_log.segment import Segment
+from harvest_lib.pipeline.commit_log.segment import LogSegment
 
 _END = attrgetter("end")
 _LOOKS = 100
@@ -22,7 +22,7 @@ _LOOKS = 100
 class LogView:
     """Reads a log. Any number of threads may read while a writer appends or compacts."""
 
-    def __init__(self, folder: Path, segments: tuple[Segment, ...]) -> None:
+    def __init__(self, folder: Path, segments: tuple[LogSegment, ...]) -> None:
         self.folder = folder
         self._segments = segments  # in order of offsets; replaced as a whole, never changed
         self._lock = threading.RLock()
@@ -56,7 +56,7 @@ class LogView:
         """Return the number of segments."""
         return len(self._segments)
 
-    def read(self, begin: int, end: int | None = None) -> Iterator[Entry]:
+    def read(self, begin: int, end: int | None = None) -> Iterator[LogEntry]:
         """Yield the entries from one offset to before another: by default, to the present end of the log.
 
         Offsets rise, with gaps after compaction. Raises OffsetBeyondLog, and LogDamaged where it
@@ -72,7 +72,7 @@ class LogView:
             )
         return self._read(begin, ends if end is None else min(end, ends))
 
-    def newest(self) -> Mapping[bytes, Entry]:
+    def newest(self) -> Mapping[bytes, LogEntry]:
         """Return the newest entry of each key. Raises LogDamaged where it cannot be known."""
         with self._lock:
             for _ in range(_LOOKS):
@@ -82,7 +82,7 @@ class LogView:
                     return found
         raise _too_fast(self.folder)
 
-    def _read(self, at: int, end: int) -> Iterator[Entry]:
+    def _read(self, at: int, end: int) -> Iterator[LogEntry]:
         handle, opened = -1, None
         try:
             while at < end and (found := self._find(at)):
@@ -106,7 +106,7 @@ class LogView:
             if opened is not None:
                 os.close(handle)
 
-    def _find(self, offset: int) -> tuple[Segment, Block] | None:
+    def _find(self, offset: int) -> tuple[LogSegment, Block] | None:
         segments = self._segments
         for at in range(bisect_right(segments, offset, key=_END), len(segments)):
             block = segments[at].block_from(offset)
@@ -114,13 +114,13 @@ class LogView:
                 return segments[at], block
         return None
 
-    def _has(self, segment: Segment) -> bool:
+    def _has(self, segment: LogSegment) -> bool:
         """Read the manifest again; return True if a segment is part of the log now."""
         self._segments = _look(self.folder)
         return any(each.path == segment.path for each in self._segments)
 
 
-def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
+def newest_of(segments: Sequence[LogSegment]) -> dict[bytes, int]:
     """Return the last offset of each key. Raises LogDamaged where it cannot be known: an index is damaged."""
     offsets: dict[bytes, int] = {}
     for segment in segments:
@@ -131,7 +131,7 @@ def newest_of(segments: Sequence[Segment]) -> dict[bytes, int]:
     return offsets
 
 
-def _look(folder: Path) -> tuple[Segment, ...]:
+def _look(folder: Path) -> tuple[LogSegment, ...]:
     found = manifest.read(folder)
     for _ in range(_LOOKS):
         if found is None:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
-from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, Packed, unpack
+from harvest_lib.pipeline.commit_log.entry import LogEntry, Malformed, Packed, unpack
 from harvest_lib.pipeline.commit_log.files import index_path, log_path, read_at, unreadable, write_all
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
 
@@ -27,7 +27,7 @@ an entry in two tenths of a millisecond."""
 _NEXT = attrgetter("next")
 
 
-class Segment:
+class LogSegment:
     """A segment as its index has it. Its blocks may become more while it is read."""
 
     def __init__(self, folder: Path, base: int, generation: int, *, end: int) -> None:
@@ -65,7 +65,7 @@ class Segment:
         except OSError as error:
             raise unreadable(self.path, error) from error
 
-    def read(self, handle: int, block: Block, begin: int = 0) -> list[Entry]:
+    def read(self, handle: int, block: Block, begin: int = 0) -> list[LogEntry]:
         """Return a block's entries, from that offset on. Raises LogDamaged."""
         if block.kind == IndexRecordKind.PASSED_OVER:
             return []
@@ -115,7 +115,7 @@ class Segment:
 class SegmentWriter:
     """Appends to a segment. Used by one thread."""
 
-    def __init__(self, segment: Segment, *, index_bytes: int = 0) -> None:
+    def __init__(self, segment: LogSegment, *, index_bytes: int = 0) -> None:
         """`index_bytes` is the length of the index. Raises OSError."""
         self.segment = segment
         self.index_bytes = index_bytes

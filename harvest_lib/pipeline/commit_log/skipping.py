@@ -7,10 +7,10 @@ from zlib import crc32
 
 from harvest_lib.errors import LogDamaged, LogError
 from harvest_lib.pipeline.commit_log import index
-from harvest_lib.pipeline.commit_log.entry import Entry, Malformed, unpack, whole_entries
+from harvest_lib.pipeline.commit_log.entry import LogEntry, Malformed, unpack, whole_entries
 from harvest_lib.pipeline.commit_log.files import read_at, replace
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecordKind
-from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, Segment
+from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, LogSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Skipped:
     """These are, though the checksums they were written with are lost: they fit together."""
 
 
-def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
+def skip(segment: LogSegment, offset: int) -> tuple[LogSegment, int, Skipped]:
     """Give up the damaged block that has an offset, and the damaged blocks right behind it.
 
     If the index is damaged, entries that fit together are taken as they are. All of the segment is on the disk. Returns
@@ -49,7 +49,7 @@ def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
             )
         fresh = blocks[at:]
         blocks += segment.blocks[at + len(damaged) :]
-        after = Segment(segment.folder, segment.base, segment.generation, end=segment.end)
+        after = LogSegment(segment.folder, segment.base, segment.generation, end=segment.end)
         after.blocks = blocks
         data = b"".join(_records(segment, after, handle))
     finally:
@@ -60,7 +60,7 @@ def skip(segment: Segment, offset: int) -> tuple[Segment, int, Skipped]:
     return after, len(data), Skipped(given_up=_span(passed, offset), unchecked=_span(taken, offset))
 
 
-def _records(before: Segment, after: Segment, handle: int) -> Iterator[bytes]:
+def _records(before: LogSegment, after: LogSegment, handle: int) -> Iterator[bytes]:
     """Yield the new index. The newest entry of a key may have been given up: all is read to find the newest then."""
     for block in after.blocks:
         entries = _entries(after, handle, block)
@@ -74,7 +74,7 @@ def _records(before: Segment, after: Segment, handle: int) -> Iterator[bytes]:
     yield index.mark(after.size_bytes, after.end)
 
 
-def _entries(segment: Segment, handle: int, block: Block) -> list[Entry] | None:
+def _entries(segment: LogSegment, handle: int, block: Block) -> list[LogEntry] | None:
     try:
         return segment.read(handle, block)
     except LogDamaged:

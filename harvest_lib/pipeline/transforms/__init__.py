@@ -12,13 +12,13 @@ the pipeline, or by policy has its message parked.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 
 class Transform(Protocol):
     """Any function of this form will do. It is called by one thread, once per message and send."""
 
-    def __call__(self, message: Message, /) -> Message | None:
+    def __call__(self, message: PipelineMessage, /) -> PipelineMessage | None:
         """Return the message, or a replacement, or None to drop it. The message itself is not to be changed."""
         ...
 
@@ -32,7 +32,7 @@ class TransformFailed(Exception):
         self.reason = reason
 
 
-def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Message | None:
+def applied(transforms: Sequence[tuple[str, Transform]], message: PipelineMessage) -> PipelineMessage | None:
     """Apply named transforms to a message; None once a transform dropped it. Raises TransformFailed."""
     offset = message.offset
     for name, transform in transforms:
@@ -52,8 +52,8 @@ def applied(transforms: Sequence[tuple[str, Transform]], message: Message) -> Me
 
 def _complaint(result: object) -> str:
     """Return the fault of a transform's result; empty for a valid result."""
-    if type(result) is not Message:
-        return f"{type(result).__name__}, neither a Message nor None"
+    if type(result) is not PipelineMessage:
+        return f"{type(result).__name__}, neither a PipelineMessage nor None"
     if type(result.namespace) is not str or not result.namespace:
         return "a message with a namespace that is no text, or empty"
     if type(result.op) is not Op or type(result.timestamp) is not int:

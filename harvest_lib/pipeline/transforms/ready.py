@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.namespace import Pattern, compiled
 
 REDACTED = "[redacted]"
@@ -24,7 +24,7 @@ class Pick:
 
     fields: Sequence[str]
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         data = message.data
         return message._replace(data={name: data[name] for name in self.fields if name in data})
 
@@ -35,7 +35,7 @@ class Omit:
 
     fields: frozenset[str]
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         return message._replace(data={name: each for name, each in message.data.items() if name not in self.fields})
 
 
@@ -45,7 +45,7 @@ class Rename:
 
     names: Mapping[str, str]
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         """Return the message with new names. Raises ValueError where a field would be lost to another of its name."""
         data = {self.names.get(name, name): each for name, each in message.data.items()}
         if len(data) < len(message.data):
@@ -61,7 +61,7 @@ class Redact:
     fields: Sequence[str]
     by: Any = REDACTED
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         data = dict(message.data)
         for name in self.fields:
             if data.get(name) is not None:
@@ -90,7 +90,7 @@ class Route:
         pattern = compiled(find)
         return cls(to, pattern, _template(to, {str(n): n for n in range(pattern.groups + 1)} | pattern.groupindex))
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         if self.find is None:
             return message._replace(namespace=self.to)
         routed = self._routed.get(message.namespace)
@@ -132,7 +132,7 @@ class CloudEvents:
     type: str = "{namespace}.{op}"
     subject: str | None = None
 
-    def __call__(self, message: Message) -> Message:
+    def __call__(self, message: PipelineMessage) -> PipelineMessage:
         kind = self.type.replace("{namespace}", message.namespace).replace("{op}", _OPS[message.op])
         at = datetime.fromtimestamp(message.timestamp / 1000, UTC)
         envelope = {

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.audit.records import CONTENT
 from harvest_lib.database import translated
@@ -105,12 +105,12 @@ class Taken:
 
         `still_open` has the records of earlier audits that had not come: their state is read again.
         """
-        rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))  # noqa: FBT003
+        rows = self._read(spark, self.committed).withColumn("is_new", F.lit(True))
         if self.states is None:
             if still_open is None or self.everything is None or not (ranges := _ranges(still_open)):
                 return rows
             known = self._among(spark, self.everything, still_open, ranges)
-            return rows.unionByName(known.withColumn("is_new", F.lit(False)))  # noqa: FBT003
+            return rows.unionByName(known.withColumn("is_new", F.lit(False)))
         # Nearly all committed records are purged: the few that are not are the side that is sent around.
         left = self._read(spark, self.states).groupBy("record").agg(F.max("state").alias("state"))
         rows = rows.join(left, "record", "left").withColumn("state", F.coalesce("state", F.lit(MUST_COME)))
@@ -308,8 +308,7 @@ def _states() -> dict[str, sql.Literal]:
 
 def _snapshot(connection: psycopg.Connection[Any]) -> tuple[str, float, str]:
     with translated():
-        row = connection.execute(queries.EXPORT).fetchone()
-    assert row is not None  # noqa: S101 - a function's value
+        (row,) = connection.execute(queries.EXPORT)
     return row[0], row[1], row[2]
 
 

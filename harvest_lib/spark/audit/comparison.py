@@ -27,7 +27,7 @@ from operator import or_
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 MUST_COME, PARKED, WAITS = 0, 1, 2
 """States of a committed record: its harvester has passed it, could not send it, or has not passed it yet."""
@@ -89,7 +89,7 @@ def by_record(observed: DataFrame, committed: DataFrame, earlier: DataFrame | No
         (known & is_missing & (F.col("state") == WAITS)).alias("is_waiting"),
         (~known & (F.col("judged") > 0) & (F.col("before") == 0)).alias("is_unknown"),
         ((F.col("copies") > 0) & (F.col("copies") + F.col("before") > 1)).alias("is_repeated"),
-        F.coalesce(differs, F.lit(False)).alias("has_others"),  # noqa: FBT003
+        F.coalesce(differs, F.lit(False)).alias("has_others"),
         "content",
         # Records without a settled copy: the next audit reads their copies again, and needs to know them.
         (known & (F.col("settled") == 0) & (F.col("before") == 0)).alias("is_open"),
@@ -115,9 +115,7 @@ def repeats(observed: DataFrame, repeated: DataFrame, earlier: DataFrame | None 
     """
     copies = observed.select(*COPY, "is_settled", F.lit(1).alias("turn"))
     if earlier is not None:
-        copies = copies.unionByName(
-            earlier.select(*COPY, F.lit(True).alias("is_settled"), F.lit(0).alias("turn"))  # noqa: FBT003
-        )
+        copies = copies.unionByName(earlier.select(*COPY, F.lit(True).alias("is_settled"), F.lit(0).alias("turn")))
     copies = copies.join(repeated.select("record"), "record", "left_semi")
     # Copies that the next audit reads again come last, so that they do not affect other copies.
     order = (F.when(F.col("is_settled"), F.col("turn")).otherwise(2), "topic", "partition", "key", "offset")
@@ -151,7 +149,7 @@ def by_sequence(
     the records that were never committed, `lost` topic and key of each lost record, `other` the result of `others`;
     None without any.
     """
-    rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))  # noqa: FBT003
+    rows = observed.select("record", "outbox_id", *_PLACE, "key", "is_settled", F.lit(True).alias("is_there"))
     if repeated is not None:
         rows = rows.join(repeated, list(_PLACE), "left")
     else:
@@ -159,25 +157,25 @@ def by_sequence(
     wrong = F.lit(None).cast("boolean")
     rows = rows.withColumns({"is_lost": wrong, "has_gap": wrong})
     if unknown is not None:
-        strange = unknown.select("record", F.lit(True).alias("is_unknown"))  # noqa: FBT003
+        strange = unknown.select("record", F.lit(True).alias("is_unknown"))
         rows = rows.join(strange, "record", "left")
     else:
         rows = rows.withColumn("is_unknown", wrong)
     if ends is not None:
-        settled = F.lit(True).alias("is_settled")  # noqa: FBT003
+        settled = F.lit(True).alias("is_settled")
         rows = rows.unionByName(ends.select("*", settled), allowMissingColumns=True)
     if lost is not None:
-        is_lost = F.lit(True).alias("is_lost")  # noqa: FBT003
+        is_lost = F.lit(True).alias("is_lost")
         rows = rows.unionByName(lost.select("topic", "key", is_lost), allowMissingColumns=True)
     if other is not None:
-        is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")  # noqa: FBT003
+        is_other = F.lit(True).alias("is_lost"), F.col("is_settled").alias("has_gap")
         rows = rows.unionByName(other.select("topic", "key", *is_other), allowMissingColumns=True)
     # By a hash first: a sort compares it before it compares whole rows. Rows shuffled and sorted by key need not be
     # again for its sequences.
     rows = rows.withColumn("hashed", F.xxhash64("topic", "key")).repartition("hashed")
     sequence = Window.partitionBy("hashed", "topic", "key", "partition").orderBy("offset")
     so_far = sequence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    is_first = F.coalesce("is_first", F.lit(True))  # noqa: FBT003
+    is_first = F.coalesce("is_first", F.lit(True))
     stepped = rows.select(
         "*",
         F.lag("record").over(sequence).alias("record_before"),
@@ -189,9 +187,9 @@ def by_sequence(
         *("record", "outbox_id", "key", *_PLACE, "leader", "leader_before", "is_settled"),
         *("hashed", "is_lost", "is_unknown", "has_gap"),
         before.alias("outbox_id_before"),
-        F.coalesce("is_there", F.lit(False)).alias("is_there"),  # noqa: FBT003
+        F.coalesce("is_there", F.lit(False)).alias("is_there"),
         "highest",
-        (F.col("is_settled") & ~F.coalesce("is_next_settled", F.lit(False))).alias("is_end"),  # noqa: FBT003
+        (F.col("is_settled") & ~F.coalesce("is_next_settled", F.lit(False))).alias("is_end"),
         F.when(
             F.col("is_copy"),
             F.when(~F.col("is_same_term"), CROSS_EPOCH)
@@ -213,7 +211,7 @@ def by_sequence(
 
 
 def _any_of(*names: str) -> Column:
-    return reduce(or_, (F.coalesce(name, F.lit(False)) for name in names))  # noqa: FBT003
+    return reduce(or_, (F.coalesce(name, F.lit(False)) for name in names))
 
 
 _REPEATED = {

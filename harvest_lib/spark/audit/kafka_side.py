@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.errors import ConfigError, KafkaError, TopicMissing
 from harvest_lib.kafka_client import LastError, answer_of, client_settings, log_range, refused_settings, translate
@@ -55,7 +55,7 @@ Logs = Mapping[tuple[str, int], Log]
 """By topic and partition."""
 
 
-class Topics:
+class SparkTopics:
     """The topics to be read, and how Kafka is reached: librdkafka's settings, by its names."""
 
     def __init__(self, settings: Mapping[str, object], names: Sequence[str]) -> None:
@@ -258,5 +258,5 @@ def translated(error: Exception, settings: Mapping[str, object]) -> KafkaError |
         )
     if "org.apache.kafka" in text:
         lines = [line.strip() for line in text.splitlines() if "org.apache.kafka" in line]
-        return translate(ClientError(ClientError._ALL_BROKERS_DOWN, lines[0][:300]), settings=settings)  # noqa: SLF001
+        return translate(ClientError(ClientError._ALL_BROKERS_DOWN, lines[0][:300]), settings=settings)
     return None

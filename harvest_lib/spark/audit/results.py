@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.database import translated
 from harvest_lib.grants.needed import creating

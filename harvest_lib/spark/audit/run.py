@@ -33,7 +33,7 @@ from harvest_lib.spark.audit.committed import (
     taken_from_ledger,
     taken_from_outbox,
 )
-from harvest_lib.spark.audit.kafka_side import Log, Logs, Topics, translated
+from harvest_lib.spark.audit.kafka_side import Log, Logs, SparkTopics, translated
 from harvest_lib.spark.audit.stages import Stages
 from harvest_lib.spark.audit.state import AuditState, Mark, Past, Whose, held, moved
 from harvest_lib.spark.audit_summary import AuditSummary
@@ -81,7 +81,7 @@ def audit(
     audit_id = audit_id if audit_id is not None else str(uuid.uuid4())
     _check(audit_id, topics, state, full=full)
     found_jars, table = jdbc_jars(jars), OutboxTable.parse(outbox)
-    source = Topics(kafka, topics)
+    source = SparkTopics(kafka, topics)
     before = source.settled_logs()
     run = str(uuid.uuid4())
     with connect(dsn) as connection, database.translated(), ExitStack() as opened:
@@ -158,7 +158,7 @@ def _whose(
     outbox: OutboxTable,
     subscription: str,
     shards: Sequence[SubscriptionShard],
-    source: Topics,
+    source: SparkTopics,
 ) -> Whose:
     filters = (shards[0].topics, shards[0].keys) if shards else (None, None)
     reads = f"{subscription!r}, topics {filters[0] or 'all'}, keys {filters[1] or 'all'}"

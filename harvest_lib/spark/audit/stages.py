@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.audit import comparison
 from harvest_lib.spark.audit.committed import Taken
 from harvest_lib.spark.audit.comparison import COPY, COPY_NUMBERS, KEY_NUMBERS
-from harvest_lib.spark.audit.kafka_side import Logs, Topics, end_of
+from harvest_lib.spark.audit.kafka_side import Logs, SparkTopics, end_of
 from harvest_lib.spark.audit.state import Past
 from harvest_lib.spark.data_source.sequenced import carried, decided, is_acknowledgement
 
@@ -46,7 +46,7 @@ class Stages:
     """The stages of an audit. `work` is for files of its own, `left` for files that the next audit reads."""
 
     def __init__(
-        self, spark: SparkSession, source: Topics, *, work: Path, left: Path | None, past: Past | None
+        self, spark: SparkSession, source: SparkTopics, *, work: Path, left: Path | None, past: Past | None
     ) -> None:
         self._spark, self._source, self._past = spark, source, past
         self._work, self._left = work, left
@@ -154,7 +154,7 @@ class Stages:
         rows = rows if pending is None else rows.unionByName(pending, allowMissingColumns=True)
         decided(rows).withColumn(
             "is_settled",
-            F.coalesce(F.col("settled_at") < begins, F.lit(False)),  # noqa: FBT003
+            F.coalesce(F.col("settled_at") < begins, F.lit(False)),
         ).write.parquet(str(self._work / "decided"))
         verdicts = self._spark.read.parquet(str(self._work / "decided"))
         if self._left is not None:

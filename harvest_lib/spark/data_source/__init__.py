@@ -35,11 +35,11 @@ class OutboxDataSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader of `spark.read`, which reads a snapshot of the outbox."""
-        from harvest_lib.spark.data_source.reader import OutboxReader  # noqa: PLC0415 - as above
+        from harvest_lib.spark.data_source.reader import SparkOutboxReader  # noqa: PLC0415 - as above
 
-        return OutboxReader(self.options, schema)
+        return SparkOutboxReader(self.options, schema)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":
         """Return the reader of `spark.readStream`, which follows the outbox."""
         from harvest_lib.spark.data_source.stream_reader import OutboxStreamReader  # noqa: PLC0415 - as above
 
@@ -51,7 +51,7 @@ class OutboxDataSource(DataSource):
 
         return OutboxWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(  # noqa: N802 - Spark's name
+    def streamWriter(
         self,
         schema: "StructType",
         overwrite: bool,  # noqa: FBT001 - Spark's signature

@@ -15,10 +15,10 @@ All of it is done by functions of SQL, in which no Python runs for a record, and
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.sequencing import message_id
-from harvest_lib.spark.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, Topics
+from harvest_lib.spark.audit.kafka_side import IS_STAMP, LEADER, OUTBOX_ID, SparkTopics
 from harvest_lib.spark.data_source.sequenced import committed
 
 _LEADER = r"lower(regexp_replace(hex({}), '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'))"
@@ -39,7 +39,7 @@ def harvested(spark: SparkSession, topics: Sequence[str], *, kafka: Mapping[str,
 
     Raises ConfigError, TopicMissing, KafkaUnavailable or KafkaAccessDenied.
     """
-    source = Topics(kafka, topics)
+    source = SparkTopics(kafka, topics)
     records = committed(source.raw(spark, source.logs())).where(F.col("stamp").isNotNull())
     first = Window.partitionBy("topic", "outbox_id").orderBy("partition", "offset")
     own = f"filter(headers, h -> coalesce(NOT ({IS_STAMP}) AND NOT ({_IS_MESSAGE_ID}), true))"

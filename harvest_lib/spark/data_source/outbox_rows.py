@@ -96,9 +96,8 @@ def now(connection: psycopg.Connection[Any], options: ReadOptions) -> tuple[Snap
     server_identity.require_primary(connection)
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with translated(), connection.transaction():
-        row = connection.execute(_SNAPSHOT).fetchone()
+        (row,) = connection.execute(_SNAPSHOT)
         segments = attached(connection, options)
-    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
     server_identity.barrier(connection)
     return Snapshot.parse(row[0]), segments, server_identity.place(connection).as_json()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
-class OutboxReader(DataSourceReader):
+class SparkOutboxReader(DataSourceReader):
     """Reads the outbox once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:

@@ -7,7 +7,7 @@ No Python runs for a message; windows by producer spill to disk.
 """
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Flag
@@ -45,7 +45,7 @@ def with_ids(messages: DataFrame) -> DataFrame:
 
 def is_acknowledgement() -> Column:
     """Return a column that is true for a message that only commits other messages."""
-    return F.coalesce(F.col("flag") == int(Flag.ACK_TXN), F.lit(False))  # noqa: FBT003
+    return F.coalesce(F.col("flag") == int(Flag.ACK_TXN), F.lit(False))
 
 
 def decided(messages: DataFrame) -> DataFrame:
@@ -80,14 +80,14 @@ def decided(messages: DataFrame) -> DataFrame:
     end = F.max(settling).over(Window.partitionBy(*log, "settled"))
     verdicts = verdicts.withColumn("newest", newest).withColumn("end", end)
     settled_at = F.when(F.col("clock").isNull() | ~is_continue, F.col("offset")).otherwise(F.col("end.offset"))
-    is_committed = F.coalesce(_is_committed(is_continue, is_ack, is_new), F.lit(False))  # noqa: FBT003
+    is_committed = F.coalesce(_is_committed(is_continue, is_ack, is_new), F.lit(False))
     return verdicts.withColumn("is_committed", is_committed).withColumn("settled_at", settled_at)
 
 
 def _is_committed(is_continue: Column, is_ack: Column, is_new: Column) -> Column:
     is_first = is_new & (F.col("newest").isNull() | (F.col("clock") > F.col("newest")))
     acknowledged = F.col("end.is_ack") & (F.col("clock") <= F.col("end.clock"))
-    of_a_transaction = is_continue & is_first & F.coalesce(acknowledged, F.lit(False))  # noqa: FBT003
+    of_a_transaction = is_continue & is_first & F.coalesce(acknowledged, F.lit(False))
     return F.col("clock").isNull() | of_a_transaction | (~is_continue & ~is_ack & is_new)
 
 

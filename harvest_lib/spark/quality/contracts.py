@@ -21,7 +21,7 @@ import pandera.pandas as pap
 import pandera.pyspark as pas
 from pandera.errors import SchemaError, SchemaErrors
 from pyspark.sql import DataFrame
-from pyspark.sql import types as T  # noqa: N812 - the name everybody knows
+from pyspark.sql import types as T
 
 from harvest_lib.errors import HarvestError
 
@@ -72,7 +72,7 @@ class ContractBroken(HarvestError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ColumnContract:
     """One column: its kind, whether it may be null or absent, and its limits, both included.
 
     `least` and `most` are a number's, or a text's in characters.
@@ -99,7 +99,7 @@ class Contract:
     good rows, and SQL that Spark finds good rows by."""
 
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, ColumnContract]
     rows: Mapping[str, tuple[Callable[[pd.DataFrame], Any], str]] = field(default_factory=dict)
 
     @cached_property
@@ -235,48 +235,48 @@ def _title(name: str) -> str:
     return "".join(word.capitalize() for word in name.split())
 
 
-_COUNT = Column(kind="bigint", least=0)
-_KNOWN_COUNT = Column(kind="bigint", least=0, nullable=True)
-_CLOCK = Column(kind="integer", least=0, most=2400)
+_COUNT = ColumnContract(kind="bigint", least=0)
+_KNOWN_COUNT = ColumnContract(kind="bigint", least=0, nullable=True)
+_CLOCK = ColumnContract(kind="integer", least=0, most=2400)
 """Hours and minutes as a single number: 1745."""
 
 FLIGHTS = Contract(
     name="flights",
     columns={
-        "flight_id": Column(kind="bigint", required=False, least=1),
-        "year": Column(kind="integer", least=1900, most=2100),
-        "month": Column(kind="integer", least=1, most=12),
-        "day": Column(kind="integer", least=1, most=31),
+        "flight_id": ColumnContract(kind="bigint", required=False, least=1),
+        "year": ColumnContract(kind="integer", least=1900, most=2100),
+        "month": ColumnContract(kind="integer", least=1, most=12),
+        "day": ColumnContract(kind="integer", least=1, most=31),
         "dep_time": replace(_CLOCK, nullable=True),
         "sched_dep_time": _CLOCK,
-        "dep_delay": Column(kind="integer", nullable=True),
+        "dep_delay": ColumnContract(kind="integer", nullable=True),
         "arr_time": replace(_CLOCK, nullable=True),
         "sched_arr_time": _CLOCK,
-        "arr_delay": Column(kind="integer", nullable=True),
-        "carrier": Column(kind="text", least=2, most=3),
-        "flight": Column(kind="integer", least=1, most=99_999),
-        "tail_number": Column(kind="text", nullable=True, least=1, most=10),
-        "origin": Column(kind="text", least=3, most=4),
-        "dest": Column(kind="text", least=3, most=4),
-        "air_time": Column(kind="integer", nullable=True, least=0),
-        "distance": Column(kind="integer", least=0, most=20_000),
-        "hour": Column(kind="integer", least=0, most=24),
-        "minute": Column(kind="integer", least=0, most=59),
-        "time_hour": Column(kind="timestamp"),
-        "batch": Column(kind="text", required=False, least=1),
+        "arr_delay": ColumnContract(kind="integer", nullable=True),
+        "carrier": ColumnContract(kind="text", least=2, most=3),
+        "flight": ColumnContract(kind="integer", least=1, most=99_999),
+        "tail_number": ColumnContract(kind="text", nullable=True, least=1, most=10),
+        "origin": ColumnContract(kind="text", least=3, most=4),
+        "dest": ColumnContract(kind="text", least=3, most=4),
+        "air_time": ColumnContract(kind="integer", nullable=True, least=0),
+        "distance": ColumnContract(kind="integer", least=0, most=20_000),
+        "hour": ColumnContract(kind="integer", least=0, most=24),
+        "minute": ColumnContract(kind="integer", least=0, most=59),
+        "time_hour": ColumnContract(kind="timestamp"),
+        "batch": ColumnContract(kind="text", required=False, least=1),
     },
 )
 
 OUTBOX = Contract(
     name="outbox rows",
     columns={
-        "id": Column(kind="bigint", required=False),
-        "create_time": Column(kind="timestamp", required=False),
-        "kafka_topic": Column(kind="text", least=1, most=249),
-        "kafka_key": Column(kind="text", most=100),
-        "kafka_value": Column(kind="text", nullable=True, most=10_000),
-        "kafka_header_keys": Column(kind="texts"),
-        "kafka_header_values": Column(kind="texts"),
+        "id": ColumnContract(kind="bigint", required=False),
+        "create_time": ColumnContract(kind="timestamp", required=False),
+        "kafka_topic": ColumnContract(kind="text", least=1, most=249),
+        "kafka_key": ColumnContract(kind="text", most=100),
+        "kafka_value": ColumnContract(kind="text", nullable=True, most=10_000),
+        "kafka_header_keys": ColumnContract(kind="texts"),
+        "kafka_header_values": ColumnContract(kind="texts"),
     },
     rows={
         "as_many_header_keys_as_values": (
@@ -289,8 +289,8 @@ OUTBOX = Contract(
 AUDIT_SUMMARY = Contract(
     name="audit summary",
     columns={
-        "audit_id": Column(kind="text", least=1, most=200),
-        "at": Column(kind="timestamp"),
+        "audit_id": ColumnContract(kind="text", least=1, most=200),
+        "at": ColumnContract(kind="timestamp"),
         "records": _COUNT,
         "committed": _COUNT,
         "lost": _COUNT,
@@ -301,12 +301,12 @@ AUDIT_SUMMARY = Contract(
         "unknown": _COUNT,
         "foreign_messages": _COUNT,
         # Two clocks measure a delay: a little below zero is no error.
-        "delay_p50_ms": Column(kind="double", nullable=True),
-        "delay_p95_ms": Column(kind="double", nullable=True),
-        "delay_p99_ms": Column(kind="double", nullable=True),
-        "delay_max_ms": Column(kind="double", nullable=True),
+        "delay_p50_ms": ColumnContract(kind="double", nullable=True),
+        "delay_p95_ms": ColumnContract(kind="double", nullable=True),
+        "delay_p99_ms": ColumnContract(kind="double", nullable=True),
+        "delay_max_ms": ColumnContract(kind="double", nullable=True),
         "backlog_records": _COUNT,
-        "backlog_age_seconds": Column(kind="double", least=0),
+        "backlog_age_seconds": ColumnContract(kind="double", least=0),
         # Not known where a record is lost whose row was purged.
         "keys": _KNOWN_COUNT,
         "keys_with_gaps": _KNOWN_COUNT,

@@ -35,7 +35,7 @@ _LATEST = "SELECT * FROM harvest_audit.summary ORDER BY at DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AuditLimits:
     """Highest values without alarm; None is not checked. Copies by another term are no alarm by default: delivery
     at least once makes them when a leader dies. Delivery exactly once makes none."""
 
@@ -90,7 +90,7 @@ def read_audit(dsn: str, audit_id: str | None = None) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def expect_audit(summary: AuditSummary | pd.DataFrame, *, docs: Path, limits: Limits | None = None) -> Checked:
+def expect_audit(summary: AuditSummary | pd.DataFrame, *, docs: Path, limits: AuditLimits | None = None) -> Checked:
     """Check an audit's summary against the suite; build Data Docs under `docs`.
 
     Raises ContractBroken if it is no audit's summary at all.
@@ -106,7 +106,7 @@ def expect_audit(summary: AuditSummary | pd.DataFrame, *, docs: Path, limits: Li
         .add_batch_definition_whole_dataframe("one audit")
     )
     known = [name for name in MUST_BE_ZERO if frame[name].notna().all()]
-    expectations = _expectations(gx, known, limits or Limits())
+    expectations = _expectations(gx, known, limits or AuditLimits())
     suite = context.suites.add(gx.ExpectationSuite(name=SUITE, expectations=expectations))
     validation = context.validation_definitions.add(
         gx.ValidationDefinition(name="audit summary", data=batch, suite=suite)
@@ -158,7 +158,7 @@ def _context(gx: Any, docs: Path) -> Any:
     return context
 
 
-def _expectations(gx: Any, must_be_zero: Sequence[str], limits: Limits) -> list[Any]:
+def _expectations(gx: Any, must_be_zero: Sequence[str], limits: AuditLimits) -> list[Any]:
     expect = gx.expectations
     wanted = [
         expect.ExpectTableRowCountToEqual(value=1),

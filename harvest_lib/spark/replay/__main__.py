@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from harvest_lib.errors import ConfigError
-from harvest_lib.outbox.replays import Replay
+from harvest_lib.outbox.replays import OutboxReplay
 from harvest_lib.spark.audit.__main__ import place_of
 from harvest_lib.spark.command import Parser, run, tell
-from harvest_lib.spark.replay.filling import Place, ReplayReport, replay
+from harvest_lib.spark.replay.filling import ReplayPlace, ReplayReport, replay
 from harvest_lib.spark.session import spark_session
 
 
@@ -65,10 +65,10 @@ def _topics(given: Sequence[str]) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs}
 
 
-def _place(options: argparse.Namespace) -> Place:
+def _place(options: argparse.Namespace) -> ReplayPlace:
     # A producer's settings: another partitioner than the harvester's would put a key's records into two partitions.
     found = place_of(argparse.Namespace(**{**vars(options), "committed": None}), for_producer=True)
-    return Place(
+    return ReplayPlace(
         dsn=found["dsn"],
         kafka=found["kafka"],
         outbox=found["outbox"],
@@ -85,7 +85,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     console = Console(stderr=every_seconds is None, soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="replay-", ignore_cleanup_errors=True) as folder:
 
-        def begun(found: Replay) -> None:
+        def begun(found: OutboxReplay) -> None:
             console.print(f"{found.subscription}: up to {found.snapshot}, in {found.parts} parts")
 
         with (

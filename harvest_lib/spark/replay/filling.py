@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.archive import ArchiveFiles
 from harvest_lib.archive.urls import shown
@@ -34,7 +34,7 @@ from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, log_range, topic_partitions, translate
 from harvest_lib.outbox import OutboxTable, Segments
-from harvest_lib.outbox.replays import Replay, Replays
+from harvest_lib.outbox.replays import OutboxReplay, Replays
 from harvest_lib.outbox.short_locks import exclusively
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
@@ -63,7 +63,7 @@ class ReplayReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplayPlace:
     """Place of a replay. `dsn` may have a password; `kafka` are a producer's settings."""
 
     dsn: str = field(repr=False)
@@ -76,11 +76,11 @@ class Place:
 
 def replay(
     spark: SparkSession,
-    place: Place,
+    place: ReplayPlace,
     subscription: str,
     topics: Mapping[str, str],
     *,
-    begun: Callable[[Replay], None] = lambda _: None,
+    begun: Callable[[OutboxReplay], None] = lambda _: None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayReport:
     """Fill a subscription's topics: `topics` maps the original topic of records to their new topic.
@@ -123,10 +123,10 @@ def replay(
 def _begun(
     connection: psycopg.Connection[Any],
     outbox: OutboxTable,
-    place: Place,
+    place: ReplayPlace,
     subscription: str,
     topics: Mapping[str, str],
-) -> Replay:
+) -> OutboxReplay:
     """Return the replay as noted; begin it if it is not."""
     placed = outbox.placed(connection)
     replays = Replays(placed)
@@ -170,7 +170,7 @@ def _begun(
     return found
 
 
-def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: Place) -> None:
+def _require_all(connection: psycopg.Connection[Any], outbox: OutboxTable, place: ReplayPlace) -> None:
     """Raise ConfigError if segments were dropped and no archive is named, ArchiveError if the archive lacks them."""
     outbox.check_native(connection)
     there = [each for each in Segments(outbox).read(connection) if not each.detaching]
@@ -241,7 +241,7 @@ def _is_empty(kafka: Mapping[str, object], topic: str, partitions: int) -> bool:
     return all(low == high for low, high in ends)
 
 
-def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
+def progress_topic(kafka: Mapping[str, object], replayed: OutboxReplay) -> str:
     """Return the topic whose partitions the progress of the parts is noted under. Raises CheckpointError."""
     there = topic_partitions(kafka)
     fitting = [topic for topic in sorted(set(replayed.topics.values())) if there.get(topic, 0) >= replayed.parts]
@@ -257,7 +257,7 @@ def progress_topic(kafka: Mapping[str, object], replayed: Replay) -> str:
 # -- work of Spark
 
 
-def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettings) -> list[Any]:
+def _fill(spark: SparkSession, place: ReplayPlace, found: OutboxReplay, settings: PartSettings) -> list[Any]:
     try:
         rows = _rows(spark, place, found)
         return rows.mapInArrow(partial(write_parts, settings), RESULT).collect()
@@ -265,7 +265,7 @@ def _fill(spark: SparkSession, place: Place, found: Replay, settings: PartSettin
         raise _failure(error) from error
 
 
-def _rows(spark: SparkSession, place: Place, found: Replay) -> DataFrame:
+def _rows(spark: SparkSession, place: ReplayPlace, found: OutboxReplay) -> DataFrame:
     """Return the topics' rows that the snapshot saw, by parts, each by id."""
     spark.dataSource.register(OutboxDataSource)
     given = parameters_of(place.dsn)

@@ -39,7 +39,7 @@ _NOT_YET = {
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _FENCED_BY = {
-    KafkaError._FENCED,  # noqa: SLF001 - librdkafka's own code
+    KafkaError._FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 }

@@ -45,8 +45,7 @@ def copy_batches(
     columns = sql.SQL(", ").join(sql.Identifier(each.staged) for each in plan.columns)
     rows = 0
     with connect(dsn) as connection, postgres_errors(f"staging partition {partition}"), connection.transaction():
-        begun = connection.execute(queries.BEGIN_ATTEMPT, {"batch": staged.batch, "run": staged.run}).fetchone()
-        assert begun is not None  # noqa: S101 - a SELECT without FROM
+        (begun,) = connection.execute(queries.BEGIN_ATTEMPT, {"batch": staged.batch, "run": staged.run})
         with connection.cursor() as cursor:
             with cursor.copy(plan.tables.fill(sql.SQL(queries.COPY_ROWS), columns=columns)) as copy:
                 for batch in chain([first], filled):

@@ -172,8 +172,7 @@ def _insert(
         raise rows_refused(batch, evidence or said) from error
     if plan.tables.business is None:
         return done.rowcount, None
-    row = done.fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM
+    (row,) = done
     return row[0], row[1]
 
 

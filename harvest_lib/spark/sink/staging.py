@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 from pyspark.sql import types as spark
 
 from harvest_lib.errors import ConfigError, DatabaseError

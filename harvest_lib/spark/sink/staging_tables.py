@@ -39,8 +39,7 @@ class Staged:
 def new_run(connection: psycopg.Connection) -> str:
     """Return the id of a run: a UUID that rises with Postgres's clock (version 7), so that later runs sort last."""
     with postgres_errors("asking for the time"):
-        row = connection.execute(queries.NOW_MILLISECONDS).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM
+        (row,) = connection.execute(queries.NOW_MILLISECONDS)
     version_and_variant = 7 << 76 | 2 << 62
     return str(UUID(int=row[0] << 80 | version_and_variant | secrets.randbits(12) << 64 | secrets.randbits(62)))
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 from psycopg.copy import QueuedLibpqWriter
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.errors import ConfigError
 from harvest_lib.spark.sink import queries

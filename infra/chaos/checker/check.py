@@ -8,7 +8,7 @@ from infra.chaos.checker.checkpoints import Checkpoints
 from infra.chaos.checker.deliveries import Deliveries
 from infra.chaos.checker.effects import Effects
 from infra.chaos.checker.failover_losses import FailoverLosses
-from infra.chaos.checker.finding import Findings, Verdict
+from infra.chaos.checker.finding import Findings, HistoryVerdict
 from infra.chaos.checker.log import ObservedLog
 from infra.chaos.checker.losses import Losses
 from infra.chaos.checker.parkings import Parkings
@@ -17,7 +17,7 @@ from infra.chaos.checker.promise import Promise
 from infra.chaos.checker.records import Observation, RecordIndex
 from infra.chaos.checker.recreated_topics import RecreatedTopics
 from infra.chaos.checker.sequences import Sequences
-from infra.chaos.checker.terms import Terms
+from infra.chaos.checker.terms import ObservedTerms
 from infra.chaos.checker.transactions import Transactions
 from infra.chaos.checker.writes import Writes
 from infra.chaos.history.events import (
@@ -27,13 +27,13 @@ from infra.chaos.history.events import (
     Effect,
     Event,
     FailoverLoss,
-    Mark,
+    MarkEvent,
     Park,
     Poll,
     Produce,
     Purge,
     RecreatedTopic,
-    Term,
+    TermEvent,
     TransactionStep,
     Write,
 )
@@ -41,7 +41,7 @@ from infra.chaos.history.events import (
 _Take = Callable[[Any], None]
 
 
-def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verdict:
+def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> HistoryVerdict:
     """Return the anomalies of a history, both those that the promise allows and those that it does not.
 
     `events` come in the order of time. The history must end with readers that have read the whole log. Of each anomaly
@@ -49,7 +49,7 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     the records of the history, not with the events about them.
     """
     findings, records = Findings(keep), RecordIndex()
-    terms = Terms(promise, findings)
+    terms = ObservedTerms(promise, findings)
     transactions = Transactions(findings)
     recreated_topics = RecreatedTopics(promise, records, transactions)
     log = ObservedLog(records, findings, recreated_topics, transactions.seen if promise.transactional else _pass_over)
@@ -60,8 +60,8 @@ def check(events: Iterable[Event], promise: Promise, *, keep: int = 100) -> Verd
     answer = terms.answer
     takers: Mapping[type[Event], tuple[_Take, ...]] = {
         Write: (Writes(records, findings).write,),
-        Term: (terms.term, failover_losses.term),
-        Mark: (answer,),
+        TermEvent: (terms.term, failover_losses.term),
+        MarkEvent: (answer,),
         Produce: (deliveries.produce,),
         Acknowledge: (deliveries.acknowledge, answer),
         TransactionStep: (transactions.transaction, answer),

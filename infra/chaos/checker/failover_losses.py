@@ -7,7 +7,7 @@ records may be sent again.
 from typing import NamedTuple
 
 from infra.chaos.checker.records import Observation, RecordIndex
-from infra.chaos.history.events import FailoverLoss, Term
+from infra.chaos.history.events import FailoverLoss, TermEvent
 
 FAILED_OVER = "another server took over, which did not know of it"
 """The reason for a copy that was sent before a failover and again after it."""
@@ -39,7 +39,7 @@ class FailoverLosses:
         self._began: dict[str, float] = {}
         """Start time of each leader's term, where it is known."""
 
-    def term(self, event: Term) -> None:
+    def term(self, event: TermEvent) -> None:
         """Take in that a leader began."""
         self._began.setdefault(event.leader_id, event.time)
 

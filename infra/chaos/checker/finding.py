@@ -35,7 +35,7 @@ ANOMALIES: tuple[Anomaly, ...] = get_args(Anomaly)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AnomalyFinding:
     """One anomaly. `explained`: the promise allows it. `events` show it, with only the records concerned."""
 
     name: Anomaly
@@ -54,13 +54,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HistoryVerdict:
     """Counts of each anomaly, explained and unexplained, and the first findings of each."""
 
     events: int
     explained: Mapping[Anomaly, int]
     unexplained: Mapping[Anomaly, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[AnomalyFinding, ...]
     records: int = 0
     """Records that the events are about. With 0 nothing was checked."""
 
@@ -86,7 +86,7 @@ class Findings:
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._kept: list[Finding] = []
+        self._kept: list[AnomalyFinding] = []
         self._explained: Counter[Anomaly] = Counter()
         self._unexplained: Counter[Anomaly] = Counter()
 
@@ -95,11 +95,11 @@ class Findings:
         counts = self._explained if explained else self._unexplained
         counts[name] += 1
         if counts[name] <= self._keep:
-            self._kept.append(Finding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
+            self._kept.append(AnomalyFinding(name=name, explained=explained, sentence=sentence, events=tuple(events)))
 
-    def verdict(self, events: int, records: int) -> Verdict:
+    def verdict(self, events: int, records: int) -> HistoryVerdict:
         """Return the verdict on all events and records, anomalies in the order of `ANOMALIES`."""
-        return Verdict(
+        return HistoryVerdict(
             events=events,
             records=records,
             explained={name: self._explained[name] for name in ANOMALIES if self._explained[name]},

@@ -30,7 +30,7 @@ from infra.chaos.checker.finding import Anomaly, Findings
 from infra.chaos.checker.log import ObservedLog
 from infra.chaos.checker.promise import Promise
 from infra.chaos.checker.records import Observation, WriteLifecycle
-from infra.chaos.checker.terms import Terms
+from infra.chaos.checker.terms import ObservedTerms
 
 
 class _Copy(NamedTuple):
@@ -72,7 +72,9 @@ class Sequences:
     Records whose write failed, or that were lost in a failover, have no place in either.
     """
 
-    def __init__(self, promise: Promise, terms: Terms, failover_losses: FailoverLosses, findings: Findings) -> None:
+    def __init__(
+        self, promise: Promise, terms: ObservedTerms, failover_losses: FailoverLosses, findings: Findings
+    ) -> None:
         self._promise = promise
         self._terms = terms
         self._failover_losses = failover_losses

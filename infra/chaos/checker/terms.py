@@ -12,28 +12,28 @@ from infra.chaos.checker.finding import Findings
 from infra.chaos.checker.log import ObservedLog
 from infra.chaos.checker.promise import Promise
 from infra.chaos.checker.records import Observation
-from infra.chaos.history.events import Acknowledge, CheckpointWrite, Mark, Purge, Term, TransactionStep
+from infra.chaos.history.events import Acknowledge, CheckpointWrite, MarkEvent, Purge, TermEvent, TransactionStep
 
 _REPORT_SECONDS = 10.0
 """Longest delay of a client's failure report after readers see the records that it sent again because of it."""
 
 
-class Terms:
+class ObservedTerms:
     """Follows terms from their beginning, and the failed or unknown answers that each got."""
 
     def __init__(self, promise: Promise, findings: Findings) -> None:
         self._promise = promise
         self._findings = findings
-        self._terms: dict[str, Term] = {}
+        self._terms: dict[str, TermEvent] = {}
         self._doubts: dict[str, list[float]] = defaultdict(list)
         self._failed: dict[str, list[float]] = defaultdict(list)  # by process: its client outlives a term
 
-    def term(self, event: Term) -> None:
+    def term(self, event: TermEvent) -> None:
         """Note a term's beginning; its end does not concern the records that it has sent."""
         if event.type == "invoke":
             self._terms.setdefault(event.leader_id, event)
 
-    def answer(self, event: Acknowledge | CheckpointWrite | Mark | Purge | TransactionStep) -> None:
+    def answer(self, event: Acknowledge | CheckpointWrite | MarkEvent | Purge | TransactionStep) -> None:
         """Take in an answer: a failure or an unknown outcome is a reason to send again."""
         if event.type in {"fail", "info"}:
             self._doubts[event.leader_id].append(event.time)
@@ -83,7 +83,7 @@ class Terms:
                 else:
                     self._behind(observation, ahead, term, newer)
 
-    def _behind(self, observation: Observation, ahead: Observation, term: Term, newer: Term) -> None:
+    def _behind(self, observation: Observation, ahead: Observation, term: TermEvent, newer: TermEvent) -> None:
         produced = observation.record.produced_by(term.leader_id)
         in_flight = bool(produced) and produced[-1].time <= newer.time
         self._findings.add(
@@ -96,7 +96,7 @@ class Terms:
 
     def _rank(self) -> dict[str, tuple[int, float]]:
         """Return the rank of each term in its shard: by epoch if all its terms have an epoch, else by start time."""
-        shards: dict[int, list[Term]] = defaultdict(list)
+        shards: dict[int, list[TermEvent]] = defaultdict(list)
         for term in self._terms.values():
             shards[term.shard].append(term)
         numbered = {shard: all(term.epoch is not None for term in terms) for shard, terms in shards.items()}

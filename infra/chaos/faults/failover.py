@@ -25,7 +25,7 @@ from infra.chaos.commands import harvest
 from infra.chaos.faults.fault import Fault, Injection
 from infra.chaos.history.events import FailoverLoss, StoredCheckpoint, Write
 from infra.chaos.history.reader import read_history
-from infra.chaos.system import Mode, System
+from infra.chaos.system import System, SystemMode
 from infra.chaos.writing import Writing
 from infra.waiting import until
 
@@ -142,7 +142,7 @@ def _promote_lacking(system: System, new: PostgresServer, since: float) -> None:
     )
 
 
-def backlog_of(connection: psycopg.Connection[Any], mode: Mode) -> set[str]:
+def backlog_of(connection: psycopg.Connection[Any], mode: SystemMode) -> set[str]:
     """Return the events to be delivered, parked events among them, as far as the server knows."""
     find = _MARKED if mode.source == "mark" else _READ.format(passed=_PASSED[mode.source])
     return {json.loads(value)["event"] for (value,) in connection.execute(find)}

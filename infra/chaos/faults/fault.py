@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from infra.chaos.aftermath import Check, led_within
-from infra.chaos.system import SESSION_SECONDS, Mode, System
+from infra.chaos.system import SESSION_SECONDS, System, SystemMode
 from infra.chaos.writing import Writing
 
 Injection = Callable[[System, random.Random, Callable[[], Writing]], AbstractContextManager[None]]
@@ -36,7 +36,7 @@ def _unchanged(_system: System) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _any(_mode: Mode) -> bool:
+def _any(_mode: SystemMode) -> bool:
     return True
 
 
@@ -52,5 +52,5 @@ class Fault:
     brokers: int = 1
     needs: Needs = _nothing
     prepare: Prepare = _unchanged
-    fits: Callable[[Mode], bool] = _any
+    fits: Callable[[SystemMode], bool] = _any
     checks: Sequence[Check] = ()

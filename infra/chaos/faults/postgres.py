@@ -8,7 +8,7 @@ import psycopg
 
 from harvest_lib.local_stack.postgres import PostgresServer
 from infra.chaos.faults.fault import Fault, Injection
-from infra.chaos.system import Mode, System
+from infra.chaos.system import System, SystemMode
 from infra.chaos.writing import SLOW_KEYS, Writing
 
 _KILL_SESSIONS = """
@@ -66,11 +66,11 @@ def _prepared_left_open(system: System, draw: random.Random, write: Callable[[],
             writing.end("ok")
 
 
-def _waits(mode: Mode) -> bool:
+def _waits(mode: SystemMode) -> bool:
     return mode.source == "transaction_id"
 
 
-def _goes_on(mode: Mode) -> bool:
+def _goes_on(mode: SystemMode) -> bool:
     return not _waits(mode)
 
 

@@ -80,7 +80,7 @@ class Write(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term(Event):
+class TermEvent(Event):
     """A leader begins to act (`invoke`) and has ended (`ok`)."""
 
     kind = "term"
@@ -90,7 +90,7 @@ class Term(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark(Event):
+class MarkEvent(Event):
     """A leader has marked rows."""
 
     kind = "mark"
@@ -227,7 +227,7 @@ class RecreatedTopic(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault(Event):
+class FaultEvent(Event):
     """A fault injected into the system. For information: no verdict rests on it."""
 
     kind = "fault"
@@ -239,8 +239,8 @@ KINDS: Mapping[str, type[Event]] = {
     kind.kind: kind
     for kind in (
         Write,
-        Term,
-        Mark,
+        TermEvent,
+        MarkEvent,
         Produce,
         Acknowledge,
         TransactionStep,
@@ -253,6 +253,6 @@ KINDS: Mapping[str, type[Event]] = {
         Park,
         FailoverLoss,
         RecreatedTopic,
-        Fault,
+        FaultEvent,
     )
 }

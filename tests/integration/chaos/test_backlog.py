@@ -9,7 +9,7 @@ from support.paged import RealPagedTable
 from support.waiting import eventually
 
 from infra.chaos.faults.failover import backlog_of
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 
 pytestmark = pytest.mark.full
 
@@ -33,7 +33,7 @@ def backlog(table, position, **more):
     """Return it, as a server knows that has this position."""
     checkpoint = None if position is None else Jsonb({"number": 1, "position": {**position, **more}})
     table.connection.execute("UPDATE outbox_subscriptions SET checkpoint = %s", [checkpoint])
-    return backlog_of(table.connection, Mode(source=table.kind))
+    return backlog_of(table.connection, SystemMode(source=table.kind))
 
 
 def read_all(table, records):
@@ -95,5 +95,5 @@ def test_what_is_marked_is_to_be_delivered_until_it_is_deleted(dsn):
         " INSERT INTO outbox_parked (id, kafka_topic, kafka_key, reason, held, record)"
         " SELECT id, kafka_topic, kafka_key, 'too large', false, to_jsonb(moved) FROM moved"
     )
-    assert backlog_of(outbox.connection, Mode(source="mark")) == {"e1", "e2"}
+    assert backlog_of(outbox.connection, SystemMode(source="mark")) == {"e1", "e2"}
     outbox.close()

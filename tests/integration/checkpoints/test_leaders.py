@@ -7,7 +7,7 @@ import pytest
 
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 
 pytestmark = pytest.mark.gate
@@ -27,7 +27,7 @@ def lead(dsn):
         made.append(table)
         found = table.lead(uuid.uuid4())
         if found.number == 0:
-            assert table.save(Checkpoint(generation=found.generation, number=1, position={"ids": ""}))
+            assert table.save(OutboxCheckpoint(generation=found.generation, number=1, position={"ids": ""}))
         return table
 
     one()

@@ -18,7 +18,7 @@ from support.scraping import scrape
 from support.waiting import eventually
 
 from dagster_harvest.daemon import GENERATION_TAG, LEAVING_TAG, VERSION_TAG, WORKED_TAG, daemon_job
-from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from dagster_harvest.heartbeat_thread import HeartbeatThread
 from dagster_harvest.resources import HarvesterResource, version_of
 from dagster_harvest.settings import DaemonSettings, OutboxSettings
@@ -29,7 +29,7 @@ from harvest_lib.telemetry.server import Listener
 
 pytestmark = pytest.mark.gate
 
-PLACE = Place(name="shop", location="in-process")
+PLACE = HeartbeatPlace(name="shop", location="in-process")
 TABLE = OutboxTable.parse("outbox")
 
 
@@ -360,7 +360,7 @@ def test_who_stopped_in_order_leaves_the_row_at_once(heartbeats):
 
 def test_code_locations_and_slots_have_rows_of_their_own(heartbeats):
     for location, slot in (("one", 0), ("two", 0), ("two", 1)):
-        place = Place(name="shop", location=location, slot=slot)
+        place = HeartbeatPlace(name="shop", location=location, slot=slot)
         assert heartbeats.claim(place, run_id=f"{location}-{slot}", generation=None, stale_after_seconds=60) == 1
 
 

@@ -10,7 +10,7 @@ from support.dagster_platform import Platform
 from support.outbox import read_topic, steps_back
 from support.waiting import eventually
 
-from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from harvest_lib.outbox import OutboxTable
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.timeout(600)]
@@ -35,7 +35,7 @@ class Shop:
             self.written += 10
 
     def heartbeat(self, location="first"):
-        return self._beats.read(Place(name="shop", location=location))
+        return self._beats.read(HeartbeatPlace(name="shop", location=location))
 
     def lives(self, *, after=0, location="first"):
         """Return the heartbeat of a generation after the given one that delivers; else None."""

@@ -13,7 +13,7 @@ from dagster_harvest.checks import Verdict
 from dagster_harvest.components import outbox_definitions
 from dagster_harvest.quality import quality_checks
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import OutboxSettings, WriterSettings
+from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
 from harvest_lib.local_stack import jars
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.state import default_state
@@ -47,7 +47,7 @@ def load(outbox, reaper, flights_file, monkeypatch):
 
     def run(first, last=None, file=flights_file):
         settings = OutboxSettings(
-            name="flights", topics=["flights"], config_file=str(reaper), writer=WriterSettings(file=str(file))
+            name="flights", topics=["flights"], config_file=str(reaper), writer=SparkWriterSettings(file=str(file))
         )
         days = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
         with DagsterInstance.ephemeral() as instance:
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_there_is_what_the_run_says(load, outbox, tmp_path):
 def test_a_column_of_wrong_type_fails_the_contract_of_the_rows_and_nothing_else(load, outbox, reaper):
     assert load("2013-01-01")[0].success
     settings = OutboxSettings(
-        name="flights", topics=["flights"], config_file=str(reaper), writer=WriterSettings(file="x")
+        name="flights", topics=["flights"], config_file=str(reaper), writer=SparkWriterSettings(file="x")
     )
     checks = [each for each in quality_checks(settings) if "summary" not in str(each.check_keys)]
 

@@ -19,7 +19,7 @@ from dagster_harvest.daemon import (
     WORKED_TAG,
     daemon_job,
 )
-from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import DaemonSettings, OutboxSettings, Thresholds
 from dagster_harvest.supervisor import supervisor_sensor
@@ -28,7 +28,7 @@ from harvest_lib.outbox import OutboxTable
 
 pytestmark = pytest.mark.full
 
-PLACE = Place(name="shop", location="in-process")
+PLACE = HeartbeatPlace(name="shop", location="in-process")
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_of_a_pool_one_run_hands_over_at_a_time_and_only_while_all_are_there(
     heartbeats.claim(PLACE, run_id=runs[0].run_id, generation=1, stale_after_seconds=60)
     tick(pool)
     assert asked() == [False, False], "the other has sent no heartbeat"
-    second = Place(name="shop", location="in-process", slot=1)
+    second = HeartbeatPlace(name="shop", location="in-process", slot=1)
     heartbeats.claim(second, run_id=runs[1].run_id, generation=1, stale_after_seconds=60)
     tick(pool)
     tick(pool)

@@ -22,7 +22,7 @@ from harvest_lib.native import implementation
 from harvest_lib.outbox import append
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.full
@@ -114,7 +114,7 @@ def test_a_pipeline_has_one_request_at_a_time_on_the_wire(broker, way, topic):
     kafka = {"bootstrap.servers": f"127.0.0.1:{way.port}", **SMALL_BATCHES}
     writer = side.make(side.options(kafka=kafka, topic=topic))
     way.refuse_next(patience_seconds=1.0)
-    writer.write([Message(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)])
+    writer.write([PipelineMessage(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)])
     writer.close()
     assert (way.refused, way.overtaken) == (1, 0)
     found = [json.loads(each.value)["data"]["id"] for each in read_topic(broker.bootstrap_servers, topic)]
@@ -128,6 +128,8 @@ def test_a_pipeline_takes_nothing_for_written_that_has_no_offset(broker, way, to
     writer = KafkaWriter(options, provider=lambda settings: Producer({**settings, IN_FLIGHT: 5}))
     way.refuse_next(patience_seconds=PATIENCE_SECONDS)
     with pytest.raises(KafkaUnavailable, match="no broker has confirmed"):
-        writer.write([Message(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)])
+        writer.write(
+            [PipelineMessage(Op.INSERT, number, "t", {"id": number}, offset=number) for number in range(RECORDS)]
+        )
     writer.close()
     assert way.overtaken == 1

@@ -30,7 +30,7 @@ from harvest_lib.harvester.engine import Callbacks
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -104,7 +104,7 @@ class Leader:
         self.store = IntentStore(self.checkpoints, partial(acknowledge_again, kafka))
         settings = BatchDeliverySettings(kafka=kafka, delivery_timeout_seconds=60)
         self.delivery = Sequenced(settings, Topics(kafka), self.store.save_pending, self.store.ask_again)
-        self.at = Checkpoint(generation=0)
+        self.at = OutboxCheckpoint(generation=0)
 
     def lead(self):
         self.store.lead(uuid4())
@@ -121,7 +121,7 @@ class Leader:
 
     def following(self):
         position = {"batch": self.at.number + 1}
-        return Checkpoint(generation=self.at.generation, number=self.at.number + 1, position=position)
+        return OutboxCheckpoint(generation=self.at.generation, number=self.at.number + 1, position=position)
 
     def commit(self):
         """Commit what was sent, with the checkpoint that follows."""
@@ -377,7 +377,7 @@ def crashed_once_kept(config, leader):
     Harvest(config()).drain(60)  # so that there is a position to go on from
     old = leader().lead()
     position = old.at.position
-    old.following = lambda: Checkpoint(generation=old.at.generation, number=old.at.number + 1, position=position)
+    old.following = lambda: OutboxCheckpoint(generation=old.at.generation, number=old.at.number + 1, position=position)
     old.crash_once_kept(*range(20))
     old.store.close()
 

@@ -8,7 +8,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-from dagster_harvest.heartbeat import HeartbeatTable, Place
+from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.config.choices import ReadingMode
@@ -224,7 +224,7 @@ def test_the_rights_of_dagsters_heartbeat_are_named_one_after_the_other(admin, r
         table = HeartbeatTable.beside(connection, outbox)
         granted(admin, table.create, "GRANT USAGE, CREATE ON SCHEMA ")
         admin.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(table._table))
-        place = Place(name="shop", location="here")
+        place = HeartbeatPlace(name="shop", location="here")
         granted(admin, lambda: table.claim(place, run_id="1", generation=None, stale_after_seconds=9), "GRANT SELECT, ")
         assert table.renew(place, "1")
         assert table.read(place).run_id == "1"

@@ -15,7 +15,7 @@ from harvest_lib.database import connect
 from harvest_lib.errors import LifecycleError
 from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.harvester.outbox_sample import OutboxReader
+from harvest_lib.harvester.outbox_sample import SampleReader
 from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
@@ -121,8 +121,8 @@ def test_a_table_whose_name_leaves_no_room_beside_it_is_marked(
     assert read("check", "--topic", topic)["ok"]
     config = harvest_config(dsn, bootstrap_servers, group_id, outbox_table="o" * length, parking=parking)
     with connect(dsn) as connection:
-        assert OutboxReader(connection, config).sample().records == 3
-        assert list(OutboxReader(connection, config).rare().added) == []
+        assert SampleReader(connection, config).sample().records == 3
+        assert list(SampleReader(connection, config).rare().added) == []
     report = read("audit", "--topic", topic)
     assert (report["committed"], report["pending"], report["delivered"]) == (3, 3, 0)
     assert Harvest(config).drain(60).records == 3

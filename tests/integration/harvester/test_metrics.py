@@ -22,7 +22,7 @@ from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.grants import Grants
 from harvest_lib.harvester import sampler as sampler_module
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import OutboxReader
+from harvest_lib.harvester.outbox_sample import SampleReader
 from harvest_lib.harvester.status import SAMPLED, StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
 from harvest_lib.outbox import OutboxTable
@@ -144,7 +144,7 @@ def samples(dsn, config):
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sampler_module.SETTINGS)
-        reader = OutboxReader(connection, config)
+        reader = SampleReader(connection, config)
         reader.sample()  # the catalogue is read for the first time
         connection.execute("SELECT pg_stat_force_next_flush()")
         before = counts()
@@ -325,7 +325,7 @@ def test_what_changes_slowly_takes_nothing_else_away(native, config, serve, monk
     def fails(_):
         raise DatabaseUnavailable("the lengths of a million files took too long", next_step="wait")
 
-    monkeypatch.setattr(OutboxReader, "rare", fails)
+    monkeypatch.setattr(SampleReader, "rare", fails)
     native.write(3)
     address = serve(Harvest(config))
     for _ in range(2):

@@ -13,7 +13,7 @@ from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import writing
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.full
 
@@ -55,7 +55,7 @@ def test_settings_of_the_data_source_hold_behind_one(pooled, dsn, ignored):
     writer = side.make(side.options(**parts))
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE billing.t (id int PRIMARY KEY)")
-        writer.write([Message(Op.INSERT, 1, "billing.t", {"id": 1}, offset=0)])
+        writer.write([PipelineMessage(Op.INSERT, 1, "billing.t", {"id": 1}, offset=0)])
         assert connection.execute("SELECT id FROM billing.t").fetchall() == [(1,)]
     writer.close()
 

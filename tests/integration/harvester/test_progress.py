@@ -80,7 +80,7 @@ def test_a_standby_and_a_postgres_that_is_away_are_no_trouble(dsn, caplog, monke
         asked.append(None)
         return bool(leads)
 
-    line = progress.Progress(
+    line = progress.ProgressLog(
         "host=127.0.0.1 port=1 dbname=x connect_timeout=1",
         delivered=lambda: 5,
         leads=is_leader,

@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import OutboxReader
+from harvest_lib.harvester.outbox_sample import SampleReader
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.outbox import NativeTable, OutboxTable
@@ -101,7 +101,7 @@ def test_times_that_are_infinite_are_no_age(dsn, bootstrap_servers, group_id, ha
     config = harvest_config(dsn, bootstrap_servers, group_id)
     with connect(dsn) as connection:
         assert StatusReader(connection, config).oldest_age_seconds() == 0
-        sample = OutboxReader(connection, config).sample()
+        sample = SampleReader(connection, config).sample()
     assert (sample.records, sample.age_seconds or 0) == (1, 0)
 
 

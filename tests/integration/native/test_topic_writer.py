@@ -309,10 +309,10 @@ import os, sys, threading, time
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.encoded_messages import encoded
 from harvest_lib.pipeline.logged_messages import MessageCache
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 side, cache = writing("kafka"), MessageCache()
-cache.add(0, encoded([Message(Op.INSERT, 1, "t", {"id": number}) for number in range(2_000)]))
+cache.add(0, encoded([PipelineMessage(Op.INSERT, 1, "t", {"id": number}) for number in range(2_000)]))
 messages = cache.run(0, cache.end, cache.end).selected(lambda head: True)
 kafka = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": int(sys.argv[2])}
 writer = side.make(side.options(kafka=kafka, topic="t"))

@@ -16,13 +16,13 @@ from harvest_lib.errors import AdaptorError, KafkaUnavailable, MessageRefused, P
 from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.pipeline.adaptors import reading
 from harvest_lib.pipeline.adaptors.kafka import reader as kafka_reader_module
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.gate
 
 
 def message(op=Op.INSERT, namespace="public.t", offset=7, **data):
-    return Message(op, 1_356_999_300_000, namespace, data, offset=offset)
+    return PipelineMessage(op, 1_356_999_300_000, namespace, data, offset=offset)
 
 
 # -- writing
@@ -241,7 +241,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(source, reader,
 def test_a_position_that_the_topic_does_not_have_is_an_error(source, reader, admin, offset, says):
     source.put(1, 2, 3)
     admin.delete_records([TopicPartition(source.namespace, 0, 2)])[TopicPartition(source.namespace, 0)].result(60)
-    place = Message(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
+    place = PipelineMessage(Op.NOOP, 1, f"kafka/{source.namespace}", {"offsets": {"0": offset}})
     with pytest.raises(PositionLost, match=says) as error:
         next(reader().read({place.namespace: place}))
     assert error.value.wears_off is (offset > 3), "an end grows, a beginning does not go back"

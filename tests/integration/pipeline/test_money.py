@@ -13,7 +13,7 @@ from support.pipeline_ends import collect, opened, refused
 from harvest_lib.errors import AdaptorError
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.pipeline.adaptors import reading, writing
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.full
 
@@ -107,7 +107,7 @@ def test_other_digits_are_refused_at_both_ends(database, unique, name):
     dsn = database(name)
     error = refused(opened(reading("postgres"), data_source=dsn, slot=unique("slot")[:63], tables=["t"]))
     assert f"lc_monetary is {name}.UTF-8" in error.evidence
-    message = Message(Op.INSERT, 1, "public.t", {"id": 1, "m": "$12.50"}, offset=0)
+    message = PipelineMessage(Op.INSERT, 1, "public.t", {"id": 1, "m": "$12.50"}, offset=0)
     with closing(opened(writing("postgres"), data_source=dsn)) as writer, pytest.raises(AdaptorError) as found:
         writer.write([message])
     assert f"lc_monetary is {name}.UTF-8" in found.value.evidence
@@ -134,7 +134,7 @@ def test_money_inside_of_other_types_is_refused_as_well(database, unique, of_typ
         try:
             error = refused(opened(reading("postgres"), data_source=dsn, slot=unique("slot")[:63], tables=["t"]))
             assert "lc_monetary is ja_JP.UTF-8" in error.evidence
-            message = Message(Op.INSERT, 1, "public.t", {"id": 1, "held": value}, offset=0)
+            message = PipelineMessage(Op.INSERT, 1, "public.t", {"id": 1, "held": value}, offset=0)
             with closing(opened(writing("postgres"), data_source=dsn)) as writer, pytest.raises(AdaptorError) as found:
                 writer.write([message])
             assert "lc_monetary is ja_JP.UTF-8" in found.value.evidence

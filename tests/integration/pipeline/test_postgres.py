@@ -20,7 +20,7 @@ from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.adaptors.postgres import copy
 from harvest_lib.pipeline.adaptors.postgres.replication import Replication
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotWatch
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 
 pytestmark = pytest.mark.gate
 
@@ -500,7 +500,10 @@ def write(source):
     def written(*messages, **options):
         writers.append(opened(writing("postgres"), data_source=source.dsn, **options))
         writers[-1].write(
-            [Message(op, 1, namespace, data, offset=7 + place) for place, (op, namespace, data) in enumerate(messages)]
+            [
+                PipelineMessage(op, 1, namespace, data, offset=7 + place)
+                for place, (op, namespace, data) in enumerate(messages)
+            ]
         )
 
     yield written
@@ -567,7 +570,7 @@ def test_columns_that_are_not_given_stay_and_emptying_comes_in_its_turn(source, 
 def test_a_writer_whose_sessions_are_ended_goes_on_with_new_ones(source, tmp_path, caplog):
     side = writing("postgres")
     options = side.options(data_source=source.dsn, key={"public.t": ["id"]})
-    script = Script([Message(Op.INSERT, 1, "public.t", {"n": 0})], ends=False)
+    script = Script([PipelineMessage(Op.INSERT, 1, "public.t", {"n": 0})], ends=False)
     source.connection.execute("ALTER TABLE t ADD n int")
     declaration = declared(tmp_path, script, {"writer": None})
     declaration = replace(declaration, writers=[replace(declaration.writers[0], open=lambda: side.make(options))])
@@ -575,7 +578,7 @@ def test_a_writer_whose_sessions_are_ended_goes_on_with_new_ones(source, tmp_pat
 
     def put(count):
         for number in islice(ids, count):
-            script.given.append(Message(Op.INSERT, 1, "public.t", {"id": number, "n": number}))
+            script.given.append(PipelineMessage(Op.INSERT, 1, "public.t", {"id": number, "n": number}))
 
     def written():
         return source.connection.execute("SELECT count(*) FROM t").fetchone()[0]

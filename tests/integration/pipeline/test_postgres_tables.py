@@ -15,7 +15,7 @@ from support.waiting import eventually
 
 from harvest_lib.errors import AdaptorError, DatabaseUnavailable, MessageRefused
 from harvest_lib.pipeline.adaptors import reading, writing
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.gate
 
@@ -44,7 +44,7 @@ def write(dsn):
     def written(*messages, **options):
         known = writers.get(str(options))
         writer = writers[str(options)] = known or opened(writing("postgres"), **{"data_source": dsn, **options})
-        writer.write([Message(op, 1, of, data, offset=place) for place, (op, of, data) in enumerate(messages)])
+        writer.write([PipelineMessage(op, 1, of, data, offset=place) for place, (op, of, data) in enumerate(messages)])
 
     yield written
     for each in writers.values():
@@ -271,7 +271,7 @@ def writing_on(tmp_path, dsn, **settings):
     """Have a pipeline write into `t`: the script of its reader, and what it runs."""
     side = writing("postgres")
     options = side.options(data_source=dsn)
-    script = Script([Message(INSERT, 1, "public.t", {"n": 0})], ends=False)
+    script = Script([PipelineMessage(INSERT, 1, "public.t", {"n": 0})], ends=False)
     declaration = declared(tmp_path, script, {"writer": None}, settings={"writer": settings})
     declaration = replace(declaration, writers=[replace(declaration.writers[0], open=lambda: side.make(options))])
     running = Running(declaration)
@@ -286,7 +286,7 @@ def waits(caplog):
 
 
 def rows(*numbers):
-    return [Message(INSERT, 1, "public.t", {"n": number}) for number in numbers]
+    return [PipelineMessage(INSERT, 1, "public.t", {"n": number}) for number in numbers]
 
 
 @pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])

@@ -11,7 +11,7 @@ from support.machine import has_program, require
 from support.waiting import eventually
 
 from harvest_lib.errors import StackError
-from infra.platform.prometheus import JOB, Prometheus
+from infra.platform.prometheus import JOB, PlatformPrometheus
 from infra.platform.service import Service, ask
 
 pytestmark = pytest.mark.full
@@ -35,7 +35,7 @@ def prometheus(tmp_path):
         None if has_program("prometheus") else "there is no Prometheus: `make setup` installs it, as root on Debian"
     )
     require(lacking, "prometheus")
-    made = Prometheus(tmp_path)
+    made = PlatformPrometheus(tmp_path)
     made.prepare()
     service = Service(made.plan(dict(os.environ)), logs=tmp_path)
     service.spawn()
@@ -65,5 +65,5 @@ def test_it_has_our_rules_and_scrapes_where_a_harvester_listens(prometheus):
 def test_a_machine_without_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StackError, match="no Prometheus on this machine") as error:
-        Prometheus(tmp_path)
+        PlatformPrometheus(tmp_path)
     assert "install" in error.value.next_step

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.audit import CommittedRecord, ObservedRecord
 from harvest_lib.audit import audit as audit_in_one_process
@@ -65,10 +65,10 @@ def test_the_comparison_counts_as_that_of_one_process_does(spark):
     copies = (
         spark.createDataFrame(observed, columns)
         .withColumn("at", F.current_timestamp())
-        .withColumns(dict.fromkeys(("is_settled", "is_judged"), F.lit(True)))  # noqa: FBT003
+        .withColumns(dict.fromkeys(("is_settled", "is_judged"), F.lit(True)))
     )
     known = spark.createDataFrame(committed, "record bigint, state int, content bigint").withColumns(
-        {"since": F.current_timestamp(), "is_new": F.lit(True)}  # noqa: FBT003
+        {"since": F.current_timestamp(), "is_new": F.lit(True)}
     )
     differing = comparison.by_record(copies, known).where("has_others")
     other = comparison.others(copies, differing)
@@ -129,14 +129,14 @@ def test_records_are_shuffled_once_by_id_and_once_by_key_and_only_keys_are_sorte
         F.col("id").cast("int").alias("partition"),
         *(F.col("id").cast("string").cast("binary").alias(name) for name in ("key", "leader")),
         F.current_timestamp().alias("at"),
-        *(F.lit(True).alias(name) for name in ("is_settled", "is_judged")),  # noqa: FBT003
+        *(F.lit(True).alias(name) for name in ("is_settled", "is_judged")),
     )
     known = spark.range(10).select(
         F.col("id").alias("record"),
         F.lit(comparison.MUST_COME).alias("state"),
         F.col("id").alias("content"),
         F.current_timestamp().alias("since"),
-        F.lit(True).alias("is_new"),  # noqa: FBT003
+        F.lit(True).alias("is_new"),
     )
     by_record = planned(comparison.by_record(copies, known))
     assert (by_record.count("Exchange"), by_record.count("Sort"), by_record.count("ObjectHash")) == (1, 0, 0)

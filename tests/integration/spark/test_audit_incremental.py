@@ -17,7 +17,7 @@ from harvest_lib.sequencing import message_id
 from harvest_lib.sequencing.message_id import Clock, Flag, new_producer_id, pack
 from harvest_lib.source import server_identity
 from harvest_lib.spark.audit import results
-from harvest_lib.spark.audit.kafka_side import Topics
+from harvest_lib.spark.audit.kafka_side import SparkTopics
 from harvest_lib.spark.audit.run import _require_server
 from harvest_lib.spark.audit.stages import Stages
 from harvest_lib.spark.audit.state import AuditStateError, Mark, Past
@@ -131,7 +131,7 @@ def test_only_what_came_since_is_read(since):
 
 
 def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
-    outbox, real, looks = since.native.outbox, Topics.settled_logs, count()
+    outbox, real, looks = since.native.outbox, SparkTopics.settled_logs, count()
 
     def deliver(key):
         write(outbox, key)
@@ -147,7 +147,7 @@ def test_what_comes_while_an_audit_reads_is_counted_once(since, monkeypatch):
 
     deliver("early")
     with monkeypatch.context() as patch:
-        patch.setattr(Topics, "settled_logs", logs)
+        patch.setattr(SparkTopics, "settled_logs", logs)
         during = since.audit()
     assert (during.records, during.committed, during.ok) == (3, 2, True)
     since.read.clear()

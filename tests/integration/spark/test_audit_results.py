@@ -12,7 +12,7 @@ from support.scraping import parsed, series
 from harvest_lib.errors import FOUND_EXIT_CODE, OutboxTableError
 from harvest_lib.spark.audit.__main__ import main
 from harvest_lib.spark.quality.contracts import AUDIT_SUMMARY
-from harvest_lib.spark.quality.expectations import Limits, expect_audit, read_audit
+from harvest_lib.spark.quality.expectations import AuditLimits, expect_audit, read_audit
 
 pytestmark = [pytest.mark.full, pytest.mark.spark]
 
@@ -94,7 +94,7 @@ def test_expectations_and_their_pages(native, tmp_path, monkeypatch):
     native.produce(log[0], leader=uuid.uuid4())
     monkeypatch.undo()
     summary = native.audit(audit_id="bad")
-    bad = expect_audit(summary, docs=tmp_path / "bad", limits=Limits(duplicates_cross_epoch=0, foreign_messages=0))
+    bad = expect_audit(summary, docs=tmp_path / "bad", limits=AuditLimits(duplicates_cross_epoch=0, foreign_messages=0))
     assert [failed.column for failed in bad.failed] == ["unknown", "keys_with_gaps", "duplicates_cross_epoch"]
     assert "seen 1" in str(bad.failed[0])
     assert bad.url == (tmp_path / "bad" / "index.html").as_uri()

@@ -11,7 +11,7 @@ from harvest_lib.record import OutboxRecord
 from harvest_lib.spark.audit.committed import Business, taken_from_ledger, taken_from_outbox
 from harvest_lib.spark.audit.run import _snapshot
 from harvest_lib.spark.data_source.read_options import read_schema
-from harvest_lib.spark.data_source.reader import OutboxReader
+from harvest_lib.spark.data_source.reader import SparkOutboxReader
 from harvest_lib.spark.sink.database import connect
 
 pytestmark = pytest.mark.gate
@@ -91,7 +91,7 @@ def test_an_audit_by_the_ledger_is_refused_likewise(outbox, change):
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_batch_whose_segments_changed_after_it_was_planned_fails(outbox, tmp_path, change):
     options = {"dsn": without_password(outbox.dsn, tmp_path)}
-    reader = OutboxReader(options, read_schema(options))
+    reader = SparkOutboxReader(options, read_schema(options))
     parts = reader.partitions()
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 5
     with psycopg.connect(outbox.dsn) as other:

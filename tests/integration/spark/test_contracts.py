@@ -1,7 +1,7 @@
 """The contracts on Spark's frames: pandera collects what is wrong there, and `enforce` raises it."""
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+from pyspark.sql import functions as F
 
 from harvest_lib.spark.quality.contracts import AUDIT_SUMMARY, FLIGHTS, OUTBOX, ContractBroken
 

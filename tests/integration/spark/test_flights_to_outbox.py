@@ -23,7 +23,7 @@ from harvest_lib.errors import DatabaseError, OutboxTableError
 from harvest_lib.spark.errors import BatchConflict, PromotionRefused, SourceError
 from harvest_lib.spark.flights.by_month import main
 from harvest_lib.spark.flights.job import flight_records, prepare_flights
-from harvest_lib.spark.flights.source import HEADER, Batch, batches_of, flights_of, published_source, read_flights
+from harvest_lib.spark.flights.source import HEADER, FlightMonth, batches_of, flights_of, published_source, read_flights
 from harvest_lib.spark.sink import queries
 from harvest_lib.spark.sink.batches import BatchReport, load_batch
 from harvest_lib.spark.sink.content import Content
@@ -65,7 +65,7 @@ def flights(spark: SparkSession, slice_file: Path) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def batches(flights: DataFrame, slice_file: Path) -> dict[int, Batch]:
+def batches(flights: DataFrame, slice_file: Path) -> dict[int, FlightMonth]:
     return {batch.month: batch for batch in batches_of(flights, months=[1, 3, 10], file=slice_file, source=slice_file)}
 
 
@@ -83,17 +83,17 @@ class Job:
     look: psycopg.Connection
     flights: DataFrame
 
-    def load(self, batch: Batch) -> BatchReport:
+    def load(self, batch: FlightMonth) -> BatchReport:
         rows = flights_of(self.flights, batch)
         with connect(self.dsn) as connection:
             return load_batch(
                 rows, batch.id, connection=connection, target=self.target, plan=self.plan, content=batch.content
             )
 
-    def stage(self, batch: Batch, run: str = "a run") -> None:
+    def stage(self, batch: FlightMonth, run: str = "a run") -> None:
         stage(flights_of(self.flights, batch), batch=batch.id, run=run_named(run), target=self.target, by_options=True)
 
-    def promote(self, batch: Batch, run: str = "a run") -> bool:
+    def promote(self, batch: FlightMonth, run: str = "a run") -> bool:
         with connect(self.dsn) as connection:
             staged = Staged(batch=batch.id, run=run_named(run))
             promoted = promote(connection, batch.id, batch.content, staged=staged, plan=self.plan)
@@ -132,7 +132,7 @@ def somebody_waits_for_a_lock(look: psycopg.Connection) -> bool:
 
 @pytest.mark.gate
 def test_flights_and_their_records_say_what_the_file_says_in_the_order_of_time(
-    job: Job, batches: dict[int, Batch], slice_file: Path
+    job: Job, batches: dict[int, FlightMonth], slice_file: Path
 ) -> None:
     report = job.load(batches[1])
     assert (report.batch, report.rows, report.status) == ("flights-2013-01", 1_000, "promoted")
@@ -170,7 +170,7 @@ def test_flights_and_their_records_say_what_the_file_says_in_the_order_of_time(
     assert len({row[0] for row in rows}) < len(rows), "some key must come twice for this to mean anything"
 
 
-def test_other_data_under_the_same_id_is_refused(job: Job, batches: dict[int, Batch]) -> None:
+def test_other_data_under_the_same_id_is_refused(job: Job, batches: dict[int, FlightMonth]) -> None:
     first = job.load(batches[1])
     again = job.load(batches[1])
     assert (again.status, again.at) == ("already-promoted", first.at)
@@ -205,7 +205,7 @@ def test_the_hash_tells_contents_apart_and_not_their_order(
     assert len({original, one, other}) == 3
 
 
-def test_of_a_repeated_task_one_attempt_is_promoted(job: Job, batches: dict[int, Batch]) -> None:
+def test_of_a_repeated_task_one_attempt_is_promoted(job: Job, batches: dict[int, FlightMonth]) -> None:
     job.stage(batches[1])
     columns = ", ".join(["batch", "run", "partition", "row", "row_hash", *HEADER]).replace("tailnum", "tail_number")
     # As after a lost acknowledgement: the partition's rows once more, by another transaction.
@@ -225,7 +225,7 @@ def test_of_a_repeated_task_one_attempt_is_promoted(job: Job, batches: dict[int,
     ],
 )
 def test_what_differs_from_what_spark_computed_is_not_promoted(
-    spoil: str | None, job: Job, batches: dict[int, Batch]
+    spoil: str | None, job: Job, batches: dict[int, FlightMonth]
 ) -> None:
     job.stage(batches[1])
     if spoil is None:
@@ -242,7 +242,7 @@ def test_what_differs_from_what_spark_computed_is_not_promoted(
     ("table", "check"), [("outbox", "kafka_header_values[3] <> '900'"), ("ledger", "batch <> 'flights-2013-01'")]
 )
 def test_a_failure_inside_the_promotion_leaves_nothing_and_can_be_repeated(
-    table: str, check: str, job: Job, batches: dict[int, Batch]
+    table: str, check: str, job: Job, batches: dict[int, FlightMonth]
 ) -> None:
     job.run_sql(f"ALTER TABLE {{{table}}} ADD CONSTRAINT impossible CHECK ({check})")
     with pytest.raises(DatabaseError, match="impossible"):
@@ -253,7 +253,7 @@ def test_a_failure_inside_the_promotion_leaves_nothing_and_can_be_repeated(
     assert job.counts() == nothing_but(business=1_000, outbox=1_000, ledger=1)
 
 
-def test_two_drivers_at_once_promote_a_batch_once(job: Job, batches: dict[int, Batch]) -> None:
+def test_two_drivers_at_once_promote_a_batch_once(job: Job, batches: dict[int, FlightMonth]) -> None:
     def somebody_waits_for_the_batch() -> bool:
         return bool(
             job.run_sql("""
@@ -273,7 +273,7 @@ def test_two_drivers_at_once_promote_a_batch_once(job: Job, batches: dict[int, B
     assert job.counts() == nothing_but(business=1_000, outbox=1_000, ledger=1)
 
 
-def test_promotions_of_two_runs_that_both_staged_are_one(job: Job, batches: dict[int, Batch]) -> None:
+def test_promotions_of_two_runs_that_both_staged_are_one(job: Job, batches: dict[int, FlightMonth]) -> None:
     job.stage(batches[1], "one")
     job.stage(batches[1], "two")
     with connect(job.dsn) as holder, ThreadPoolExecutor(2) as pool, holder.transaction():
@@ -337,7 +337,7 @@ def test_a_file_without_flights_is_refused(spark: SparkSession, tmp_path: Path) 
         batches_of(read_flights(spark, file), months=[1], file=file, source=file)
 
 
-def test_names_that_need_quotes_work(job: Job, batches: dict[int, Batch]) -> None:
+def test_names_that_need_quotes_work(job: Job, batches: dict[int, FlightMonth]) -> None:
     job.run_sql('CREATE SCHEMA "my \'schema"')
     job.run_sql(OUTBOX.format('"my \'schema"."drop table"'))
     tables = Tables.named(business="my 'schema.fl\"ights; --", outbox="my 'schema.drop table")
@@ -360,7 +360,7 @@ def test_an_outbox_table_that_is_missing_or_another_table_is_named(dsn: str) -> 
         assert connection.execute("SELECT to_regclass('flights')").fetchone() == (None,)
 
 
-def test_a_staging_write_that_fails_shows_the_reason_and_no_secret(job: Job, batches: dict[int, Batch]) -> None:
+def test_a_staging_write_that_fails_shows_the_reason_and_no_secret(job: Job, batches: dict[int, FlightMonth]) -> None:
     job.run_sql("ALTER TABLE {staging} ADD CONSTRAINT never CHECK (row < 0)")
     target = replace(job.target, properties=dict(job.target.properties) | {"ApplicationName": "canary"})
     with pytest.raises(DatabaseError, match="violates check constraint") as caught:

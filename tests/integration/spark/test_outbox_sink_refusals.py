@@ -2,7 +2,7 @@
 
 import pytest
 from psycopg.conninfo import make_conninfo
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from support.sink import RECORDS, Database, swallow
 
 from harvest_lib.errors import (

@@ -2,7 +2,7 @@
 
 import psycopg
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from support.sink import RECORDS, left_behind, swallow
 
 from harvest_lib.errors import OutboxTableError

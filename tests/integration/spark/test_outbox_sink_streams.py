@@ -1,7 +1,7 @@
 """Streams into the outbox by `foreach_batch`: each micro-batch once, whatever becomes of stream and checkpoint."""
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from support.outbox_format import FileStream
 from support.sink import Database
 

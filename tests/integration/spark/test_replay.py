@@ -36,7 +36,7 @@ from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.spark.replay import filling, replay
 from harvest_lib.spark.replay.__main__ import _arguments, _place
-from harvest_lib.spark.replay.filling import Place
+from harvest_lib.spark.replay.filling import ReplayPlace
 from harvest_lib.spark.replay.parts import PartSettings, write_parts
 from harvest_lib.spark.replay.progress import watched
 from harvest_lib.subscriptions.admin import Subscriptions
@@ -54,7 +54,7 @@ def native(dsn):
 
 @pytest.fixture
 def place(dsn, bootstrap_servers):
-    return Place(dsn=dsn, kafka={"bootstrap.servers": bootstrap_servers})
+    return ReplayPlace(dsn=dsn, kafka={"bootstrap.servers": bootstrap_servers})
 
 
 @pytest.fixture

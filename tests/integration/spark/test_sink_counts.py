@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from support import outbox_format
 from support.sink import Database
 from support.waiting import eventually

@@ -10,7 +10,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 from support import outbox_format
 from support.sink import Database, by_key
 from support.waiting import eventually

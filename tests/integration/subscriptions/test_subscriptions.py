@@ -15,7 +15,7 @@ from harvest_lib.checkpoints.table import CheckpointTable, LeadershipStatus
 from harvest_lib.errors import CheckpointError, ConfigError, DatabaseUnavailable, ServerRegressed
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.backlog import Backlog
 
@@ -288,8 +288,8 @@ def test_a_leader_of_a_row_that_was_made_anew_is_deposed_though_its_epoch_fits(o
     new.lead(uuid.uuid4())
     assert old.leadership_status()[0] is LeadershipStatus.FENCED
     generation = outbox.shard().generation
-    assert not old.save(Checkpoint(generation=generation, number=99))
-    assert new.save(Checkpoint(generation=generation, number=99))
+    assert not old.save(OutboxCheckpoint(generation=generation, number=99))
+    assert new.save(OutboxCheckpoint(generation=generation, number=99))
     old.close()
     new.close()
 
@@ -297,15 +297,17 @@ def test_a_leader_of_a_row_that_was_made_anew_is_deposed_though_its_epoch_fits(o
 def test_a_rewound_leader_keeps_its_epoch_and_saves_nothing_of_before(outbox):
     checkpoints = CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription())
     before = checkpoints.lead(uuid.uuid4())
-    assert checkpoints.save(Checkpoint(generation=before.generation, number=5, position={"prev": "3:3:"}))
+    assert checkpoints.save(OutboxCheckpoint(generation=before.generation, number=5, position={"prev": "3:3:"}))
     outbox.subscriptions.rewind("default", to="beginning")
-    assert not checkpoints.save(Checkpoint(generation=before.generation, number=6))
+    assert not checkpoints.save(OutboxCheckpoint(generation=before.generation, number=6))
     standing, stands = checkpoints.leadership_status()
     assert standing is LeadershipStatus.MOVED
     assert stands.position["prev"] == "1:1:"
-    assert not checkpoints.save(Checkpoint(generation=before.generation, number=6)), "nor after it has heard of it"
+    assert not checkpoints.save(OutboxCheckpoint(generation=before.generation, number=6)), (
+        "nor after it has heard of it"
+    )
     assert checkpoints.leadership_status()[0] is LeadershipStatus.LEADS
-    assert checkpoints.save(Checkpoint(generation=stands.generation, number=2))
+    assert checkpoints.save(OutboxCheckpoint(generation=stands.generation, number=2))
     CheckpointTable(outbox.dsn, outbox.name.subscriptions.identifier, Subscription()).lead(uuid.uuid4())
     assert checkpoints.leadership_status()[0] is LeadershipStatus.FENCED
     checkpoints.close()

@@ -18,7 +18,7 @@ from harvest_lib.airflow.dagster import queries as dagster_queries
 from harvest_lib.airflow.dagster import wait as dagster_wait
 from harvest_lib.airflow.dagster.client import DagsterClient
 from harvest_lib.airflow.dagster.endpoint import from_url
-from harvest_lib.airflow.dagster.wait import TASK_TAG, TRY_TAG, Attempt, Request, end, outcome
+from harvest_lib.airflow.dagster.wait import TASK_TAG, TRY_TAG, Request, TaskAttempt, end, outcome
 
 pytestmark = pytest.mark.quick
 
@@ -37,7 +37,7 @@ def request(number=1, **changes):
         "location": "",
         "partition": "",
         "run_config": {"ops": {}},
-        "attempt": Attempt(task=TASK, number=number),
+        "attempt": TaskAttempt(task=TASK, number=number),
         "deadline": time.time() + 600,
         "poll_seconds": 0.01,
         "patience_seconds": 600,
@@ -232,7 +232,7 @@ def test_ending_the_task_ends_its_run_and_no_other(dagster):
 
     async def ended():
         async with DagsterClient(from_url(dagster.url)) as client:
-            await end(client, Attempt(task=TASK, number=1))
+            await end(client, TaskAttempt(task=TASK, number=1))
 
     asyncio.run(ended())
     assert [run["status"] for run in dagster.runs.values()] == ["CANCELED", "SUCCESS", "STARTED"]

@@ -14,13 +14,13 @@ from harvest_lib.cli import app
 from harvest_lib.errors import NothingChecked
 from harvest_lib.native import Implementation
 from infra.chaos.aftermath import Aftermath, led_within, nothing_repeats
-from infra.chaos.checker import Finding, Verdict
+from infra.chaos.checker import AnomalyFinding, HistoryVerdict
 from infra.chaos.faults import FAULTS, Fault
-from infra.chaos.history.events import Poll, PolledRecord, Term
+from infra.chaos.history.events import Poll, PolledRecord, TermEvent
 from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.report import document, proved_nothing, unexplained
 from infra.chaos.run import ChaosPlan, InjectedFault, Outcome, UnderFire, not_kept
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 from infra.chaos.under_load import UnderLoad
 
 pytestmark = pytest.mark.quick
@@ -29,7 +29,7 @@ SECONDS = 20.0
 
 
 def term(at, process, leader_id):
-    return Term(type="invoke", process=process, time=at, wall=at, leader_id=leader_id, shard=0)
+    return TermEvent(type="invoke", process=process, time=at, wall=at, leader_id=leader_id, shard=0)
 
 
 def read(leader_id, offset):
@@ -39,7 +39,7 @@ def read(leader_id, offset):
 
 def copied(first, again):
     events = (read(first, 1), read(again, 2))
-    return Finding(name="duplicate-cross-epoch", explained=True, sentence="it stands there twice", events=events)
+    return AnomalyFinding(name="duplicate-cross-epoch", explained=True, sentence="it stands there twice", events=events)
 
 
 def after(*terms, leader="one", copies=()):
@@ -77,12 +77,14 @@ def test_copies_of_other_terms_are_not_of_its_making():
     assert nothing_repeats(after(*terms, copies=copies)) is None
 
 
-MARK_BARRIER = Mode(source="mark", delivery="barrier")
+MARK_BARRIER = SystemMode(source="mark", delivery="barrier")
 
 
 def outcome(*terms, fault, copies=(), mode=MARK_BARRIER):
     injected = [InjectedFault(fault=fault, leader="one", at=50.0, seconds=2.0, recovery_seconds=1.0)]
-    verdict = Verdict(events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies)
+    verdict = HistoryVerdict(
+        events=3, explained={"duplicate-cross-epoch": len(copies)}, unexplained={}, findings=copies
+    )
     return Outcome(
         plan=ChaosPlan(seed=1, seconds=9.0, mode=mode),
         history=Path("history"),
@@ -147,7 +149,7 @@ def test_a_run_in_which_nothing_was_at_stake_proves_nothing(lacking, said, monke
     ],
 )
 def test_a_native_run_in_which_python_did_the_work_proves_nothing(source, delivery, hand_over, count, is_lacking):
-    mode = Mode(source=source, delivery=delivery, hand_over=hand_over)
+    mode = SystemMode(source=source, delivery=delivery, hand_over=hand_over)
     ran = replace(outcome(fault="leader-killed", mode=mode), handed_over_natively=count)
     said = f"{source}/{delivery}, {hand_over}: no record was handed over natively"
     assert proved_nothing([ran]) == ([said] if is_lacking else [])

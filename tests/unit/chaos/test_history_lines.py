@@ -9,8 +9,8 @@ from infra.chaos.history.events import (
     CheckpointWrite,
     Effect,
     FailoverLoss,
-    Fault,
-    Mark,
+    FaultEvent,
+    MarkEvent,
     Park,
     Poll,
     PolledRecord,
@@ -20,7 +20,7 @@ from infra.chaos.history.events import (
     RecreatedTopic,
     Reset,
     StoredCheckpoint,
-    Term,
+    TermEvent,
     TransactionStep,
     Write,
     WrittenRecord,
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.quick
 BY = {"process": "p", "time": 1.5, "wall": 1700000000.25}
 EVENTS = [
     Write(type="ok", **BY, transaction="t", records=(WrittenRecord("e", "topic", None, 3, "h"),), number=2),
-    Term(type="invoke", **BY, leader_id="l", shard=0, epoch=None),
-    Mark(type="ok", **BY, leader_id="l", ids=(1, 2)),
+    TermEvent(type="invoke", **BY, leader_id="l", shard=0, epoch=None),
+    MarkEvent(type="ok", **BY, leader_id="l", ids=(1, 2)),
     Produce(type="invoke", **BY, leader_id="l", id=1, event="e"),
     Acknowledge(type="fail", **BY, leader_id="l", id=1, reason="no"),
     Acknowledge(type="ok", **BY, leader_id="l", id=1, topic="topic", partition=2, offset=7),
@@ -58,7 +58,7 @@ EVENTS = [
         type="ok", **BY, events=("e",), since=0.5, backlog=("f",), checkpoints=(StoredCheckpoint("s", 1, 2, 9),)
     ),
     RecreatedTopic(type="ok", **BY, topic="topic", events=(), since=0.5),
-    Fault(type="ok", **BY, fault="kill", step="end"),
+    FaultEvent(type="ok", **BY, fault="kill", step="end"),
 ]
 LINES = """\
 {"kind":"write","type":"ok","process":"p","time":1.5,"wall":1700000000.25,"number":2,"transaction":"t","records":[{"event":"e","topic":"topic","key":null,"seq":3,"hash":"h"}]}

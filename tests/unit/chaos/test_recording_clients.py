@@ -6,7 +6,7 @@ import pytest
 
 from harvest_lib.checkpoints.stores import IntentStore
 from harvest_lib.delivery import BatchCommitted, BatchDeliverySettings, BatchFailed, Sequenced, Topics
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from infra.chaos.history.events import CheckpointWrite as Answer
 from infra.chaos.recording_clients import recorded
 
@@ -30,7 +30,7 @@ class Rows:
     """`Checkpoints` of a leader that is fenced from the second batch on."""
 
     def lead(self, _leader_id, _after_epoch=None):
-        return Checkpoint(generation=0)
+        return OutboxCheckpoint(generation=0)
 
     def save(self, checkpoint):
         return checkpoint.number == 1
@@ -57,13 +57,13 @@ def test_what_a_batch_has_kept_is_not_told_once_more_as_it_is_saved():
     delivery._producer = Flushed()
     delivery, store = recorded(recorder, delivery, store, 0)
     store.lead(uuid4())
-    first = Checkpoint(generation=0, number=1)
+    first = OutboxCheckpoint(generation=0, number=1)
     assert delivery.commit(first, lambda: True) == BatchCommitted()
     assert recorder.reported == [("invoke", 1), ("ok", 1)]
     assert store.save(first)
     assert delivery.settle(lambda: True) == BatchCommitted()
     assert recorder.reported == [("invoke", 1), ("ok", 1)]
-    second = Checkpoint(generation=0, number=2)
+    second = OutboxCheckpoint(generation=0, number=2)
     assert isinstance(delivery.commit(second, lambda: True), BatchFailed)
     assert not store.save(second)
     assert recorder.reported[2:] == [("invoke", 2), ("fail", 2), ("invoke", 2), ("fail", 2)]

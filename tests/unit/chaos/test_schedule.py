@@ -6,11 +6,11 @@ import pytest
 
 from infra.chaos.faults import FAULTS, Fault
 from infra.chaos.schedule import Schedule
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 
 pytestmark = pytest.mark.quick
 
-MODES = [Mode(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
+MODES = [SystemMode(source=source, delivery="barrier") for source in ("mark", "snapshot", "transaction_id")]
 FIRST, SECOND, LAST = MODES
 
 
@@ -76,12 +76,12 @@ def test_where_no_fault_fits_there_is_none():
 @pytest.mark.parametrize(
     ("mode", "by_kafka"),
     [
-        (Mode(), False),
-        (Mode(election="neli"), True),
-        (Mode(delivery="sequenced"), False),
-        (Mode(delivery="barrier"), True),
-        (Mode(delivery="barrier", election="postgres"), False),
-        (Mode(source="mark", delivery="sequenced"), True),
+        (SystemMode(), False),
+        (SystemMode(election="neli"), True),
+        (SystemMode(delivery="sequenced"), False),
+        (SystemMode(delivery="barrier"), True),
+        (SystemMode(delivery="barrier", election="postgres"), False),
+        (SystemMode(source="mark", delivery="sequenced"), True),
     ],
 )
 def test_the_leader_is_elected_as_a_configuration_says(mode, by_kafka):

@@ -12,11 +12,11 @@ from infra.chaos.faults.topics import acknowledged
 from infra.chaos.following import Following
 from infra.chaos.history.writer import HistoryWriter
 from infra.chaos.run import judged
-from infra.chaos.system import Mode
+from infra.chaos.system import SystemMode
 
 pytestmark = pytest.mark.quick
 
-WAY = Mode(source="snapshot", delivery="barrier")
+WAY = SystemMode(source="snapshot", delivery="barrier")
 
 
 def write(pen, file):

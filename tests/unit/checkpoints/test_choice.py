@@ -7,7 +7,7 @@ import pytest
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.errors import ServerRegressed
 from harvest_lib.outbox.identity import OutboxIdentity
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 pytestmark = pytest.mark.quick
 
@@ -25,7 +25,7 @@ WRITTEN = {
     "leader_id": "leader-4",
     "timeline": "1",
 }
-MIRROR = Checkpoint(generation=3, number=8, origin={"identity": str(OURS), "timeline": "1"}, kept_in="kafka")
+MIRROR = OutboxCheckpoint(generation=3, number=8, origin={"identity": str(OURS), "timeline": "1"}, kept_in="kafka")
 OUR_SIDE = {
     "place": "here",
     "outbox": "5/shop/outbox",
@@ -110,7 +110,7 @@ def test_one_that_no_leader_of_the_shard_wrote_is_refused(changes, said):
     [
         {"generation": 2},
         {"identity": "7421/5/99999"},
-        {"number": 8, "mirror": Checkpoint(generation=3, number=8, origin=MIRROR.origin, kept_in="postgres")},
+        {"number": 8, "mirror": OutboxCheckpoint(generation=3, number=8, origin=MIRROR.origin, kept_in="postgres")},
         {"ours": {"identity": None}},
         {"ours": {"timeline": "2"}},
     ],
@@ -120,7 +120,7 @@ def test_one_that_does_not_count_or_cannot_be_known_is_not_judged(case):
 
 
 @pytest.mark.parametrize("generation", [2, 3])
-@pytest.mark.parametrize("mirror", [MIRROR, Checkpoint(generation=3, number=8)])
+@pytest.mark.parametrize("mirror", [MIRROR, OutboxCheckpoint(generation=3, number=8)])
 def test_a_record_that_names_no_outbox_is_refused(mirror, generation):
     unsigned = {"without": ["identity"], "outbox": "5/shop/outbox", "generation": generation}
     assert reason(**unsigned, mirror=mirror) == "it does not name the outbox that it is of"
@@ -132,7 +132,7 @@ def test_a_record_that_names_no_outbox_is_refused(mirror, generation):
 def newest(*, kept_in="kafka", mirror_number=8, mirror_witness, kafka_witness):
     origin = {"identity": str(OURS), "timeline": "1", "witness": mirror_witness}
     position = {"source": "snapshot", "prev": PREVIOUS}
-    mirror = Checkpoint(generation=3, number=mirror_number, position=position, origin=origin, kept_in=kept_in)
+    mirror = OutboxCheckpoint(generation=3, number=mirror_number, position=position, origin=origin, kept_in=kept_in)
     record = {**mirror.as_json(), **WRITTEN, "witness": kafka_witness}
     return CheckpointChoice(**{**OUR_SIDE, "mirror": mirror}).newest(record)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from harvest_lib.checkpoints import topic
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.errors import CheckpointError, TopicTooSmall
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.mark_batches import MOST_IDS, decode_ids, encode_ids
 
 pytestmark = pytest.mark.quick
@@ -19,7 +19,7 @@ OURS = "5/shop/outbox"
 
 
 def checkpoint(number, *, generation=0, kept_in="kafka"):
-    return Checkpoint(generation=generation, number=number, position={"at": number}, kept_in=kept_in)
+    return OutboxCheckpoint(generation=generation, number=number, position={"at": number}, kept_in=kept_in)
 
 
 def record(number, *, generation=0, outbox=OURS):
@@ -44,7 +44,7 @@ def test_a_topic_that_never_gets_its_partitions_is_waited_for_and_then_refused(m
         topic.ensure_checkpoint_topic({}, "place", 4)
 
 
-NEW, NOT_IN_KAFKA = Checkpoint(generation=0), checkpoint(5, kept_in="postgres")
+NEW, NOT_IN_KAFKA = OutboxCheckpoint(generation=0), checkpoint(5, kept_in="postgres")
 REWOUND = checkpoint(0, generation=2, kept_in="postgres")
 
 

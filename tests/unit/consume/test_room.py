@@ -4,7 +4,7 @@ import pytest
 from support.clock import Clock
 
 from harvest_lib import open_files
-from harvest_lib.consume.room import Room
+from harvest_lib.consume.room import ShardRoom
 from harvest_lib.errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.quick
@@ -36,7 +36,7 @@ def files(monkeypatch):
 
 @pytest.fixture
 def room(clock, files):
-    room = Room()
+    room = ShardRoom()
     room.begin()
     return room
 

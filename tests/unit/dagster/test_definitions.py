@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dagster_harvest.components import OutboxComponent, outbox_definitions
 from dagster_harvest.example_flights.definitions import defs
 from dagster_harvest.resources import HarvesterResource
-from dagster_harvest.settings import AssetKeys, DaemonSettings, OutboxSettings, WriterSettings
+from dagster_harvest.settings import AssetKeys, DaemonSettings, OutboxSettings, SparkWriterSettings
 from harvest_lib.errors import ConfigError
 
 pytestmark = pytest.mark.quick
@@ -120,7 +120,7 @@ def test_keys_that_cannot_be_are_refused(keys, message):
 
 def test_keys_are_what_the_settings_say():
     keys = AssetKeys(business="db/{table}/rows", outbox="{name}", topic="t/{name}/{topic}", source="from/{source}")
-    writer = WriterSettings(table="eu.sales", source="files")
+    writer = SparkWriterSettings(table="eu.sales", source="files")
     settings = OutboxSettings(name="shop", topics=["a.b"], writer=writer, asset_keys=keys)
     assert settings.business_key == dg.AssetKey(["db", "eu", "sales", "rows"])
     assert settings.outbox_key == dg.AssetKey(["shop"])
@@ -136,7 +136,7 @@ def test_what_applications_write_stands_before_the_outbox():
         dg.AssetKey(["carts"]),
     }
     with pytest.raises(ValidationError, match="upstream is for an outbox without a writer here"):
-        OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=WriterSettings())
+        OutboxSettings(name="shop", topics=["orders"], upstream=["carts"], writer=SparkWriterSettings())
 
 
 def test_an_audit_job_whose_assets_are_not_there_is_an_error_at_load():

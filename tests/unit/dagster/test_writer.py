@@ -7,7 +7,7 @@ import pytest
 
 from dagster_harvest.assets import written_assets
 from dagster_harvest.components import outbox_definitions
-from dagster_harvest.settings import OutboxSettings, WriterSettings
+from dagster_harvest.settings import OutboxSettings, SparkWriterSettings
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,7 @@ def load(tmp_path, monkeypatch):
 
     def run(*lines):
         (tmp_path / "a_writer.py").write_text(f"for line in {lines!r}:\n    print(line)\n")
-        writer = WriterSettings(module="a_writer")
+        writer = SparkWriterSettings(module="a_writer")
         settings = OutboxSettings(name="shop", topics=["orders"], config_file=str(config), writer=writer)
         with dg.DagsterInstance.ephemeral() as instance:
             return dg.materialize(

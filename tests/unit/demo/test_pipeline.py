@@ -3,10 +3,10 @@
 import pytest
 from support.pipeline_files import writer
 
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from infra.demo_pipeline import run
 from infra.demo_pipeline.destinations import Arrived, differences, in_parquet
-from infra.demo_pipeline.process import Kill
+from infra.demo_pipeline.process import StateAfterKill
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +39,7 @@ def test_what_transforms_change_is_no_difference_and_what_they_left_is():
 
 
 def test_a_repeat_is_explained_by_kills_that_left_it_unflushed_once_each():
-    kills = [Kill(resumes_at={"lake": 5}, end=8), Kill(resumes_at={"lake": 7}, end=9)]
+    kills = [StateAfterKill(resumes_at={"lake": 5}, end=8), StateAfterKill(resumes_at={"lake": 7}, end=9)]
     assert run._repeats(arrived(1, 2, 5, 5, 7, 7, 7), "lake", kills) == (3, 0)
     assert run._repeats(arrived(4, 4, 5, 5, 5, 8, 8), "lake", kills) == (4, 2)
     assert run._repeats(arrived(9, 9), "lake", kills) == (1, 1)
@@ -50,7 +50,7 @@ def test_the_newest_row_of_each_key_counts_until_it_is_deleted(tmp_path):
     for offset, (op, key, note) in enumerate(
         [(Op.INSERT, 1, "a"), (Op.INSERT, 2, "b"), (Op.UPDATE, 1, "c"), (Op.DELETE, 2, None)]
     ):
-        made.write([Message(op, 1, "t", {"id": key, "note": note}, offset=offset)])
+        made.write([PipelineMessage(op, 1, "t", {"id": key, "note": note}, offset=offset)])
     found = in_parquet(tmp_path / "t")
     assert found.rows == {1: {"id": 1, "note": "c"}}
     assert found.times == {0: 1, 1: 1, 2: 1, 3: 1}

@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from infra.demo.dagster_api import Verdict
+from infra.demo.dagster_api import CheckResult
 from infra.demo.progress import verdicts
 from infra.demo.proof import Proof
 
 pytestmark = pytest.mark.quick
 
-PASSED = Verdict(verdict="passed", description="0 of 842 records are lost")
+PASSED = CheckResult(verdict="passed", description="0 of 842 records are lost")
 
 
 def seen(**changes):
@@ -28,8 +28,8 @@ def test_all_made_all_passed_and_the_harvester_runs():
     "changes",
     [
         {"checks": {}},
-        {"checks": {"a:lost": PASSED, "a:age": Verdict(verdict="WARN")}},
-        {"checks": {"a:lost": PASSED, "a:age": Verdict(verdict="never")}},
+        {"checks": {"a:lost": PASSED, "a:age": CheckResult(verdict="WARN")}},
+        {"checks": {"a:lost": PASSED, "a:age": CheckResult(verdict="never")}},
         {"never_made": ("audit/a/verified",)},
         {"daemon_runs": False},
         {"failed": ("flights_load FAILURE: http://127.0.0.1:1/runs/7",)},

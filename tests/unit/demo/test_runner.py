@@ -12,7 +12,7 @@ from infra.demo import runner
 from infra.demo.feeding import Feed
 from infra.demo.place import Place
 from infra.demo.progress import Progress
-from infra.demo.runner import Run, run_demo
+from infra.demo.runner import DemoRun, run_demo
 from infra.interruption import Interrupted
 
 pytestmark = pytest.mark.quick
@@ -22,7 +22,7 @@ PLACE = Place(dsn="host=a password=secret", bootstrap_servers="b:1", topic="t", 
 
 @pytest.fixture
 def run(tmp_path):
-    with Run(tmp_path, PLACE, Progress(Console(file=io.StringIO()))) as demo:
+    with DemoRun(tmp_path, PLACE, Progress(Console(file=io.StringIO()))) as demo:
         yield demo
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from harvest_lib.harvester.checkpoint_ages import CheckpointAges
-from harvest_lib.record.checkpoint import Checkpoint
+from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.subscriptions.admin import SubscriptionShard
 
 pytestmark = pytest.mark.quick
@@ -26,7 +26,7 @@ SHARD = SubscriptionShard(
     low_watermark="1:1:",
     retention_hold=None,
     until=None,
-    checkpoint=Checkpoint(generation=3, number=7),
+    checkpoint=OutboxCheckpoint(generation=3, number=7),
     updated_at=NOON,
     updated_seconds_ago=10.0,
 )
@@ -46,7 +46,7 @@ def test_a_term_that_begins_makes_no_checkpoint_younger():
 
 @pytest.mark.parametrize(
     "change",
-    [{"checkpoint": Checkpoint(generation=3, number=8)}, {"generation": 4}],
+    [{"checkpoint": OutboxCheckpoint(generation=3, number=8)}, {"generation": 4}],
     ids=["it is another one", "the subscription was rewound"],
 )
 def test_a_checkpoint_that_is_written_is_as_old_as_that(change):

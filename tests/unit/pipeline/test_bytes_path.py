@@ -19,7 +19,7 @@ from harvest_lib.pipeline.adaptors.outbox import OutboxMessages
 from harvest_lib.pipeline.commit_log import CommitLog, segment
 from harvest_lib.pipeline.commit_log import log as log_module
 from harvest_lib.pipeline.logged_messages import LoggedMessages, MessageCache
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.pipeline import Pipeline
 from harvest_lib.pipeline.transforms.ready import Omit
@@ -135,7 +135,7 @@ def test_a_transform_gets_messages_and_so_does_its_writer(tmp_path, transform):
     expected = [each._replace(offset=offset) for offset, each in enumerate(given)]
     assert [each for write in plain.writes for each in write] == expected
     assert [each for write in transformed.writes for each in write] == expected
-    assert all(type(each) is Message for each in seen)
+    assert all(type(each) is PipelineMessage for each in seen)
     assert plain.kinds == {LoggedMessages}
     assert transformed.kinds == {list}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harvest_lib.errors import LogDamaged, LogError, LogInUse, LogTooNew, OffsetBeyondLog
-from harvest_lib.pipeline.commit_log import CommitLog, Entry, manifest
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry, manifest
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES
 
 pytestmark = pytest.mark.quick
@@ -55,7 +55,7 @@ def test_entries_of_any_size_are_read(folder, size):
         log.append(appended)
         log.append(appended)
         assert [entry[1:] for entry in log.read(0)] == appended * 2
-        assert list(log.read(7, 8)) == [Entry(7, *appended[7])]
+        assert list(log.read(7, 8)) == [LogEntry(7, *appended[7])]
     with CommitLog(folder) as log:
         assert [entry[1:] for entry in log.read(0)] == appended * 2
 
@@ -221,7 +221,7 @@ def test_threads_read_while_one_appends_and_another_compacts(folder):
         for number in range(batches):
             batch = [(number, 1, b"ABC"[at : at + 1], b"%d" % number) for at in range(3)]
             first = log.append(batch).start
-            written += [Entry(first + at, *entry) for at, entry in enumerate(batch)]
+            written += [LogEntry(first + at, *entry) for at, entry in enumerate(batch)]
         done.set()
         for thread in threads:
             thread.join()

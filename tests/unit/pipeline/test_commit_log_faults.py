@@ -13,7 +13,7 @@ import pytest
 from support.power import MEMORY
 
 from harvest_lib.errors import LogUnwritable
-from harvest_lib.pipeline.commit_log import CommitLog, Entry
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry
 from harvest_lib.pipeline.offset_log import OffsetLog
 
 pytestmark = pytest.mark.quick
@@ -78,7 +78,7 @@ class Model:
         try:
             self.log.append(batch)
         finally:  # entries that came into the log before it failed are there, too
-            self.entries += [Entry(first + at, *entry) for at, entry in enumerate(batch[: self.log.end - first])]
+            self.entries += [LogEntry(first + at, *entry) for at, entry in enumerate(batch[: self.log.end - first])]
 
     def sync(self):
         self.log.sync()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.log_format import decode, decode_index, encode
 
 from harvest_lib.errors import EntryRefused
-from harvest_lib.pipeline.commit_log import CommitLog, Entry, mode_byte, pack, parts_of, unpack
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry, mode_byte, pack, parts_of, unpack
 from harvest_lib.pipeline.commit_log.entry import Malformed
 from harvest_lib.pipeline.offset_log import OffsetLog
 
@@ -56,7 +56,7 @@ def test_a_golden_log_is_read(tmp_path):
     shutil.copytree(GOLDEN / "commit_log", tmp_path / "log")
     with CommitLog(tmp_path / "log") as log:
         assert log.repaired == ()
-        assert list(log.read(0)) == [Entry(offset, *entry) for offset, entry in enumerate(unnumbered())]
+        assert list(log.read(0)) == [LogEntry(offset, *entry) for offset, entry in enumerate(unnumbered())]
 
 
 def test_golden_offsets_are_entries_with_eight_bytes_of_data(tmp_path):
@@ -99,7 +99,7 @@ def test_the_index_vouches_for_each_block(tmp_path):
 
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        LogEntry,
         st.integers(0, 2**60),
         st.integers(0, 2**64 - 1),
         st.integers(0, 255),
@@ -130,7 +130,7 @@ def test_part_of_an_entry_is_none(entries, data):
     ids=["message too long", "message too short", "key too long", "data too short"],
 )
 def test_lengths_that_do_not_fit_together_are_no_entry(field, value):
-    packed = bytearray(pack([Entry(7, 1, 0, b"A", b"data"), Entry(8, 1, 0, b"A", b"data")]))
+    packed = bytearray(pack([LogEntry(7, 1, 0, b"A", b"data"), LogEntry(8, 1, 0, b"A", b"data")]))
     packed[field] = value.to_bytes(4, "big")
     with pytest.raises(Malformed) as raised:
         unpack(bytes(packed))
@@ -139,7 +139,7 @@ def test_lengths_that_do_not_fit_together_are_no_entry(field, value):
 
 @pytest.mark.parametrize(("offsets", "at"), [((7, 7), 1), ((7, 6), 1), ((10, 11), 0), ((9, 10), 1)])
 def test_offsets_rise_and_stay_below_the_end(offsets, at):
-    packed = [pack([Entry(offset, 1, 0, b"A", b"data")]) for offset in offsets]
+    packed = [pack([LogEntry(offset, 1, 0, b"A", b"data")]) for offset in offsets]
     with pytest.raises(Malformed, match="its offset") as raised:
         unpack(b"".join(packed), end=10)
     assert raised.value.at == at * len(packed[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.power import MEMORY, Crash, Power
 
-from harvest_lib.pipeline.commit_log import CommitLog, Entry
+from harvest_lib.pipeline.commit_log import CommitLog, LogEntry
 from harvest_lib.pipeline.commit_log.files import index_path, log_path
 
 pytestmark = pytest.mark.quick
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 BATCHES = [
     [(at, 1, b"AB"[at % 2 : at % 2 + 1], b"%d" % at * (at % 5)) for at in range(n * 3, n * 3 + 3)] for n in range(4)
 ]
-ENTRIES = [Entry(at, *entry) for at, entry in enumerate(entry for batch in BATCHES for entry in batch)]
+ENTRIES = [LogEntry(at, *entry) for at, entry in enumerate(entry for batch in BATCHES for entry in batch)]
 ENDS = [0, 3, 6, 9, 12]
 """Ends of batches: a torn batch goes as a whole, for its checksum is that of the batch."""
 

@@ -16,7 +16,7 @@ from support.pipeline_files import AT, everything, message, reader, writer
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors.file.paths import file_name, namespace_of
 from harvest_lib.pipeline.adaptors.stdout import StdoutWriter, StdoutWriting
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 pytestmark = pytest.mark.quick
 
@@ -313,7 +313,7 @@ def test_names_of_files_lead_nowhere_else_and_back(namespace):
 
 def test_lines_on_the_standard_output(capfdbinary):
     made = StdoutWriter(StdoutWriting())
-    made.write([message(id=1), Message(Op.NOOP, AT, "position", {}), message(Op.DELETE, id=1)])
+    made.write([message(id=1), PipelineMessage(Op.NOOP, AT, "position", {}), message(Op.DELETE, id=1)])
     made.close()
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert [line["op"] for line in lines] == ["insert", "delete"]

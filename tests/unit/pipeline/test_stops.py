@@ -17,7 +17,7 @@ from harvest_lib.clock import Deadline
 from harvest_lib.errors import LogUnwritable, PipelineError, PositionLost, ServerRegressed
 from harvest_lib.pipeline import lost_position, operations, pipeline
 from harvest_lib.pipeline.commit_log import CommitLog
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.pipeline.offset_log import OffsetLog
 from harvest_lib.pipeline.pipeline import Pipeline, PipelineState
 from harvest_lib.pipeline.threads import Flusher
@@ -307,7 +307,7 @@ def test_the_reader_is_never_far_ahead_of_the_slowest_writer(tmp_path):
 
 
 def test_messages_that_say_where_a_reader_stands_go_to_no_writer_and_come_back_to_it(tmp_path):
-    noop = Message(Op.NOOP, 1, "where", {"n": 2, "lsn": "0/16B3748"}, Mode.COMPLETE)
+    noop = PipelineMessage(Op.NOOP, 1, "where", {"n": 2, "lsn": "0/16B3748"}, Mode.COMPLETE)
     writer, again = Taking(), Script()
     run(tmp_path, Script([*messages("AA"), noop]), {"c0": writer})
     assert writer.offsets == [0, 1]

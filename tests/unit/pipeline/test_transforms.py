@@ -5,13 +5,13 @@ from decimal import Decimal
 
 import pytest
 
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.pipeline.transforms import TransformFailed, applied
 from harvest_lib.pipeline.transforms.loading import NotATransform, load
 
 pytestmark = pytest.mark.quick
 
-FLIGHT = Message(
+FLIGHT = PipelineMessage(
     Op.INSERT,
     1_357_034_400_123,
     "public.flights",
@@ -151,4 +151,4 @@ def test_junk_that_a_transform_returns_is_told(returned, complaint):
 
 
 def test_a_transform_cannot_move_a_message_in_the_log():
-    assert applied([("new", lambda message: Message(Op.INSERT, 1, "a", {}))], FLIGHT).offset == 7
+    assert applied([("new", lambda message: PipelineMessage(Op.INSERT, 1, "a", {}))], FLIGHT).offset == 7

@@ -36,7 +36,7 @@ from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_errors
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class JsonLinesWriter:
         self._ends: dict[Path, int] = {}
         self._names: dict[str, str] = {}
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         written = without_noops(messages)
         joined = encode_joined(written, self._content, b"\n") if _NAMESPACE not in self._path else None
         if joined is not None:
@@ -70,7 +70,7 @@ class JsonLinesWriter:
             with system_errors("written", path):
                 self._append(path, content)
 
-    def _by_name(self, messages: Sequence[Message], lines: list[bytes]) -> Mapping[str, list[bytes]]:
+    def _by_name(self, messages: Sequence[PipelineMessage], lines: list[bytes]) -> Mapping[str, list[bytes]]:
         if _NAMESPACE not in self._path:
             return {self._path: lines} if lines else {}
         found: dict[str, list[bytes]] = defaultdict(list)
@@ -138,7 +138,7 @@ class JsonLinesReader(Reader):
         self._place = f"file/{options.path}"
         self._line = b""
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         before = last.get(self._place)
         position = int(before.data["byte"]) if before is not None else 0
         with system_errors("read", self._path), self._path.open("rb") as file:
@@ -162,7 +162,7 @@ class JsonLinesReader(Reader):
                         "line": [len(self._line), crc32(self._line)],
                         "head": [len(head), crc32(head)],
                     }
-                    yield [*batch, Message(Op.NOOP, unix_ms(), self._place, place)]
+                    yield [*batch, PipelineMessage(Op.NOOP, unix_ms(), self._place, place)]
                 elif not self._options.follow:
                     return
                 elif is_replaced:
@@ -197,8 +197,8 @@ class JsonLinesReader(Reader):
                 next_step=_REMEDY,
             )
 
-    def _batch(self, file: BinaryIO, position: int) -> tuple[list[Message], int]:
-        batch: list[Message] = []
+    def _batch(self, file: BinaryIO, position: int) -> tuple[list[PipelineMessage], int]:
+        batch: list[PipelineMessage] = []
         room = Room(self._options.batch_rows)
         while not room.is_full:
             line = file.readline()
@@ -212,7 +212,7 @@ class JsonLinesReader(Reader):
             position += len(line)
         return batch, position
 
-    def _message(self, line: bytes, position: int) -> Message:
+    def _message(self, line: bytes, position: int) -> PipelineMessage:
         try:
             namespace = self._options.namespace or self._path.stem
             return decode(line, self._options.content, timestamp=unix_ms(), namespace=namespace)

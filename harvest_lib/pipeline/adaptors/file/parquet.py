@@ -38,7 +38,7 @@ from harvest_lib.pipeline.adaptors.file.parquet_rows import encoded_columns, row
 from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, namespace_of, system_errors
 from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.extended_json import dumps, loads
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class ParquetWriter(Writer):
         self._next: dict[Path, int] = {}
         self._pyarrow = _pyarrow()
 
-    def write(self, messages: Sequence[Message]) -> None:
-        by_namespace: dict[str, list[Message]] = defaultdict(list)
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
+        by_namespace: dict[str, list[PipelineMessage]] = defaultdict(list)
         for message in messages:
             if message.op is not Op.NOOP:
                 by_namespace[message.namespace].append(message)
@@ -98,7 +98,7 @@ class ParquetWriter(Writer):
         numbers = [int(each.stem) for each in folder.glob(f"*{_ENDING}") if each.stem.isdigit()]
         return max(numbers, default=0) + 1
 
-    def _table(self, messages: Sequence[Message]) -> Any:
+    def _table(self, messages: Sequence[PipelineMessage]) -> Any:
         pa = self._pyarrow
         names = list(dict.fromkeys(name for message in messages for name in message.data))
         if taken := sorted(set(_OURS) & set(names)):
@@ -137,14 +137,14 @@ class ParquetReader(Reader):
         self._options = options
         self._pyarrow = _pyarrow()
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         done: dict[Path, str] = {}
         with system_errors("read", self._folder):
             while True:
                 files = self._files(done, last)
                 for path in files:
                     yield from self._file(path)
-                    place = Message(Op.NOOP, unix_ms(), self._place(path.parent), _identity(path))
+                    place = PipelineMessage(Op.NOOP, unix_ms(), self._place(path.parent), _identity(path))
                     yield [place]
                     done[path.parent] = path.name
                 if not files:
@@ -153,7 +153,7 @@ class ParquetReader(Reader):
                     yield []
                     time.sleep(_WAIT_SECONDS)
 
-    def _files(self, done: Mapping[Path, str], last: Mapping[str, Message]) -> list[Path]:
+    def _files(self, done: Mapping[Path, str], last: Mapping[str, PipelineMessage]) -> list[Path]:
         found = []
         for folder in [self._folder, *sorted(each for each in self._folder.iterdir() if each.is_dir())]:
             before = last.get(self._place(folder))
@@ -180,10 +180,10 @@ class ParquetReader(Reader):
                 next_step="bring the files back that were read, or have the writer go on in another folder",
             )
 
-    def _file(self, path: Path) -> Iterator[Sequence[Message]]:
+    def _file(self, path: Path) -> Iterator[Sequence[PipelineMessage]]:
         own = namespace_of(path.parent.name) if path.parent != self._folder else path.stem
         encoded = encoded_columns(self._pyarrow, path, _JSON)
-        batch: list[Message] = []
+        batch: list[PipelineMessage] = []
         room = Room(self._options.batch_rows)
         for row in rows_of(self._pyarrow, path, self._options.batch_rows):
             message = self._message(row, encoded, self._options.namespace or own)
@@ -195,7 +195,7 @@ class ParquetReader(Reader):
         if batch:
             yield batch
 
-    def _message(self, row: dict[str, Any], encoded: set[str], namespace: str) -> Message:
+    def _message(self, row: dict[str, Any], encoded: set[str], namespace: str) -> PipelineMessage:
         op, timestamp = row.pop("_op", "insert"), row.pop("_timestamp", None)
         row.pop("_offset", None)
         for name in encoded:
@@ -204,7 +204,7 @@ class ParquetReader(Reader):
         at = max(0, round(timestamp.timestamp() * 1000)) if isinstance(timestamp, datetime) else unix_ms()
         # A delete has its key, which is never null, and no other column of the file.
         data = {name: value for name, value in row.items() if value is not None or op != "delete"}
-        return Message(_OPS.get(op, Op.INSERT), at, namespace, data)
+        return PipelineMessage(_OPS.get(op, Op.INSERT), at, namespace, data)
 
     def _place(self, folder: Path) -> str:
         return f"file/{folder}"

@@ -44,17 +44,17 @@ from harvest_lib.pipeline.adaptors.envelope import decode
 from harvest_lib.pipeline.adaptors.kafka.options import KafkaReading
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.extended_json import loads
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.record.header import headers_of
 from harvest_lib.record.last_read import LastRead
 
 _log = logging.getLogger(__name__)
 
 _UNREADABLE = {
-    ClientError._BAD_MSG,  # noqa: SLF001 - their names
-    ClientError._BAD_COMPRESSION,  # noqa: SLF001
-    ClientError._NOT_IMPLEMENTED,  # noqa: SLF001
-    ClientError._UNSUPPORTED_FEATURE,  # noqa: SLF001
+    ClientError._BAD_MSG,
+    ClientError._BAD_COMPRESSION,
+    ClientError._NOT_IMPLEMENTED,
+    ClientError._UNSUPPORTED_FEATURE,
 }
 """Errors of the client for records that it cannot decode. It would fetch them for ever, or go on without them."""
 
@@ -86,7 +86,7 @@ class KafkaReader(Reader):
         self._lasts: dict[str, dict[int, LastRead]] = {}
         self._retention = RetentionWatch(options.kafka, self._positions)
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         for topic in self._options.topics:
             before = last.get(_place(topic))
             kept = before.data if before is not None else {}
@@ -244,16 +244,16 @@ class KafkaReader(Reader):
                 )
             return set(metadata.partitions)
 
-    def _batch(self, consumer: Any) -> Sequence[Message]:
-        batch: list[Message] = []
+    def _batch(self, consumer: Any) -> Sequence[PipelineMessage]:
+        batch: list[PipelineMessage] = []
         touched: dict[str, int] = {}
         newest: dict[Place, Record] = {}
         for record in self._records(consumer):
             if (error := record.error()) is not None:
-                if error.code() == ClientError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
+                if error.code() == ClientError._AUTO_OFFSET_RESET:
                     what = f"a partition of {record.topic()!r} no longer has what was not read yet"
                     raise _lost(what, error.str(), wears_off=True)
-                if error.code() == ClientError._PARTITION_EOF:  # noqa: SLF001 - its name
+                if error.code() == ClientError._PARTITION_EOF:
                     # The offsets up to the end have no records: if retention removes them, nothing is lost.
                     offsets, partition = self._offsets[record.topic()], record.partition()
                     if record.offset() > offsets[partition]:
@@ -292,15 +292,15 @@ class KafkaReader(Reader):
                 return
             count, largest, wait = count * _GROWTH, max(largest, *sizes), 0.0  # later calls do not wait
 
-    def _message(self, record: Record) -> Message | None:
+    def _message(self, record: Record) -> PipelineMessage | None:
         topic, value, timestamp = str(record.topic()), record.value(), _when(record)
         if self._options.content == "record":
-            return Message(Op.INSERT, timestamp, topic, _whole(record))
+            return PipelineMessage(Op.INSERT, timestamp, topic, _whole(record))
         try:
             if value is None:
                 # Only records of `content: data` have deletes without value; elsewhere they clear a key's past.
                 key = loads(record.key() or b"")
-                return Message(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
+                return PipelineMessage(Op.DELETE, timestamp, topic, key) if self._options.content == "data" else None
             return decode(value, self._options.content, timestamp=timestamp, namespace=topic)
         except MessageRefused as error:
             raise MessageRefused(
@@ -309,10 +309,12 @@ class KafkaReader(Reader):
                 next_step=f"name the form of the records with `content` (`record` takes anything); {error.next_step}",
             ) from None
 
-    def _position(self, topic: str, timestamp: int) -> Message:
+    def _position(self, topic: str, timestamp: int) -> PipelineMessage:
         offsets = {str(partition): offset for partition, offset in sorted(self._offsets[topic].items())}
         lasts = {str(partition): list(last) for partition, last in sorted(self._lasts[topic].items())}
-        return Message(Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic], "last": lasts})
+        return PipelineMessage(
+            Op.NOOP, timestamp, _place(topic), {"offsets": offsets, "id": self._ids[topic], "last": lasts}
+        )
 
     def _make(self) -> Any:
         own = {

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harvest_lib.errors import MessageRefused
-from harvest_lib.native import Field, Pieces, Records, Wrapping, kinds_of, targets_of
+from harvest_lib.native import Field, NativeRecords, Pieces, Wrapping, kinds_of, targets_of
 from harvest_lib.pipeline.adaptors.envelope import encode, encode_all, encode_joined, wrapped
 from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
 from harvest_lib.pipeline.encoded_messages import PARTS, Head
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted, scalar
 from harvest_lib.pipeline.logged_messages import LoggedMessages, namespaces_and_times
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 KeyAndValue = tuple[bytes, bytes | None]
 
@@ -22,13 +22,13 @@ _LATEST = (1 << 63) - 1
 """Kafka's times are signed 64-bit milliseconds; messages have unsigned times."""
 
 
-def records_of(messages: Sequence[Message], options: KafkaWriting) -> Sequence[KeyAndValue]:
+def records_of(messages: Sequence[PipelineMessage], options: KafkaWriting) -> Sequence[KeyAndValue]:
     """Return key and value of each message. Raises MessageRefused."""
     quick = _quickly(messages, options) if isinstance(messages, LoggedMessages) else None
     return quick if quick is not None else [_record(message, options) for message in messages]
 
 
-def namespaces_and_record_times(messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
+def namespaces_and_record_times(messages: Sequence[PipelineMessage]) -> Sequence[tuple[str, int]]:
     """Return the namespace of each message, and the time of its record. Raises MessageRefused."""
     found = namespaces_and_times(messages)
     for place, (namespace, timestamp) in enumerate(found):
@@ -42,7 +42,9 @@ def namespaces_and_record_times(messages: Sequence[Message]) -> Sequence[tuple[s
     return [(namespace, max(0, timestamp)) for namespace, timestamp in found]
 
 
-def handed_over(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
+def handed_over(
+    messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]
+) -> Sequence[NativeRecords] | None:
     """Return the same as `records_of` in the form of a producer's native side, with the topic of each namespace; None
     if a time is refused, or a record has no value. Raises MessageRefused."""
     if any(timestamp > _LATEST for timestamp, _, _ in messages.kinds):
@@ -57,10 +59,12 @@ def handed_over(messages: LoggedMessages, options: KafkaWriting, topics: Mapping
     numbers: dict[Head, int] = {}
     kinds = [numbers.setdefault(head, len(numbers)) for head in messages.heads]
     targets = targets_of([_target(head, topics) for head in numbers])
-    return [Records(Pieces.of([key for key, _ in records]), Pieces.of(values), kinds_of(kinds), targets)]
+    return [NativeRecords(Pieces.of([key for key, _ in records]), Pieces.of(values), kinds_of(kinds), targets)]
 
 
-def _joined(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]) -> Sequence[Records] | None:
+def _joined(
+    messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str, str]
+) -> Sequence[NativeRecords] | None:
     """Return the records of joined messages without making message objects; None if that is impossible."""
     values = encode_joined(messages, options.content)
     around: dict[Head, Wrapping] = {}
@@ -79,7 +83,7 @@ def _joined(messages: LoggedMessages, options: KafkaWriting, topics: Mapping[str
     for part, (pieces, kinds) in zip(messages.joined, values, strict=True):
         keys, _ = wrapped(part, around)
         targets = targets_of([_target(head, topics) if head in around else ("", 0) for head in part[0].table])
-        found.append(Records(keys, pieces, kinds, targets))
+        found.append(NativeRecords(keys, pieces, kinds, targets))
     return found
 
 
@@ -110,7 +114,7 @@ def _target(head: Head, topics: Mapping[str, str]) -> tuple[str, int]:
     return topics[key.decode()], max(0, timestamp)
 
 
-def _record(message: Message, options: KafkaWriting) -> KeyAndValue:
+def _record(message: PipelineMessage, options: KafkaWriting) -> KeyAndValue:
     namespace = message.namespace
     fields = options.key.get(namespace)
     if options.content == "data" and (fields is None or message.op is Op.COMMAND):

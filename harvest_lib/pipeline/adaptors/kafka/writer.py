@@ -36,12 +36,12 @@ from harvest_lib.kafka_client import (
     topic_partitions,
     translate,
 )
-from harvest_lib.native import UNCONFIRMED, NativeSender, Records, close_with_sender, error_of, make_with_sender
+from harvest_lib.native import UNCONFIRMED, NativeRecords, NativeSender, close_with_sender, error_of, make_with_sender
 from harvest_lib.pipeline.adaptors.kafka.options import NAMESPACE, KafkaWriting
 from harvest_lib.pipeline.adaptors.kafka.records import handed_over, namespaces_and_record_times, records_of
 from harvest_lib.pipeline.adaptors.refusal import refusal
 from harvest_lib.pipeline.logged_messages import LoggedMessages, namespaces_and_times, without_noops
-from harvest_lib.pipeline.message import Message
+from harvest_lib.pipeline.message import PipelineMessage
 from harvest_lib.record import is_legal_topic
 
 _WAIT_SECONDS = 0.1
@@ -90,7 +90,7 @@ def _rank(failure: _Failure) -> int:
     return 2 if topic and error.code() not in PURGED else 3
 
 
-def _hand_over(sender: NativeSender, records: Sequence[Records], failures: list[_Failure]) -> Iterator[None]:
+def _hand_over(sender: NativeSender, records: Sequence[NativeRecords], failures: list[_Failure]) -> Iterator[None]:
     """Hand records over by the producer's native side, which collects their failures."""
     before = 0
     for some in records:
@@ -98,7 +98,7 @@ def _hand_over(sender: NativeSender, records: Sequence[Records], failures: list[
         while went < len(some):
             count, code = sender.produce(some, went)
             went += count
-            if code == ClientError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's own code
+            if code == ClientError._QUEUE_FULL:
                 yield
             elif code:
                 topic = some.targets[some.kinds[went]].topic.decode()
@@ -146,14 +146,14 @@ class KafkaWriter:
         self._last = LastError()
         self._topics: dict[str, str] = {}
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         written = without_noops(messages)
         producer = self._producer or self._make()
         failures: list[_Failure] = []
         handing_over = self._natively(written, failures) or self._by_python(producer, written, failures)
         self._deliver(producer, written, handing_over, failures)
 
-    def _natively(self, messages: Sequence[Message], failures: list[_Failure]) -> Iterator[None] | None:
+    def _natively(self, messages: Sequence[PipelineMessage], failures: list[_Failure]) -> Iterator[None] | None:
         """Return the native hand-over of messages that the log has as bytes; None if Python has to hand them over."""
         if self._sender is None or not isinstance(messages, LoggedMessages):
             return None
@@ -162,7 +162,7 @@ class KafkaWriter:
         return None if records is None else _hand_over(self._sender, records, failures)
 
     def _by_python(
-        self, producer: KafkaProducer, messages: Sequence[Message], failures: list[_Failure]
+        self, producer: KafkaProducer, messages: Sequence[PipelineMessage], failures: list[_Failure]
     ) -> Iterator[None]:
         records = records_of(messages, self._options)
         places = namespaces_and_record_times(messages)
@@ -176,7 +176,7 @@ class KafkaWriter:
     def _deliver(
         self,
         producer: KafkaProducer,
-        messages: Sequence[Message],
+        messages: Sequence[PipelineMessage],
         handing_over: Iterator[None],
         failures: list[_Failure],
     ) -> None:
@@ -190,7 +190,7 @@ class KafkaWriter:
     def _await_delivery(
         self,
         producer: KafkaProducer,
-        messages: Sequence[Message],
+        messages: Sequence[PipelineMessage],
         handing_over: Iterator[None],
         failures: list[_Failure],
     ) -> None:
@@ -262,7 +262,7 @@ class KafkaWriter:
             )
         create_topic(settings, topic, partitions=partitions, config={})
 
-    def _failed(self, messages: Sequence[Message], failure: _Failure) -> HarvestError:
+    def _failed(self, messages: Sequence[PipelineMessage], failure: _Failure) -> HarvestError:
         error, topic, _ = failure
         if _is_refusal(error):
             evidence = f"{error.str()}, topic {topic}" if topic else error.str()
@@ -278,7 +278,7 @@ class KafkaWriter:
             )
         return translate(error, settings=self._options.kafka, said=self._last.text)
 
-    def _suspects(self, messages: Sequence[Message], failure: _Failure) -> Sequence[int]:
+    def _suspects(self, messages: Sequence[PipelineMessage], failure: _Failure) -> Sequence[int]:
         """Return the offsets of the messages that may have caused the failure. Kafka refuses batches: then only the
         topic is known. The client refuses a single record."""
         if failure.place is not None:

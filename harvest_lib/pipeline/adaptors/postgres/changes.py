@@ -33,7 +33,7 @@ from harvest_lib.pipeline.adaptors.postgres.pgoutput import (
     Value,
 )
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 TRUNCATE = {"command": "truncate"}
 
@@ -77,7 +77,7 @@ class Changes:
         self.is_open = False
         """True if a transaction has begun and not ended."""
 
-    def take(self, change: Decoded) -> Sequence[Message]:
+    def take(self, change: Decoded) -> Sequence[PipelineMessage]:
         match change:
             case Begin():
                 self.is_open, self._timestamp, self._xid = True, change.timestamp, change.xid
@@ -146,7 +146,7 @@ class Changes:
                 next_step="report it with the server's version",
             ) from None
 
-    def _updated(self, layout: _Layout, update: Update) -> Sequence[Message]:
+    def _updated(self, layout: _Layout, update: Update) -> Sequence[PipelineMessage]:
         new, old = update.new, update.old
         if old is not None:
             named = zip(layout.names, old, new, strict=True)  # a value that is not sent is UNCHANGED, not None
@@ -161,7 +161,7 @@ class Changes:
         gone = self._message(Op.DELETE, layout, self._old(layout, old, update.old_is_key))
         return [gone, *(self._message(Op.INSERT, layout, data) for data in row)]
 
-    def _replaced(self, layout: _Layout, old: Row | None, new: Row) -> Sequence[Message]:
+    def _replaced(self, layout: _Layout, old: Row | None, new: Row) -> Sequence[PipelineMessage]:
         row = self._row(layout, new)
         if old is None or list(old) == list(new):
             return [self._message(Op.UPDATE, layout, row)]
@@ -201,5 +201,5 @@ class Changes:
             if value is not UNCHANGED or name in fetched
         }
 
-    def _message(self, op: Op, layout: _Layout, data: Mapping[str, Any]) -> Message:
-        return Message(op, self._timestamp, layout.table.namespace, data)
+    def _message(self, op: Op, layout: _Layout, data: Mapping[str, Any]) -> PipelineMessage:
+        return PipelineMessage(op, self._timestamp, layout.table.namespace, data)

@@ -22,7 +22,7 @@ from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.slot import known_of, require_followed
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.pipeline.bounds import Room, size_of
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Copy:
         connect: Callable[[], psycopg.Connection[Any]],
         *,
         again: Callable[[Sequence[Table]], Sequence[Table] | None],
-        note: Callable[[Sequence[Table]], Message],
+        note: Callable[[Sequence[Table]], PipelineMessage],
     ) -> None:
         """Prepare. `again` reads tables from the catalogue once more, on its own connection; it returns None while
         another session locks a table. `note` returns the message that records how the tables are followed."""
@@ -70,7 +70,7 @@ class Copy:
 
     def run(
         self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
-    ) -> Generator[Sequence[Message], None, Mapping[str, Table]]:
+    ) -> Generator[Sequence[PipelineMessage], None, Mapping[str, Table]]:
         """Copy tables as of a snapshot: the exported snapshot of this name, or a new one. The last message of each
         table is marked COMPLETE. Return the tables as they are by then, by namespace.
 
@@ -99,7 +99,7 @@ class Copy:
 
     def _noted(
         self, tables: Sequence[Table], sent: Collection[str]
-    ) -> Generator[Sequence[Message], None, Sequence[Table] | None]:
+    ) -> Generator[Sequence[PipelineMessage], None, Sequence[Table] | None]:
         """Return the tables as they are now, None if they are unknown; yield a note if they changed."""
         known, now = known_of(tables, {}), self._again(tables)
         if now is not None and known_of(now, {}) != known:
@@ -107,7 +107,7 @@ class Copy:
             yield [self._note(now)]
         return now
 
-    def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
+    def _until_settled(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
         """Wait until all transactions that are open now have ended.
 
         Changes from before a table was published are not sent. If the slot existed, transactions with such changes end
@@ -120,11 +120,12 @@ class Copy:
             time.sleep(_WAIT_SECONDS)
             yield []
 
-    def _rows(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> Iterator[Sequence[Message]]:
+    def _rows(
+        self, connection: psycopg.Connection[Any], tables: Sequence[Table]
+    ) -> Iterator[Sequence[PipelineMessage]]:
         """Return all rows by the transaction that `_held` began, and end it."""
         with refusals("to copy", SELECT_GRANT):
-            row = connection.execute(_NOW).fetchone()
-            assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+            (row,) = connection.execute(_NOW)
             for table in tables:
                 yield from _table(connection, table, row[0], self._batch_rows)
             connection.execute("COMMIT")
@@ -179,7 +180,7 @@ def _columns(table: Table) -> sql.Composable:
 
 def _table(
     connection: psycopg.Connection[Any], table: Table, timestamp: int, batch_rows: int
-) -> Iterator[Sequence[Message]]:
+) -> Iterator[Sequence[PipelineMessage]]:
     names = list(table.columns)
     readers = [reader_of(oid) for oid in table.columns.values()]
     statement = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT").format(
@@ -187,7 +188,7 @@ def _table(
         table.rows,
         sql.SQL(f" WHERE {table.row_filter}" if table.row_filter else ""),
     )
-    batch: list[Message] = []
+    batch: list[PipelineMessage] = []
     room = Room(batch_rows)
     # By COPY, since that spells values as changes do.
     with refusals(f"to copy {table.namespace}", SELECT_GRANT), connection.cursor().copy(statement) as copy:
@@ -196,9 +197,9 @@ def _table(
                 name: read(value) if value is not None else None
                 for name, read, value in zip(names, readers, row, strict=True)
             }
-            batch.append(Message(Op.INSERT, timestamp, table.namespace, data, Mode.COPY))
+            batch.append(PipelineMessage(Op.INSERT, timestamp, table.namespace, data, Mode.COPY))
             if room.take(size_of(row)):
                 yield batch
                 batch = []
                 room.empty()
-    yield [*batch, Message(Op.NOOP, timestamp, table.namespace, {}, Mode.COMPLETE)]
+    yield [*batch, PipelineMessage(Op.NOOP, timestamp, table.namespace, {}, Mode.COMPLETE)]

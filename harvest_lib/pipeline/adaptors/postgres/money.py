@@ -41,10 +41,9 @@ _C = "SELECT set_config('lc_monetary', 'C', false)"
 def require_two_digits(connection: psycopg.Connection[Any], what: str) -> None:
     """Raise AdaptorError unless the server's own `lc_monetary` has two decimal places. `what` has columns of money.
     Raises psycopg.Error."""
-    row = connection.execute(_OWN).fetchone()
-    one = connection.execute(_ONE).fetchone()
+    (row,) = connection.execute(_OWN)
+    (one,) = connection.execute(_ONE)
     connection.execute(_C)
-    assert row is not None and one is not None  # noqa: S101, PT018 - a setting of every server, a SELECT without FROM
     if int(one[0], 16) != 10**_DIGITS:
         raise AdaptorError(
             f"values of the type money in {what} have another meaning on another server",

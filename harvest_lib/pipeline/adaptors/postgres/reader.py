@@ -63,7 +63,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot import (
 from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWatch
 from harvest_lib.pipeline.adaptors.postgres.values import READING
 from harvest_lib.pipeline.bounds import Room, size_of
-from harvest_lib.pipeline.message import Message, Mode, Op
+from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
 from harvest_lib.source.server_identity import lsn_number
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class PostgresReader:
         self._kept = self._confirmed = ""
         self._watch = SlotWatch(self._conninfo, options.slot)
 
-    def read(self, last: Mapping[str, Message]) -> Iterator[Sequence[Message]]:
+    def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         connection = self._connect()
         catalog.require_decoding(connection)
         before, followed = last.get(self._namespace), last.get(self._followed)
@@ -138,7 +138,7 @@ class PostgresReader:
             tables = [done.get(each.namespace, each) for each in tables]
         yield from self._follow(tables, place, confirmed)
 
-    def kept(self, last: Mapping[str, Message]) -> None:
+    def kept(self, last: Mapping[str, PipelineMessage]) -> None:
         place = last.get(self._namespace)
         self._kept = place.data["lsn"] if place is not None else self._kept
         self._confirm()
@@ -149,7 +149,7 @@ class PostgresReader:
         """See `SlotReader`."""
         return self._watch.seen()
 
-    def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[Message]]:
+    def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
         """Wait while another connection makes the slot, which a pipeline may have left behind as it was stopped."""
         patience = None
         while (maker := maker_of(connection, self._options.slot)) is not None:
@@ -160,7 +160,7 @@ class PostgresReader:
             time.sleep(_WAIT_SECONDS)
             yield []
 
-    def _make_slot(self, replication: Replication) -> Generator[Sequence[Message], None, tuple[str, str]]:
+    def _make_slot(self, replication: Replication) -> Generator[Sequence[PipelineMessage], None, tuple[str, str]]:
         """Make the slot; return its first LSN and the name of its snapshot. Waits for transactions that are open."""
         replication.ask(f'CREATE_REPLICATION_SLOT "{self._options.slot}" LOGICAL pgoutput EXPORT_SNAPSHOT')
         remedy = "see the server's words; `max_replication_slots` and `max_wal_senders` limit their number"
@@ -183,7 +183,9 @@ class PostgresReader:
 
     # -- changes
 
-    def _follow(self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str) -> Iterator[Sequence[Message]]:
+    def _follow(
+        self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str
+    ) -> Iterator[Sequence[PipelineMessage]]:
         pause, waits = _WAIT_SECONDS, False
         while True:
             try:
@@ -206,7 +208,7 @@ class PostgresReader:
 
     def _attached(
         self, tables: Sequence[Table], place: Mapping[str, Any], confirmed: str
-    ) -> Iterator[Sequence[Message]]:
+    ) -> Iterator[Sequence[PipelineMessage]]:
         """Follow changes on one connection, from the slot's place; skip changes that were read before."""
         slot = self._options.slot
         if self._stream is None:
@@ -251,8 +253,8 @@ class PostgresReader:
 
     def _changes(
         self, stream: Replication, changes: Changes, resent: Resent, tables: Sequence[Table], *, said: int
-    ) -> Iterator[Sequence[Message]]:
-        batch: list[Message] = []
+    ) -> Iterator[Sequence[PipelineMessage]]:
+        batch: list[PipelineMessage] = []
         room = Room(self._options.batch_rows)
         look_at = boot_seconds() + self._position_seconds
         owes = False  # messages were sent down since the last position
@@ -296,12 +298,12 @@ class PostgresReader:
                 return None
             raise
 
-    def _tables_message(self, known: Known) -> Message:
-        return Message(Op.NOOP, unix_ms(), self._followed, known)
+    def _tables_message(self, known: Known) -> PipelineMessage:
+        return PipelineMessage(Op.NOOP, unix_ms(), self._followed, known)
 
-    def _position(self, lsn: str, commit: Sequence[int] | None) -> Message:
+    def _position(self, lsn: str, commit: Sequence[int] | None) -> PipelineMessage:
         self._said_at = boot_seconds()
-        return Message(Op.NOOP, unix_ms(), self._namespace, self._place(lsn, commit))
+        return PipelineMessage(Op.NOOP, unix_ms(), self._namespace, self._place(lsn, commit))
 
     def _place(self, lsn: str, commit: Sequence[int] | None) -> Mapping[str, Any]:
         last = list(commit) if commit is not None else None
@@ -332,5 +334,5 @@ def lsn_text(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
-def _is_to_be_copied(last: Message | None) -> bool:
+def _is_to_be_copied(last: PipelineMessage | None) -> bool:
     return last is None or last.mode is Mode.COPY

@@ -17,7 +17,7 @@ from harvest_lib.pipeline.adaptors.postgres.catalog import refusals, split
 from harvest_lib.pipeline.adaptors.postgres.money import columns_of_money, is_carried
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.values import text_of
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 _LOCK = "SELECT FROM {} WHERE false"
 
@@ -125,7 +125,7 @@ class Target:
         ]
         return self._fill(_RANK, self.key, casts=sql.SQL(", ").join(order))
 
-    def key_of(self, message: Message) -> Key:
+    def key_of(self, message: PipelineMessage) -> Key:
         """Return the key of a message's row, as text. Raises MessageRefused where the message does not fit."""
         data, known = message.data, self.types.keys() | self.generated
         unknown = [each for each in data if each not in known] if message.op is not Op.DELETE else []
@@ -145,7 +145,7 @@ class Target:
             next_step="add the column, or have a transform (`omit`, `pick`, `rename`, `call`) make the message fit",
         )
 
-    def is_plain(self, message: Message) -> bool:
+    def is_plain(self, message: PipelineMessage) -> bool:
         """Return True if the text of a message's key is equal to another if, and only if, the key is."""
         return all(self._is_plain(each, message.data[each]) for each in self.key)
 

@@ -30,11 +30,11 @@ from harvest_lib.pipeline.adaptors.postgres.options import PostgresWriting
 from harvest_lib.pipeline.adaptors.postgres.target import Key, Target, find
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, array_of, text_of
 from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting, refusal
-from harvest_lib.pipeline.message import Message, Op
+from harvest_lib.pipeline.message import Op, PipelineMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RowOutcome:
     """Outcome of a row. `clears`: its previous state does not matter. `data`: its columns afterwards, None if it is
     deleted. `is_new`: it is known to have been inserted; else columns that are not in `data` stay."""
 
@@ -43,18 +43,18 @@ class Outcome:
     is_new: bool = False
 
 
-def outcomes(keyed: Iterable[tuple[Key, Message]]) -> dict[Key, Outcome]:
+def outcomes(keyed: Iterable[tuple[Key, PipelineMessage]]) -> dict[Key, RowOutcome]:
     """Return the outcome of each row, in the order in which rows were first touched. Writing each outcome once results
     in the same rows as writing the messages in order."""
-    found: dict[Key, Outcome] = {}
+    found: dict[Key, RowOutcome] = {}
     for key, message in keyed:
         if message.op is Op.DELETE:
-            found[key] = Outcome(clears=True, data=None)
+            found[key] = RowOutcome(clears=True, data=None)
         else:
-            before = found.get(key, Outcome(clears=False, data=None))
+            before = found.get(key, RowOutcome(clears=False, data=None))
             data = {**(before.data or {}), **message.data}
             is_new = before.is_new or message.op is Op.INSERT
-            found[key] = Outcome(clears=before.clears, data=data, is_new=is_new)
+            found[key] = RowOutcome(clears=before.clears, data=data, is_new=is_new)
     return found
 
 
@@ -66,7 +66,7 @@ class PostgresWriter:
         self._connection: psycopg.Connection[Any] | None = None
         self._money_is_clear = False
 
-    def write(self, messages: Sequence[Message]) -> None:
+    def write(self, messages: Sequence[PipelineMessage]) -> None:
         try:
             connection = self._connected()
             targets: dict[str, Target] = {}  # of this transaction: a table may be changed until the next
@@ -94,11 +94,11 @@ class PostgresWriter:
             connection.close()
 
     def _rows(
-        self, connection: psycopg.Connection[Any], targets: dict[str, Target], messages: Iterable[Message]
+        self, connection: psycopg.Connection[Any], targets: dict[str, Target], messages: Iterable[PipelineMessage]
     ) -> None:
         # By the tables that are written, whatever the messages come from. Of tables that may have the same rows, each
         # run of messages is written before the next run.
-        families: dict[int, list[tuple[Target, list[Message]]]] = defaultdict(list)
+        families: dict[int, list[tuple[Target, list[PipelineMessage]]]] = defaultdict(list)
         for message in messages:
             if message.op is Op.NOOP:
                 continue
@@ -111,7 +111,7 @@ class PostgresWriter:
             for target, run in runs:
                 self._write_table(connection, target, outcomes(_keyed(connection, target, run)))
 
-    def _write_table(self, connection: psycopg.Connection[Any], target: Target, rows: Mapping[Key, Outcome]) -> None:
+    def _write_table(self, connection: psycopg.Connection[Any], target: Target, rows: Mapping[Key, RowOutcome]) -> None:
         if cleared := [key for key, outcome in rows.items() if outcome.clears]:
             _execute(connection, target.delete(), list(zip(*cleared, strict=True)))
         shapes: dict[tuple[bool, tuple[str, ...]], list[Mapping[str, Any]]] = defaultdict(list)
@@ -125,7 +125,9 @@ class PostgresWriter:
             types = target.types
             _execute(connection, statement, [[text_of(row[each], types[each]) for row in data] for each in columns])
 
-    def _command(self, connection: psycopg.Connection[Any], targets: dict[str, Target], message: Message) -> None:
+    def _command(
+        self, connection: psycopg.Connection[Any], targets: dict[str, Target], message: PipelineMessage
+    ) -> None:
         if message.data != TRUNCATE:
             raise MessageRefused(
                 f"message {message.offset} is a command that is not known here",
@@ -151,8 +153,8 @@ class PostgresWriter:
 
 
 def _keyed(
-    connection: psycopg.Connection[Any], target: Target, messages: Sequence[Message]
-) -> list[tuple[Key, Message]]:
+    connection: psycopg.Connection[Any], target: Target, messages: Sequence[PipelineMessage]
+) -> list[tuple[Key, PipelineMessage]]:
     """Return each message with the key of its row, one text for each row: `1.0` and `1.00` may be the same row."""
     keys = [target.key_of(message) for message in messages]
     distinct = list(dict.fromkeys(keys))
@@ -171,7 +173,7 @@ def _execute(
     return cursor.execute(statement, list(map(array_of, columns)), prepare=True)
 
 
-def _refused(error: psycopg.Error, messages: Sequence[Message]) -> Exception:
+def _refused(error: psycopg.Error, messages: Sequence[PipelineMessage]) -> Exception:
     """Return the error of refused messages, with only the parts of the server's error that hold no values."""
     translated = translate(error)
     if isinstance(translated, DatabaseUnavailable):
