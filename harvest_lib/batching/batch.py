@@ -2,12 +2,11 @@
 
     page ─► parking ─► paused records ─► barrier ─► delivery
              │            │                │
-             parked       kept             deferred          kept and deferred ones go first in later batches
+             parked       kept             deferred          kept and deferred rows go first in later batches
 
 Promises
-- A batch is bounded by records, bytes and time, and ends early with the right to go on.
-- No row is kept that was handed over, but for the last: the next page, or a broker that is slow, may take as much
-  memory.
+- A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
+- Of the rows handed over only the last is kept: the next page, or a slow broker, may take as much memory.
 - Deferred, kept and unsent records are known by their ids, in order of each key, for the checkpoint.
 """
 
@@ -28,14 +27,14 @@ from harvest_lib.record.rows import ids_of, keys_of
 from harvest_lib.source import Position
 
 _SLICE = 500
-"""So many records are handed over between two checks of the term."""
+"""Records that are handed over between two checks of the term."""
 
 _MANY = 100
-"""Deferred rows of so many keys are a batch without new ones. Of fewer they are not: others would wait for long."""
+"""Deferred rows of this many keys form a batch without new rows. Fewer do not: new rows would wait for long."""
 
 
 class RecordRefused(Exception):
-    """The client refused a record of the batch as it was handed over; those before it may be on the wire."""
+    """The client refused a record of the batch as it was handed over; the records before it may be on the wire."""
 
     def __init__(self, row: Row, reason: str) -> None:
         super().__init__(reason)
@@ -44,11 +43,12 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The parked records have changed, or producers have to be made again: the source has to be opened again."""
+    """The parked records have changed, or producers have to be made again: reopen the source."""
 
 
 class Filled(NamedTuple):
-    """A batch that was sent: the position after it, None if there is nothing to commit, and whether there is more."""
+    """A batch that was sent: the position after it, None if there is nothing to commit, and whether the source has
+    more."""
 
     position: Position | None
     more: bool
@@ -63,19 +63,19 @@ class _Read(NamedTuple):
 
 
 class Batch:
-    """Batches of one term, one after the other. `begin` it whenever the source is opened."""
+    """Successive batches of a term. Call `begin` whenever the source is opened."""
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:
         self.in_flight = 0
         """Records that were sent in this batch."""
         self.in_doubt = 0
-        """Records of batches that failed since the last that was committed."""
+        """Records of batches that failed since the last committed batch."""
         self.last_sent: Row | None = None
         """The last record that was sent in this batch."""
         self.error: HarvestError | None = None
         """The error that ends this term, once the batch before it is committed."""
         self.caught_up = False
-        """True if the source has had nothing more since it was opened: it does not bring parked records again."""
+        """True if the source was read to its end since it was opened: it does not return parked records again."""
         self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused, ports.size.another())
@@ -95,12 +95,12 @@ class Batch:
     @property
     def keys(self) -> list[str] | None:
         """Return the keys of the records that were sent in this batch; None without the key barrier, as they are not
-        noted then. May be read from outside."""
+        noted then. May be read by any thread."""
         return list(self._sent) if self._ports.one_per_key else None
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: deferred or kept records may go, or kept ones
+        """Return True if a checkpoint is due even if nothing is read: deferred or kept records may go, or kept records
         were parked."""
         return self.barrier.is_waiting or self.paused.is_due
 
@@ -111,7 +111,7 @@ class Batch:
 
     @property
     def has_deferred(self) -> bool:
-        """Return True if records wait that were read."""
+        """Return True if records that were read still wait."""
         return self.barrier.deferred_count > 0 or bool(self.paused.ids)
 
     def recheck(self) -> None:
@@ -141,8 +141,8 @@ class Batch:
         return Filled(position, more)
 
     def redeliver(self) -> list[int] | None:
-        """Send parked records that an operator retried, at most every other batch; return all the ids to be forgotten
-        with it, or None if there are none. Raises RecordRefused."""
+        """Send parked records that an operator retried, at most every second batch; return the ids to release with the
+        batch, or None if there are none. Raises RecordRefused."""
         again = self.redelivery.next(self.barrier) if self.redelivery.is_next(caught_up=self.caught_up) else None
         if again is None:
             return None
@@ -158,27 +158,27 @@ class Batch:
         return True
 
     def committed(self) -> None:
-        """Note that all that was sent is in Kafka, and passed by the last checkpoint."""
+        """Note that all sent records are in Kafka, and passed by the last checkpoint."""
         self.last_sent = None
         self.in_flight = self.in_doubt = 0
         self._sent.clear()
         self.paused.committed()
 
     def abandoned(self) -> None:
-        """Note that it is not known how much of the batch is in Kafka."""
+        """Note that it is unknown how much of the batch is in Kafka."""
         self.in_doubt += self.in_flight
         self.in_flight = 0
         self._sent.clear()
 
     def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the records of an abandoned batch that are not in Kafka, given their keys; none if they are not known,
-        or are all. Under the key barrier a key tells its record."""
+        """Return the ids of an abandoned batch's records that are not in Kafka, given their keys: under the key barrier
+        a key identifies its record. Empty if they are unknown, or if all failed."""
         failed_keys = {each.decode() for each in keys}
         failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
         return failed if len(failed) == len(failed_keys) < self.in_flight else []
 
     def keep_failed(self, failed: Sequence[int]) -> int:
-        """Defer the records of an abandoned batch that failed; return how many are in Kafka."""
+        """Defer the failed records of an abandoned batch; return how many of its records are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
         kept = frozenset(failed)
         self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in kept}
@@ -203,7 +203,7 @@ class Batch:
         page_bytes = size.measured(page.rows, asked)
         try:
             rows = ports.parking.filter(page.rows, None if size.is_doubtful else size.largest)
-        except RecordError as error:  # the configuration says to stop
+        except RecordError as error:  # the policy is `stop`
             if not self.in_flight:
                 raise
             self.error = error
@@ -215,8 +215,8 @@ class Batch:
         return _Read(page_bytes, ports.parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> None:
-        """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`."""
-        runs = ((), rows) if self.barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
+        """Hand over the rows that the barrier admits: deferred rows first, then `rows`."""
+        runs = ((), rows) if self.barrier.is_waiting else (rows,)  # without deferred rows a page is handed over whole
         for run in runs:
             for some in self.barrier.admit(run, self._room, first=not self.in_flight):
                 self._hand_over(some)

@@ -1,5 +1,4 @@
-"""The key barrier in batches: at most one record of a key in a batch, later ones behind the next checkpoint. Pure, no
-I/O."""
+"""The key barrier: at most one record of a key per checkpoint. Later records of the key are deferred. Pure, no I/O."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,23 +10,22 @@ from harvest_lib.record.rows import RowPage, ids_of, keys_of
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
-"""Records, and bytes of them and of the pages that are kept for them; beyond either, nothing more is read until some
-have gone."""
+"""Deferred records, and bytes of them or of their pages; beyond either limit, nothing is read until some are sent."""
 
 _Deferred = tuple[DeferredRows, int, str, int]
-"""A row: its page, its place there, its key and its id."""
+"""A deferred row: its page, its place in the page, its key and its id."""
 
 
 class KeyBarrier:
-    """`Barrier` that lets the first of each key go. Later ones queue by key, so that one of them costs no look at the
+    """`Barrier` that lets the first record of each key go. Later records queue by key, so a row needs no scan of the
     others."""
 
     def __init__(self) -> None:
         self.isolated: set[int] = set()
         self.is_isolated = self.is_crowded = False
-        self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[_Deferred] = []  # may go, in order: there was no room
-        self._queues: dict[str, deque[_Deferred]] = {}  # behind one that was sent or waits, in order
+        self._sent: set[str] = set()  # keys of records sent since the last checkpoint
+        self._waiting: list[_Deferred] = []  # in order: sent as soon as there is room
+        self._queues: dict[str, deque[_Deferred]] = {}  # by key, in order: behind a sent or waiting record
         self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
         self._queued = 0
         self._bytes = 0
@@ -110,8 +108,8 @@ class KeyBarrier:
         *,
         first: bool,
     ) -> None:
-        """As many as there is room for; a record that is isolated goes alone."""
-        for some, behind in (waiting, ()), (offered, self._queues):  # one that waits is the head of its queue
+        """Admit at most `room` rows; an isolated record goes alone."""
+        for some, behind in (waiting, ()), (offered, self._queues):  # a waiting row is the head of its queue
             for each in some:
                 page, place, key, record_id = each
                 if key in self._sent or key in behind:
@@ -185,7 +183,7 @@ class KeyBarrier:
 
 
 def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
-    """Return pages as they are, and rows that were made as one sequence: each sequence is handed over by a call."""
+    """Return pages unchanged, and all lists joined into a single list: each sequence costs a call of the delivery."""
     made: list[Row] = []
     pages: list[Sequence[Row]] = []
     for rows in found:

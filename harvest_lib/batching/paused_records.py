@@ -5,12 +5,12 @@
                         └─ kept ──┘ released once the topic takes records, or parked once it is given up
 
 Promises
-- Order stays: what is released goes before later records of its topic, and under the key barrier before later records
-  of its key, whatever their topics are.
-- Kept records travel in the checkpoint by their ids, as those do that the barrier defers. They are bounded: beyond
-  that nothing more is read.
-- A topic whose trouble the brokers do not name is found well by one record, in a batch of its own: no other record
-  fails with it.
+- Order stays: released records go before later records of their topic, and under the key barrier before later records
+  of their key in any topic.
+- The ids of kept records travel in the checkpoint, like ids that the barrier defers. They are bounded: at the limit
+  nothing more is read.
+- If the brokers do not name a topic's trouble, a single record probes it, in a batch of its own: no other record fails
+  with it.
 """
 
 import logging
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 _MOST_RECORDS = 5_000
 _MOST_BYTES = 8_000_000
 _LOOK_SECONDS = 1.0
-"""Interval between looks at the topics of kept records: they may have been given up, or be well."""
+"""Interval between checks of the topics of kept records: a topic may have recovered, or be given up."""
 
 
 class PausedRecords:
-    """Kept records of one term. `begin` it whenever the source is opened: they come again from there."""
+    """Kept records of a term. Call `begin` whenever the source is opened: it returns the records again."""
 
     def __init__(self, troubles: Troubles, parking: BatchParking | MarkedParking, *, one_per_key: bool) -> None:
         self.size = BatchSize()
@@ -46,7 +46,7 @@ class PausedRecords:
         self._pairs: set[tuple[str, str]] = set()  # topics and keys of kept records
         self._bytes = 0
         self._paused: Set[str] = frozenset()  # topics, as of the last `sift`
-        self._logged: Set[str] = frozenset()  # those that the log says are paused
+        self._logged: Set[str] = frozenset()  # paused topics, as logged last
         self._look_at = 0.0
         self._has_parked = False  # since the last commit
 
@@ -57,12 +57,12 @@ class PausedRecords:
 
     @property
     def is_full(self) -> bool:
-        """Return True if so many records are kept that no more should be read."""
+        """Return True if the limit of kept records is reached: nothing more should be read."""
         return len(self._rows) > _MOST_RECORDS or self._bytes > _MOST_BYTES
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: kept records may go, or were parked."""
+        """Return True if a checkpoint is due even if nothing is read: kept records may go, or were parked."""
         return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
 
     def keeps_back(self, row: Row) -> bool:
@@ -80,14 +80,14 @@ class PausedRecords:
         self._paused, self._has_parked = frozenset(), False
 
     def committed(self) -> None:
-        """Note that a batch was committed, and with it what was parked."""
+        """Note that a batch was committed, and with it the parked records."""
         self._has_parked = False
 
     def sift(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may go, behind kept ones whose topic takes records again; keep the others."""
+        """Return the rows that may go, behind kept rows of recovered topics; keep the others."""
         paused = self._troubles.paused
         if paused != self._logged:
-            self._say(paused)
+            self._log_changes(paused)
         if paused != self._paused:
             rows, self._paused = [*self._rows, *rows], paused
             self._keep([])
@@ -96,7 +96,7 @@ class PausedRecords:
         return [row for row in rows if self._may_go(row, paused)]
 
     def recheck(self) -> None:
-        """Once a second, pass kept records through the parking, which asks about their topics and parks those of a
+        """Once a second, pass kept records through the parking: it queries their topics, and parks the records of a
         topic that is given up."""
         now = boot_seconds()
         if not self._rows or now < self._look_at:
@@ -109,8 +109,8 @@ class PausedRecords:
             self._keep(sendable)
 
     def probe(self, defers: Callable[[Row], bool]) -> Row | None:
-        """Return the first kept record of a topic that is to be probed now, which goes in a batch of its own; None if
-        there is none. One that the barrier `defers` is not taken."""
+        """Return the first kept record of a topic whose probe is due, for a batch of its own; None if there is none.
+        Records that the barrier `defers` are skipped."""
         seen: set[str] = set()
         tried: set[str] = set()
         for place, row in enumerate(self._rows):
@@ -144,7 +144,7 @@ class PausedRecords:
         if self._one_per_key:
             self._keys.add(row[KEY])
 
-    def _say(self, paused: Set[str]) -> None:
+    def _log_changes(self, paused: Set[str]) -> None:
         for topic in sorted(paused - self._logged):
             _log.warning("topic_paused", extra={"topic": topic, "reason": self._troubles.reason(topic)})
         for topic in sorted(self._logged - paused):
