@@ -214,7 +214,7 @@ class BatchProducer:
             self.failures.stop()
             return {}
         for row in rows:
-            if until and clock() >= until:  # a long batch may outlast the check, like a freeze
+            if until and clock() >= until:  # a long batch may outlast the check
                 timestamp, until = self._times()
                 if not may_send():
                     self.failures.stop()

@@ -48,16 +48,16 @@ TRANSACTION_SECONDS = 15
 """`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for this long."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
-"""If the previous leader has a transaction open, Kafka begins to abort it, which takes some milliseconds, and has the
-client retry. librdkafka retries after half a second, which would be most of a failover: another producer retries after
+"""If the previous leader has a transaction open, Kafka begins to abort it, which takes some milliseconds; the client
+has to retry. librdkafka retries after half a second, which would be most of a failover: another producer retries after
 this time. Without an answer, the wait goes on."""
 _BEGIN_SECONDS = 4.0
 """Limit of an attempt to begin, which a stop waits for; then it is repeated."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
-"""For this long after a checkpoint failed, records are flushed before a checkpoint is sent: otherwise the failure could
-be of either."""
+"""For this long after a checkpoint failed, records are flushed before a checkpoint is sent: otherwise it would be
+unknown which of them failed."""
 
 
 Encode = Callable[[Checkpoint], bytes | None]
