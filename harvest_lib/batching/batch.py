@@ -47,8 +47,7 @@ class PagesStale(Exception):
 
 
 class Filled(NamedTuple):
-    """A batch that was sent: the position after it, None if there is nothing to commit, and whether the source has
-    more."""
+    """A batch that was sent: the position after it, None if there is nothing to commit, and whether more waits."""
 
     position: Position | None
     more: bool

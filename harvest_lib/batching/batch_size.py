@@ -7,8 +7,7 @@ batches. No batch exceeds the given limit.
 
 After Kafka has not taken a batch in time, as brokers throttle harvest, the next batch has at most half of it, and each
 full batch after that at most a quarter more: the same batch would fail again. A small batch that fails keeps its size,
-to include other topics, but not for ever: where single records fail by chance, no batch of a thousand would ever be
-committed.
+to include other topics, but not for ever: if records fail by chance, no batch of a thousand would ever pass.
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,7 @@ _LEAST_LATE_BYTES = 250_000
 """A smaller batch is late because of a topic in trouble. It does not shrink, as it has to include other topics."""
 
 _FAILURES, _LEAST_BATCH = 2, 8
-"""A small batch keeps its size for `_FAILURES` failures in a row. Then each failure halves it, down to
-`_LEAST_BATCH`."""
+"""A small batch keeps its size for `_FAILURES` failures in a row. Each further failure halves it to `_LEAST_BATCH`."""
 
 _SAMPLE = 8
 """Records of a page that are measured with their keys and headers."""

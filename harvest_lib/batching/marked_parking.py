@@ -3,8 +3,8 @@ records.
 
 A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
 later records of the key for that topic are parked behind it, in order, until an operator retries or drops the parked
-record. Other topics go on: a writer without the right to a topic cannot hold the topic's keys. Under `skip` all go on
-without it. Under `stop` the harvester stops instead.
+record. Other topics go on: a writer without the right to a topic cannot hold the topic's keys. Under `skip` later
+records go on without it. Under `stop` the harvester stops instead.
 
 Promises
 - A parked record is out of the outbox, durably, before its page is sent. No position kept after that has its id, so it
@@ -114,7 +114,7 @@ class MarkedParking:
             )
 
     def _park(self, refused: Sequence[Row], reasons: Mapping[int, str], behind: Sequence[int] = ()) -> None:
-        """Move records out of the outbox: refused records, and records behind them or behind parked records of their
+        """Move records out of the outbox: refused records, and records behind a refused or parked record of their
         key."""
         if not refused and not behind:
             return

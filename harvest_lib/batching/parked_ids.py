@@ -41,7 +41,7 @@ _REPLACE = f"""
 WITH {_LEADS}
 DELETE FROM {{parked_ids}} AS s USING leads
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - only the constant `_LEADS` is inserted
 
 # Parking a record again ends its retry. A row that is gone gets the transaction id 0, which no transaction has.
 _ADD = f"""
@@ -56,7 +56,7 @@ WITH {_LEADS}, added AS (
   WHERE NOT excluded.held
 )
 SELECT count(*) FROM leads
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - only the constant `_LEADS` is inserted
 
 
 # The lowest id of a key in its topic is parked, and holds the others, until an operator drops or retries it. If the

@@ -30,8 +30,7 @@ class BatchPorts:
     """The topics in trouble, as the delivery finds them."""
     limits: Limits
     producers_are_outdated: Callable[[], bool] = lambda: False
-    """Returns True if the producers should be made again: topics take larger batches than the producers were made
-    for."""
+    """Returns True if producers should be made again: topics take larger batches than they were made for."""
     one_per_key: bool
     """True if the key barrier is on: at most one record of a key in flight."""
     emit: Callable[[Event], None]

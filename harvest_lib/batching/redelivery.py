@@ -1,9 +1,9 @@
 """Redelivery of parked records that an operator retried. Precondition: the source has already passed them.
 
-Parked records are polled about once a second, while any exist. A run of each key is freed at a time: the barrier defers
-the records that cannot be sent at once, as if the source had just returned them, and the next run waits for them. The
-caller ensures the precondition, as the source would return once more any record that it has not passed since it was
-opened.
+Parked records are polled about once a second, while any exist. A run of due records is freed at a time: the barrier
+defers the records that cannot be sent at once, as if the source had just returned them, and the next run waits for
+them. The caller ensures the precondition, as the source would return once more any record that it has not passed since
+it was opened.
 """
 
 import logging
@@ -102,8 +102,7 @@ class Redelivery:
         return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])
 
     def _not_kept_back(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that need not wait for a paused topic; if there are none, a probe of such a topic, if it is
-        due."""
+        """Return the rows that need not wait for a paused topic; if there are none, a probe of it, if due."""
         sendable = [row for row in rows if not self._paused.keeps_back(row)]
         if sendable or not rows:
             return sendable

@@ -7,8 +7,7 @@ from harvest_lib.leadership import Term
 
 
 class Rights:
-    """Rights under a term, which end with the term or with a stop. Both checks are cheap: the loop makes them for each
-    slice."""
+    """Rights under a term, which end with it or with a stop. Both checks are cheap: each slice makes them."""
 
     def __init__(self, term: Term, stopping: threading.Event, drain_interval_seconds: float) -> None:
         self._term = term

@@ -49,8 +49,7 @@ class TermCheckpoints:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if the next checkpoint is kept elsewhere than the last: other processes have to see the new
-        place."""
+        """Return True if the next checkpoint is kept elsewhere than the last: other processes need the new place."""
         return self.last.kept_in != self._store.kept_in
 
     @property
@@ -80,9 +79,8 @@ class TermCheckpoints:
         return self._store.leadership_status()
 
     def load(self) -> Checkpoint | None:
-        """Return the last checkpoint; None if it does not fit the subscription's row, because another leader has begun
-        or the subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied, CheckpointError and
-        ServerRegressed."""
+        """Return the last checkpoint; None if it does not fit the subscription's row: another leader has begun, or the
+        subscription was moved. Raises KafkaUnavailable, KafkaAccessDenied, CheckpointError and ServerRegressed."""
         try:
             return self._store.load()
         except (CheckpointError, ServerRegressed):
@@ -95,8 +93,7 @@ class TermCheckpoints:
         self.last, self._saved_number = loaded, loaded.number
 
     def begin_at(self, following: Checkpoint) -> None:
-        """Go on from the first checkpoint. It is in Postgres alone until a batch is committed, wherever later
-        checkpoints are kept."""
+        """Go on from the first checkpoint. Wherever later checkpoints go, it is in Postgres until a commit."""
         self.last = replace(following, kept_in="postgres")
 
     def following(
@@ -114,8 +111,7 @@ class TermCheckpoints:
         )
 
     def save(self) -> bool:
-        """Write the last checkpoint to Postgres; False if refused: the leader was fenced, or the subscription was
-        moved."""
+        """Write the last checkpoint to Postgres; False if refused: the leader was fenced, or the subscription moved."""
         number = self.last.number
         if not self._store.save(self.last):
             return False

@@ -33,9 +33,9 @@ request as delivered as soon as the second is, though a broker that did not lead
 sequence number other than 0 from a producer that is new to a partition. See decision 0019."""
 
 SEVERAL_AT_A_TIME = {"max.in.flight.requests.per.connection": 5}
-"""The most that keep their order, for a delivery that gets each record's report natively, and whose readers see nothing
-of a batch with an unconfirmed record. A request is for a single partition: with one at a time, a batch waits for as
-many answers as it has partitions."""
+"""The most requests that keep their order, for a delivery that gets each record's report natively, and whose readers
+see nothing of a batch with an unconfirmed record. A request is for a single partition: with one at a time, a batch
+waits for as many answers as it has partitions."""
 
 NEVER_TAKEN = frozenset(
     {
@@ -64,8 +64,8 @@ _TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})  # no
 
 
 def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
-    """Return True if the error of a record is about its topic, and may pass. After the wait was `gave_up`, a purge is
-    such an error."""
+    """Return True if the error of a record is about its topic, and may pass. After harvest `gave_up` the wait, a purge
+    is such an error."""
     code = error.code()
     is_about_topic = code > 0 or code in _TIMED_OUT or (gave_up and code in PURGED)
     return is_about_topic and code not in NEVER_TAKEN and code not in NO_TOPIC

@@ -1,5 +1,4 @@
-"""The partition of a key, as librdkafka's partitioners decide, and the share of keys that move when partitions are
-added."""
+"""The partition of a key by librdkafka's partitioners, and the share of keys that move when partitions are added."""
 
 import math
 import zlib
@@ -39,8 +38,7 @@ _HASHES: Mapping[str, Callable[[bytes], int]] = {"consistent": zlib.crc32, "murm
 
 
 def partition_of(key: bytes, partitions: int, partitioner: str = DEFAULT) -> int:
-    """Return the partition, below `partitions`, of a key that is not empty. Raises ConfigError for a random
-    partitioner."""
+    """Return the partition, below `partitions`, of a nonempty key. Raises ConfigError for a random partitioner."""
     name = partitioner.removesuffix("_random")  # the suffix is for empty and missing keys
     if name not in _HASHES:
         raise ConfigError(

@@ -78,8 +78,7 @@ class Abandoned:
 
 
 class Delivery(Protocol):
-    """Delivery of batches to Kafka, each with the checkpoint after it. Used by a single thread, over any number of
-    terms."""
+    """Delivery of batches to Kafka, each with the checkpoint after it. Used by one thread, over any number of terms."""
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         """Prepare to send under this leader id; an open batch is gone. Fences no leader once `may_send` is False."""

@@ -14,8 +14,7 @@ Promises
   that is written again has the same id.
 - Each `begin` has a producer id of its own. Records sent under an earlier id and not kept are never acknowledged, so
   they may arrive at any time.
-- In each partition acknowledgements go before the records of the next batch, as they would roll the latter back
-  otherwise.
+- In each partition acknowledgements go before the next batch's records, which they would roll back otherwise.
 """
 
 import time
@@ -135,8 +134,7 @@ class Sequenced:
         outcome = self._producer.flush(may_send)
         checkpoint = self._to_clear
         if isinstance(outcome, BatchCommitted) and checkpoint is not None and boot_seconds() >= self._clear_at:
-            # Else acknowledgements stay in the checkpoint, and a later leader writes them to a topic that may be gone
-            # by then.
+            # Else they stay in the checkpoint, and a later leader would write them to a topic that may be gone by then.
             self._to_clear = None
             self._clear_at = boot_seconds() + _CLEAR_SECONDS
             return outcome if self._keep(checkpoint, ()) else CHECKPOINT_REFUSED
@@ -162,7 +160,7 @@ class Sequenced:
 
     def _acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
         """Send acknowledgements, once they are kept. The next flush waits for them, or this call if the records in
-        flight are limited. They are no more than the records were."""
+        flight are limited. There are at most as many as records."""
         outcome = self._producer.attempt(partial(self._produce, intents))
         if self._alone_seconds and isinstance(outcome, BatchCommitted):
             self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
@@ -188,9 +186,8 @@ def acknowledge_again(
     provider: KafkaProducerProvider = Producer,
     topics: Topics | None = None,
 ) -> Sequence[Intent]:
-    """Write kept acknowledgements, and wait until Kafka has them; return the acknowledgements that a topic refuses, or
-    of a missing topic. New records of a refusing topic would be read before the acknowledged records: `topics` closes
-    it until then.
+    """Write kept acknowledgements, and wait until Kafka has them; return the rest: refused by a topic, or of a missing
+    topic. New records of a refusing topic would be read before the acknowledged records: `topics` closes it until then.
 
     Repeats are harmless, once no other process can send valid records under their producer's id. Raises
     KafkaUnavailable.

@@ -1,7 +1,7 @@
 """Topics in trouble: they exist and take nothing now. Pure but for the clock; no I/O.
 
-The right to write to it is missing, a partition has no leader, or it refuses harvest's clock. That may pass; it is
-waited for:
+The right to write to such a topic is missing, a partition has no leader, or the topic refuses harvest's clock. That may
+pass; it is waited for:
 
     blamed ─► paused ─► probed, or named by the brokers ─► over
                  │                    ▲

@@ -184,8 +184,7 @@ class TransactionalProducer:
         return self._producer.flush(may_send, self._explain)
 
     def _explain(self, client: KafkaProducer) -> None:
-        """Find out why records were purged with their transaction: their reports have no reason, the transaction
-        has."""
+        """Find out why records were purged with their transaction: only the transaction has a reason."""
         if self._failures.first is not None and self._failures.first.code() in PURGED:
             try:
                 client.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed

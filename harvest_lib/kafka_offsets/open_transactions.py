@@ -91,7 +91,7 @@ class OpenTransactionWatch:
         self._look_at = boot_seconds() + LOOK_SECONDS
 
     def look(self, positions: Mapping[Place, int]) -> None:
-        """Take the next position of each partition, as often as you like. Queries no broker."""
+        """Take the next position of each partition, at any rate. Queries no broker."""
         if boot_seconds() < self._look_at:
             return
         self._look_at = boot_seconds() + LOOK_SECONDS

@@ -89,8 +89,7 @@ class SubscriptionShard:
     """State of a shard of a subscription.
 
     `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: the shard has to stop there. `leader_id` is the id of the last leader. `is_led` is true if that leader
-    lives.
+    `until`: the shard has to stop there. `leader_id` is the id of the last leader. `is_led`: that leader lives.
     """
 
     name: str

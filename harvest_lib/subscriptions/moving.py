@@ -95,7 +95,7 @@ class Moving:
             if systems <= {place.system}:
                 if systems or not (is_native and Moves(self._outbox).has_foreign_rows(connection)):
                     return None
-                systems = {UNKNOWN}  # no subscription has come anywhere yet
+                systems = {UNKNOWN}  # no subscription has a position yet
             self._check(shards, systems - {place.system}, place.system)
             if is_native:
                 rows.check_quiet(connection)

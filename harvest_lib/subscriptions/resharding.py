@@ -59,8 +59,7 @@ class Resharding:
         self._tell = tell
 
     def run(self, timeout_seconds: float) -> Resharded:
-        """Change the number. Raises CheckpointError if the old shards do not stop at the same place in time: then they
-        go on."""
+        """Change it. Raises CheckpointError if the old shards do not stop at the same place in time."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
         self._subscriptions.readable(self._name)
