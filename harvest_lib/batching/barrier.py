@@ -1,4 +1,4 @@
-"""Barriers: they admit records to a batch, or defer them to later batches. Pure, no I/O.
+"""Barriers: they filter the records of a batch, and defer the others to later batches. Pure, no I/O.
 
 `NoBarrier` defers only records for which there is no room; `key_barrier.KeyBarrier` lets one record of a key go.
 """
@@ -10,14 +10,14 @@ from harvest_lib.record import Row
 
 
 class Barrier(Protocol):
-    """Admits records before the next checkpoint is on disk, which `checkpoint_saved` reports. Each record with an id in
-    `isolated` has a batch to itself."""
+    """Filters records before the next checkpoint is on disk, which `checkpoint_saved` reports. Each record with an id
+    in `isolated` has a batch to itself."""
 
     isolated: set[int]
     is_isolated: bool
     """True if an isolated record goes in this batch; to be set to False when a batch begins."""
     is_crowded: bool
-    """True if the last `admit` deferred more than a third of its rows: it pays to save a checkpoint before the next
+    """True if the last `filter` deferred more than a third of its rows: it pays to save a checkpoint before the next
     read."""
 
     def begin(self) -> None:
@@ -28,17 +28,17 @@ class Barrier(Protocol):
         """Note that a checkpoint on disk has passed all records sent so far."""
         ...
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
+    def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
         """Return the rows that may go now, at most `room`, in one or several sequences: deferred rows, then `rows`.
         Defer the rest. `first` is true if nothing has gone in this batch yet. Pages remain pages."""
         ...
 
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that were parked and can be sent now; defer the others, behind rows deferred already."""
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the retried or probed rows that may go now; defer the others, behind rows deferred already."""
         ...
 
     def defers(self, row: Row) -> bool:
-        """Return True if `pick` would defer a row."""
+        """Return True if `filter_retried` would defer a row."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class NoBarrier:
     def checkpoint_saved(self) -> None:
         """See `Barrier`. Nothing waits for a checkpoint."""
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
+    def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if self._waiting:
             rows = [*self._waiting, *rows] if rows else self._waiting
         if self.is_isolated:
@@ -102,7 +102,7 @@ class NoBarrier:
         self._waiting = rows[room:]
         return [rows[:room]]
 
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         before = {row[2] for row in self._waiting}
         if not before:
             return rows

@@ -1,13 +1,13 @@
-"""The batch that is being filled: pages are read, records are admitted and handed over to the delivery.
+"""The batch that is being filled: pages are read, and their records filtered and handed over to the delivery.
 
     page ─► parking ─► paused records ─► barrier ─► delivery
              │            │                │
-             parked       kept             deferred          kept and deferred rows go first in later batches
+             parked       deferred         deferred          deferred rows go first in later batches
 
 Promises
 - A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
 - Of the rows handed over only the last is kept: the next page, or a slow broker, may take as much memory.
-- Deferred, kept and unsent records are known by their ids, in order of each key, for the checkpoint.
+- Deferred and unsent records are known by their ids, in order of each key, for the checkpoint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -99,8 +99,8 @@ class Batch:
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due even if nothing is read: deferred or kept records may go, or kept records
-        were parked."""
+        """Return True if a checkpoint is due even if nothing is read: deferred records may go, or paused records were
+        parked."""
         return self.barrier.is_waiting or self.paused.is_due
 
     @property
@@ -114,7 +114,7 @@ class Batch:
         return self.barrier.deferred_count > 0 or bool(self.paused.ids)
 
     def recheck(self) -> None:
-        """Begin to fill: check the topics of kept records, if that is due. Raises PagesStale."""
+        """Begin to fill: check the topics of paused records, if that is due. Raises PagesStale."""
         self.barrier.is_isolated = False
         self.paused.recheck()
         if self._ports.parking.is_stale or self._ports.producers_are_outdated():
@@ -125,7 +125,7 @@ class Batch:
         to commit even if nothing is read. Raises RecordRefused and PagesStale."""
         began, size, more, position = boot_seconds(), 0, True, due_at
         if due_at is not None:
-            self._send(self.paused.sift([]))
+            self._send(self.paused.filter([]))
             if _MANY <= self.in_flight < self.barrier.deferred_count / 2:
                 return Filled(due_at, more)
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
@@ -153,7 +153,7 @@ class Batch:
         row = self.paused.probe(self.barrier.defers)
         if row is None:
             return False
-        self._hand_over(self.barrier.pick([row]))
+        self._hand_over(self.barrier.filter_retried([row]))
         return True
 
     def committed(self) -> None:
@@ -176,11 +176,11 @@ class Batch:
         failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
         return failed if len(failed) == len(failed_keys) < self.in_flight else []
 
-    def keep_failed(self, failed: Sequence[int]) -> int:
+    def defer_failed(self, failed: Sequence[int]) -> int:
         """Defer the failed records of an abandoned batch; return how many of its records are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
-        kept = frozenset(failed)
-        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in kept}
+        deferred = frozenset(failed)
+        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in deferred}
         self._unsent = [*failed, *self._unsent]
         return delivered
 
@@ -189,8 +189,8 @@ class Batch:
         return self._ports.size.records - self.in_flight
 
     def _may_read(self) -> bool:
-        may_keep = not (self.barrier.is_full or self.paused.is_full or self._ports.parking.is_full)
-        return self._rights.may_go_on() and may_keep and not self.barrier.is_isolated
+        has_room = not (self.barrier.is_full or self.paused.is_full or self._ports.parking.is_full)
+        return self._rights.may_go_on() and has_room and not self.barrier.is_isolated
 
     def _read_and_send(self) -> _Read | None:
         """Read a page and hand it over; None if there is nothing now."""
@@ -210,14 +210,14 @@ class Batch:
         if ports.parking.is_stale:
             raise PagesStale
         self.barrier.isolated.update(ports.parking.oversized(rows, size.largest))
-        self._send(self.paused.sift(rows))
+        self._send(self.paused.filter(rows))
         return _Read(page_bytes, ports.parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> None:
-        """Hand over the rows that the barrier admits: deferred rows first, then `rows`."""
+        """Filter deferred rows, then `rows`, by the barrier, and hand over the result."""
         runs = ((), rows) if self.barrier.is_waiting else (rows,)  # without deferred rows a page is handed over whole
         for run in runs:
-            for some in self.barrier.admit(run, self._room, first=not self.in_flight):
+            for some in self.barrier.filter(run, self._room, first=not self.in_flight):
                 self._hand_over(some)
 
     def _hand_over(self, rows: Sequence[Row]) -> None:

@@ -289,7 +289,7 @@ class BatchLoop:
         failed = self._batch.failed_ids(failed_keys)
         if not failed:
             return False
-        delivered = self._batch.keep_failed(failed)
+        delivered = self._batch.defer_failed(failed)
         self._checkpoints.last, self._checkpoints.position = self._following(position, delivered), position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)

@@ -98,7 +98,7 @@ class MarkedParking:
     def forget_topics(self) -> None:
         self._topics.ask_again()
 
-    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         return rows
 
     def release(self, ids: Sequence[int]) -> bool:  # noqa: ARG002 - as above

@@ -159,7 +159,7 @@ class BatchParking:
         """Forget the facts about topics, which are why records were parked."""
         self._topics.ask_again()
 
-    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the due rows that may be sent; `write` will park the others once more, their keys still held. Raises
         RecordError under `stop`."""
         refusals = self._topics.refused(rows)

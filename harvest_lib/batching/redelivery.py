@@ -86,25 +86,25 @@ class Redelivery:
         looked_for = due if not rows else due[: due.index(rows[-1][ID]) + 1]
         self.size.measured(rows, len(due))
         gone = sorted(set(looked_for).difference(row[ID] for row in rows))
-        found = self._parking.sendable(rows)
-        sendable = self._not_kept_back(found)
+        found = self._parking.filter_retried(rows)
+        sendable = self._filter_paused(found)
         if not sendable and not gone and len(found) == len(rows):
             self._look_at = now if asks and paused else now + _LOOK_SECONDS  # sendable records may be behind them
             return None
         isolated = self._parking.oversized(sendable, self.size.largest)
         place = next((place for place, row in enumerate(sendable) if row[ID] in isolated), len(sendable))
         run = sendable[: place or 1]
-        picked = list(barrier.pick(run))
-        self._freed = {row[ID] for row in run}.difference(row[ID] for row in picked)
+        passing = list(barrier.filter_retried(run))
+        self._freed = {row[ID] for row in run}.difference(row[ID] for row in passing)
         barrier.isolated.update(isolated & self._freed)
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
-        return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])
+        return RedeliveryBatch(passing, [*gone, *(row[ID] for row in run)])
 
-    def _not_kept_back(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def _filter_paused(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the rows that need not wait for a paused topic; if there are none, a probe of it, if due."""
-        sendable = [row for row in rows if not self._paused.keeps_back(row)]
+        sendable = [row for row in rows if not self._paused.defers(row)]
         if sendable or not rows:
             return sendable
         first = rows[0]
-        return [first] if self._troubles.may_probe(first[TOPIC]) and not self._paused.has_kept(first) else []
+        return [first] if self._troubles.may_probe(first[TOPIC]) and not self._paused.has_paused(first) else []
