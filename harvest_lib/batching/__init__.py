@@ -1,1 +1,1 @@
-"""The batch engine: it reads batches, sends each one, and commits a checkpoint after it."""
+"""The batch engine: it reads and sends batches, and commits a checkpoint after each."""

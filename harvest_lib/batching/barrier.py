@@ -1,4 +1,4 @@
-"""Barriers: they admit records to a batch, or defer them to later ones. Pure, no I/O.
+"""Barriers: they filter the records of a batch, and defer the others to later batches. Pure, no I/O.
 
 `NoBarrier` defers only records for which there is no room; `key_barrier.KeyBarrier` lets one record of a key go.
 """
@@ -10,40 +10,40 @@ from harvest_lib.record import Row
 
 
 class Barrier(Protocol):
-    """Admits records before the next checkpoint is on disk, which `checkpoint_saved` reports. Records whose ids are in
-    `isolated` have a batch to themselves."""
+    """Filters records before the next checkpoint is on disk, which `checkpoint_saved` reports. Each record with an id
+    in `isolated` has a batch to itself."""
 
     isolated: set[int]
     is_isolated: bool
-    """True if such a record goes in this batch; to be set to False when a batch begins."""
+    """True if an isolated record goes in this batch; to be set to False when a batch begins."""
     is_crowded: bool
-    """True if a third of the rows that `admit` was given last were deferred: it pays to save a checkpoint before more
-    are read."""
+    """True if the last `filter` deferred more than a third of its rows: it pays to save a checkpoint before the next
+    read."""
 
     def begin(self) -> None:
         """Forget everything: deferred records come again from the source."""
         ...
 
     def checkpoint_saved(self) -> None:
-        """Note that a checkpoint is on disk which passed all that went."""
+        """Note that a checkpoint on disk has passed all records sent so far."""
         ...
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
-        """Return the rows that may go now, at most `room`, of the deferred ones and then of `rows`, in one sequence or
-        several; defer the rest. `first` is true if nothing has gone in this batch yet. Of pages, pages are returned."""
+    def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> Iterable[Sequence[Row]]:
+        """Return the rows that may go now, at most `room`, in one or several sequences: deferred rows, then `rows`.
+        Defer the rest. `first` is true if nothing has gone in this batch yet. Pages remain pages."""
         ...
 
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return those of rows that were parked that may go now; defer the rest, behind rows deferred already."""
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the retried or probed rows that may go now; defer the others, behind rows deferred already."""
         ...
 
     def defers(self, row: Row) -> bool:
-        """Return True if `pick` would defer a row."""
+        """Return True if `filter_retried` would defer a row."""
         ...
 
     @property
     def deferred_ids(self) -> list[int]:
-        """Return the ids of deferred rows, those of each key in order."""
+        """Return the ids of deferred rows, in order of each key."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Barrier(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Return True if so many records are deferred that no more should be read."""
+        """Return True if the limit of deferred records is reached: nothing more should be read."""
         ...
 
 
@@ -85,7 +85,7 @@ class NoBarrier:
     def checkpoint_saved(self) -> None:
         """See `Barrier`. Nothing waits for a checkpoint."""
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
+    def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if self._waiting:
             rows = [*self._waiting, *rows] if rows else self._waiting
         if self.is_isolated:
@@ -102,7 +102,7 @@ class NoBarrier:
         self._waiting = rows[room:]
         return [rows[:room]]
 
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         before = {row[2] for row in self._waiting}
         if not before:
             return rows

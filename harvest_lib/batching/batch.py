@@ -1,14 +1,13 @@
-"""The batch that is being filled: pages are read, records are admitted and handed over to the delivery.
+"""The batch that is being filled: pages are read, and their records filtered and handed over to the delivery.
 
     page ─► parking ─► paused records ─► barrier ─► delivery
              │            │                │
-             parked       kept             deferred          kept and deferred ones go first in later batches
+             parked       deferred         deferred          deferred rows go first in later batches
 
 Promises
-- A batch is bounded by records, bytes and time, and ends early with the right to go on.
-- No row is kept that was handed over, but for the last: the next page, or a broker that is slow, may take as much
-  memory.
-- Deferred, kept and unsent records are known by their ids, in order of each key, for the checkpoint.
+- A batch is bounded by records, bytes and time, and ends early when the term ends or a stop is requested.
+- Of the rows handed over only the last is kept: the next page, or a slow broker, may take as much memory.
+- Deferred and unsent records are known by their ids, in order of each key, for the checkpoint.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,14 +27,14 @@ from harvest_lib.record.rows import ids_of, keys_of
 from harvest_lib.source import Position
 
 _SLICE = 500
-"""So many records are handed over between two checks of the term."""
+"""Records that are handed over between two checks of the term."""
 
 _MANY = 100
-"""Deferred rows of so many keys are a batch without new ones. Of fewer they are not: others would wait for long."""
+"""Deferred rows of this many keys form a batch without new rows. Fewer do not: new rows would wait for long."""
 
 
 class RecordRefused(Exception):
-    """The client refused a record of the batch as it was handed over; those before it may be on the wire."""
+    """The client refused a record of the batch as it was handed over; the records before it may be on the wire."""
 
     def __init__(self, row: Row, reason: str) -> None:
         super().__init__(reason)
@@ -44,11 +43,11 @@ class RecordRefused(Exception):
 
 
 class PagesStale(Exception):
-    """The parked records have changed, or producers have to be made again: the source has to be opened again."""
+    """The parked records have changed, or producers have to be made again: reopen the source."""
 
 
 class Filled(NamedTuple):
-    """A batch that was sent: the position after it, None if there is nothing to commit, and whether there is more."""
+    """A batch that was sent: the position after it, None if there is nothing to commit, and whether more waits."""
 
     position: Position | None
     more: bool
@@ -63,19 +62,19 @@ class _Read(NamedTuple):
 
 
 class OpenBatch:
-    """Batches of one term, one after the other. `begin` it whenever the source is opened."""
+    """Successive batches of a term. Call `begin` whenever the source is opened."""
 
     def __init__(self, ports: BatchPorts, rights: Rights) -> None:
         self.in_flight = 0
         """Records that were sent in this batch."""
         self.in_doubt = 0
-        """Records of batches that failed since the last that was committed."""
+        """Records of batches that failed since the last committed batch."""
         self.last_sent: Row | None = None
         """The last record that was sent in this batch."""
         self.error: HarvestError | None = None
         """The error that ends this term, once the batch before it is committed."""
         self.caught_up = False
-        """True if the source has had nothing more since it was opened: it does not bring parked records again."""
+        """True if the source was read to its end since it was opened: it does not return parked records again."""
         self.barrier: Barrier = KeyBarrier() if ports.one_per_key else NoBarrier()
         self.paused = PausedRecords(ports.troubles, ports.parking, one_per_key=ports.one_per_key)
         self.redelivery = Redelivery(ports.source, ports.parking, ports.troubles, self.paused, ports.size.another())
@@ -95,13 +94,13 @@ class OpenBatch:
     @property
     def keys(self) -> list[str] | None:
         """Return the keys of the records that were sent in this batch; None without the key barrier, as they are not
-        noted then. May be read from outside."""
+        noted then. May be read by any thread."""
         return list(self._sent) if self._ports.one_per_key else None
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: deferred or kept records may go, or kept ones
-        were parked."""
+        """Return True if a checkpoint is due even if nothing is read: deferred records may go, or paused records were
+        parked."""
         return self.barrier.is_waiting or self.paused.is_due
 
     @property
@@ -111,11 +110,11 @@ class OpenBatch:
 
     @property
     def has_deferred(self) -> bool:
-        """Return True if records wait that were read."""
+        """Return True if records that were read still wait."""
         return self.barrier.deferred_count > 0 or bool(self.paused.ids)
 
     def recheck(self) -> None:
-        """Begin to fill: check the topics of kept records, if that is due. Raises PagesStale."""
+        """Begin to fill: check the topics of paused records, if that is due. Raises PagesStale."""
         self.barrier.is_isolated = False
         self.paused.recheck()
         if self._ports.parking.is_stale or self._ports.producers_are_outdated():
@@ -126,7 +125,7 @@ class OpenBatch:
         to commit even if nothing is read. Raises RecordRefused and PagesStale."""
         began, size, more, position = boot_seconds(), 0, True, due_at
         if due_at is not None:
-            self._send(self.paused.sift([]))
+            self._send(self.paused.filter([]))
             if _MANY <= self.in_flight < self.barrier.deferred_count / 2:
                 return Filled(due_at, more)
         while self._room > 0 and size < BATCH_BYTES and boot_seconds() - began < BATCH_SECONDS and self._may_read():
@@ -141,8 +140,8 @@ class OpenBatch:
         return Filled(position, more)
 
     def redeliver(self) -> list[int] | None:
-        """Send parked records that an operator retried, at most every other batch; return all the ids to be forgotten
-        with it, or None if there are none. Raises RecordRefused."""
+        """Send parked records that an operator retried, at most every second batch; return the ids to release with the
+        batch, or None if there are none. Raises RecordRefused."""
         again = self.redelivery.next(self.barrier) if self.redelivery.is_next(caught_up=self.caught_up) else None
         if again is None:
             return None
@@ -154,34 +153,34 @@ class OpenBatch:
         row = self.paused.probe(self.barrier.defers)
         if row is None:
             return False
-        self._hand_over(self.barrier.pick([row]))
+        self._hand_over(self.barrier.filter_retried([row]))
         return True
 
     def committed(self) -> None:
-        """Note that all that was sent is in Kafka, and passed by the last checkpoint."""
+        """Note that all sent records are in Kafka, and passed by the last checkpoint."""
         self.last_sent = None
         self.in_flight = self.in_doubt = 0
         self._sent.clear()
         self.paused.committed()
 
     def abandoned(self) -> None:
-        """Note that it is not known how much of the batch is in Kafka."""
+        """Note that it is unknown how much of the batch is in Kafka."""
         self.in_doubt += self.in_flight
         self.in_flight = 0
         self._sent.clear()
 
     def failed_ids(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the records of an abandoned batch that are not in Kafka, given their keys; none if they are not known,
-        or are all. Under the key barrier a key tells its record."""
+        """Return the ids of an abandoned batch's records that are not in Kafka, given their keys: under the key barrier
+        a key identifies its record. Empty if they are unknown, or if all failed."""
         failed_keys = {each.decode() for each in keys}
         failed = [record_id for key, record_id in self._sent.items() if key in failed_keys]
         return failed if len(failed) == len(failed_keys) < self.in_flight else []
 
-    def keep_failed(self, failed: Sequence[int]) -> int:
-        """Defer the records of an abandoned batch that failed; return how many are in Kafka."""
+    def defer_failed(self, failed: Sequence[int]) -> int:
+        """Defer the failed records of an abandoned batch; return how many of its records are in Kafka."""
         delivered, self.in_flight = self.in_flight - len(failed), len(failed)
-        kept = frozenset(failed)
-        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in kept}
+        deferred = frozenset(failed)
+        self._sent = {key: record_id for key, record_id in self._sent.items() if record_id in deferred}
         self._unsent = [*failed, *self._unsent]
         return delivered
 
@@ -190,8 +189,8 @@ class OpenBatch:
         return self._ports.size.records - self.in_flight
 
     def _may_read(self) -> bool:
-        may_keep = not (self.barrier.is_full or self.paused.is_full or self._ports.parking.is_full)
-        return self._rights.may_go_on() and may_keep and not self.barrier.is_isolated
+        has_room = not (self.barrier.is_full or self.paused.is_full or self._ports.parking.is_full)
+        return self._rights.may_go_on() and has_room and not self.barrier.is_isolated
 
     def _read_and_send(self) -> _Read | None:
         """Read a page and hand it over; None if there is nothing now."""
@@ -203,7 +202,7 @@ class OpenBatch:
         page_bytes = size.measured(page.rows, asked)
         try:
             rows = ports.parking.filter(page.rows, None if size.is_doubtful else size.largest)
-        except RecordError as error:  # the configuration says to stop
+        except RecordError as error:  # the policy is `stop`
             if not self.in_flight:
                 raise
             self.error = error
@@ -211,14 +210,14 @@ class OpenBatch:
         if ports.parking.is_stale:
             raise PagesStale
         self.barrier.isolated.update(ports.parking.oversized(rows, size.largest))
-        self._send(self.paused.sift(rows))
+        self._send(self.paused.filter(rows))
         return _Read(page_bytes, ports.parking.passed(page.position), page.more)
 
     def _send(self, rows: Sequence[Row]) -> None:
-        """Hand over the rows that the barrier admits, of the deferred ones and then of `rows`."""
-        runs = ((), rows) if self.barrier.is_waiting else (rows,)  # a page goes as it is where none are before it
+        """Filter deferred rows, then `rows`, by the barrier, and hand over the result."""
+        runs = ((), rows) if self.barrier.is_waiting else (rows,)  # without deferred rows a page is handed over whole
         for run in runs:
-            for some in self.barrier.admit(run, self._room, first=not self.in_flight):
+            for some in self.barrier.filter(run, self._room, first=not self.in_flight):
                 self._hand_over(some)
 
     def _hand_over(self, rows: Sequence[Row]) -> None:

@@ -1,13 +1,13 @@
-"""Batch size: large batches under a backlog, since each costs the same whatever is in it, and small ones when little
-comes, so that nothing waits. Pure, no I/O.
+"""Batch size: large batches under a backlog, since each batch has a fixed cost, and small batches otherwise, so that no
+record waits. Pure, no I/O.
 
-Where Kafka has refused a batch, each of the next has half of the records in doubt, whether the last one went or not:
-so the one to blame is alone after as many batches as that number has binary digits. Records beyond go in large batches.
-None is ever larger than the limit that was given.
+After Kafka has refused a batch of n records, each next batch has half of the records in doubt, whether the last batch
+was committed or not. So the refused record is alone after about log2(n) batches. Records not in doubt go in large
+batches. No batch exceeds the given limit.
 
-Where Kafka has not taken a batch in time, as brokers throttle us, the next has at most half of it, and each full one
-after that at most a quarter more: the same batch again would never go. A small batch that fails stays as it is, to show
-other topics, but not for ever: where single records fail by chance, no batch of a thousand would ever go.
+After Kafka has not taken a batch in time, as brokers throttle harvest, the next batch has at most half of it, and each
+full batch after that at most a quarter more: the same batch would fail again. A small batch that fails keeps its size,
+to include other topics, but not for ever: if records fail by chance, no batch of a thousand would ever pass.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from harvest_lib.native import NativeRows
 from harvest_lib.record import PAGE_BYTES, Row, row_bytes
 
 LARGEST_BATCH = 50_000
-"""Records; a batch is also bounded by bytes and time. After a crash so many may be in Kafka twice."""
+"""Records; a batch is also bounded by bytes and time. After a crash up to this many may be in Kafka twice."""
 LARGEST_TRANSACTION = 150_000
 """Records, where readers see no record twice: each transaction has a cost of its own in the broker."""
 _FIRST_BATCH = 1_000
 BATCH_BYTES = 32_000_000
 LARGE_PAGE_BYTES = BATCH_BYTES // 4
-"""A page of more than this is one record: the batch ends with it, so that no other is in memory beside it."""
+"""A page above this size is a single record: the batch ends with it, so that no other page is in memory beside it."""
 BATCH_SECONDS = 1.0
 
 _LEAST_LATE_BYTES = 250_000
-"""A batch of fewer is late for the sake of a topic in trouble, and has to be large enough to show the others."""
+"""A smaller batch is late because of a topic in trouble. It does not shrink, as it has to include other topics."""
 
 _FAILURES, _LEAST_BATCH = 2, 8
-"""A small batch keeps its size for so many failures in a row. Then each has half of the one before, down to this."""
+"""A small batch keeps its size for `_FAILURES` failures in a row. Each further failure halves it to `_LEAST_BATCH`."""
 
 _SAMPLE = 8
-"""So many records of a page tell how large they are, with their keys and headers."""
+"""Records of a page that are measured with their keys and headers."""
 
 _FIRST_PAGE = 500
 _LARGEST_PAGE = 2_000
@@ -41,21 +41,21 @@ _SHORTEST_PAUSE_SECONDS = 0.002
 _LONG_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 0.1
 _PAUSE_GROWTH, _LONG_PAUSE_GROWTH = 1.25, 1.02
-"""The longest comes after three seconds without a record: the polls of an idle leader are most of its cost."""
+"""The longest pause comes after three seconds without a record: polls are most of an idle leader's cost."""
 
 
 class BatchSize:
-    """Limits of the next batch, at most `most`, and the next page, at most `most_read`, in records, and the pause when
-    there are none."""
+    """Limits of the next batch, at most `most`, and of the next page, at most `most_read`, in records, and the pause
+    when there are none."""
 
     def __init__(self, most: int = LARGEST_BATCH, most_read: int | None = None) -> None:
         self._limit = most
         self._first_batch = min(_FIRST_BATCH, most)
         self._largest_page = min(_LARGEST_PAGE, most_read or _LARGEST_PAGE)
         self._first_page = min(_FIRST_PAGE, self._largest_page)
-        self._doubtful = 0  # one of the next so many records is to blame for a batch that was refused
+        self._doubtful = 0  # number of next records, among them the cause of a refused batch
         self._most = float(most)
-        self._failures = 0  # in a row, of small batches
+        self._failures = 0  # of small batches, in a row
         self._record_bytes = 0.0
         self._pause = _SHORTEST_PAUSE_SECONDS
         self.records = self._first_batch
@@ -64,16 +64,16 @@ class BatchSize:
         """The length of the longest value in the page that was measured last."""
 
     def another(self) -> "BatchSize":
-        """Return one of the same limits, for batches of another kind."""
+        """Return a `BatchSize` with the same limits, for batches of another kind."""
         return BatchSize(min(self._limit, LARGEST_BATCH), self._largest_page)
 
     @property
     def is_doubtful(self) -> bool:
-        """Return True if one of the next records is to blame for a batch that was refused."""
+        """Return True if one of the next records caused the refusal of a batch."""
         return self._doubtful > 0
 
     def done(self, records: int, *, full: bool) -> None:
-        """Note a batch that was committed: after a full one the next may be twice as large."""
+        """Note a batch that was committed: after a full batch the next may be twice as large."""
         self._doubtful = max(0, self._doubtful - records)
         self._failures = 0
         if full:
@@ -88,17 +88,17 @@ class BatchSize:
         self._pause = _SHORTEST_PAUSE_SECONDS
 
     def late(self, records: int) -> None:
-        """Note a batch of so many records that failed for none of them, as Kafka did not take it in time."""
+        """Note a batch of `records` that Kafka did not take in time: none of them is to blame."""
         if records / 2 * self._record_bytes < _LEAST_LATE_BYTES:
             self._small_failed(records)
             return
-        self._limit = min(self._limit, LARGEST_BATCH)  # larger ones would be late again and again
+        self._limit = min(self._limit, LARGEST_BATCH)  # larger batches would be late again and again
         self._most = max(1.0, min(self._limit, records / 2))
         self.records = min(self.records, int(self._most))
 
     def _small_failed(self, records: int) -> None:
         self._failures += 1
-        if records <= _LEAST_BATCH < self.records:  # there are no more, or few can go at a time
+        if records <= _LEAST_BATCH < self.records:  # no more records wait, or few can go at a time
             return
         if self.records < self._first_batch or self._failures > _FAILURES:
             self.records = min(self.records, records) // 2
@@ -106,15 +106,15 @@ class BatchSize:
             self.records, self._failures = self._first_batch, 0
 
     def refused(self, records: int) -> None:
-        """Note a batch of so many records that was refused for one of them. Once that is alone, batches grow again."""
+        """Note a batch of `records` that was refused for one of them. Once that record is alone, batches grow again."""
         self._doubtful = records if records > 1 else 0
         self.records = max(1, records // 2)
 
     def measured(self, rows: Sequence[Row], asked: int) -> int:
-        """Return how many bytes are in a page of which `asked` rows were asked for, and fit the next page to it.
+        """Return the bytes of a page for which `asked` rows were requested, and fit the next page to it.
 
-        Only the values are counted in a page that has them all: it has `PAGE_BYTES` at most. To look at the headers
-        of each row costs more than all else that is done with a page here.
+        In a full page only values are counted: it has `PAGE_BYTES` at most. Reading the headers of each row costs more
+        than all else that is done with a page here.
         """
         sampled = 0.0
         if isinstance(rows, NativeRows):
@@ -135,7 +135,7 @@ class BatchSize:
         return size
 
     def pause(self) -> float:
-        """Return how long to wait before the next look, after one that found nothing."""
+        """Return how long to wait before the next poll, after a poll that found nothing."""
         pause = self._pause
         growth = _PAUSE_GROWTH if pause < _LONG_PAUSE_SECONDS else _LONG_PAUSE_GROWTH
         self._pause = min(_LONGEST_PAUSE_SECONDS, pause * growth)

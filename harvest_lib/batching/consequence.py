@@ -19,7 +19,7 @@ class Restart(Exception):
     """The term goes on from the last position that was committed, under a new leader id.
 
     `position` is the end of the batch that failed, if Kafka may have part of it. `reopens`: the source is closed first,
-    as its connection or the checkpoint is not to be relied on. `pause_seconds`: the wait before the next batch; None
+    as its connection or the checkpoint is in doubt. `pause_seconds`: the wait before the next batch; None
     for the back-off of errors.
     """
 
@@ -49,7 +49,7 @@ def raise_consequence(
             _log.warning("batch_refused", extra={"records": sent, "reason": reason})
             size.refused(sent)
             if sent == 1:
-                batch.in_flight = 0  # it is not there
+                batch.in_flight = 0  # it is not in Kafka
                 park(last_sent, reason, ports)
             raise Restart(position=position, pause_seconds=0.0)
         case BatchFailed(reason=reason, unnamed=unnamed):

@@ -1,7 +1,7 @@
-"""Rows of a page of which some go now, and some wait. Pure, no I/O.
+"""Rows of a page that are sent in several batches. Pure, no I/O.
 
-A page as Postgres has sent it is kept while many of its rows wait: they go natively then, as they would have gone at
-once. Where few wait, those are made, and the page is let go.
+A page as Postgres has sent it is kept while many of its rows wait, so that they too are handed over natively. When few
+rows wait, they are copied to Python and the page is released.
 """
 
 from collections.abc import Sequence
@@ -10,28 +10,27 @@ from harvest_lib.record import Row, row_bytes
 from harvest_lib.record.rows import RowPage
 
 _FEW = 32
-"""A page is kept while at least one in so many of its rows waits."""
+"""A page is kept while at least 1 in this many of its rows waits."""
 
 _SMALL_ROWS = 1_000
-"""Rows of a larger list are not counted in bytes, which would cost too much: they are few each, since a page has
-`PAGE_BYTES` at most."""
+"""The bytes of a larger list are not counted, as that costs too much: its rows are small, since a page has at most
+`PAGE_BYTES`."""
 
 
 class DeferredRows:
-    """Rows of one page that wait, known by their places in it."""
+    """Waiting rows of a page, known by their places in it."""
 
     __slots__ = ("_is_counted", "_rows", "_waiting", "bytes")
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.bytes = 0
-        """Size of the rows that wait, or of the page that is kept for them."""
-        self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page was let go
+        """Size of the waiting rows, or of the page that is kept for them."""
+        self._rows: Sequence[Row] | dict[int, Row] = rows  # a dictionary once the page is released
         self._waiting = set(range(len(rows)))
         self._is_counted = isinstance(rows, RowPage) or len(rows) < _SMALL_ROWS
 
     def take(self, places: Sequence[int]) -> Sequence[Row]:
-        """Return the rows that go now, a page of a page that was kept. The others wait: no more is kept than they
-        need."""
+        """Return the rows at `places`, as a page if the page was kept. Keep no more memory than the other rows need."""
         self._waiting.difference_update(places)
         rows = self._rows
         if isinstance(rows, dict):

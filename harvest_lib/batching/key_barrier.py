@@ -1,5 +1,4 @@
-"""The key barrier in batches: at most one record of a key in a batch, later ones behind the next checkpoint. Pure, no
-I/O."""
+"""The key barrier: at most one record of a key per checkpoint. Later records of the key are deferred. Pure, no I/O."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,23 +10,22 @@ from harvest_lib.record.rows import RowPage, ids_of, keys_of
 
 _MOST_DEFERRED = 20_000
 _MOST_DEFERRED_BYTES = 16_000_000
-"""Records, and bytes of them and of the pages that are kept for them; beyond either, nothing more is read until some
-have gone."""
+"""Deferred records, and bytes of them or of their pages; beyond either limit, nothing is read until some are sent."""
 
 _Deferred = tuple[DeferredRows, int, str, int]
-"""A row: its page, its place there, its key and its id."""
+"""A deferred row: its page, its place in the page, its key and its id."""
 
 
 class KeyBarrier:
-    """`Barrier` that lets the first of each key go. Later ones queue by key, so that one of them costs no look at the
+    """`Barrier` that lets the first record of each key go. Later records queue by key, so a row needs no scan of the
     others."""
 
     def __init__(self) -> None:
         self.isolated: set[int] = set()
         self.is_isolated = self.is_crowded = False
-        self._sent: set[str] = set()  # keys that have a record since the last checkpoint
-        self._waiting: list[_Deferred] = []  # may go, in order: there was no room
-        self._queues: dict[str, deque[_Deferred]] = {}  # behind one that was sent or waits, in order
+        self._sent: set[str] = set()  # keys of records sent since the last checkpoint
+        self._waiting: list[_Deferred] = []  # in order: sent as soon as there is room
+        self._queues: dict[str, deque[_Deferred]] = {}  # by key, in order: behind a sent or waiting record
         self._blocked: dict[str, None] = {}  # keys of `_sent` that have a queue
         self._queued = 0
         self._bytes = 0
@@ -51,23 +49,23 @@ class KeyBarrier:
         self._queued -= len(self._blocked)
         self._blocked.clear()
 
-    def admit(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
+    def filter(self, rows: Sequence[Row], room: int, *, first: bool) -> list[Sequence[Row]]:
         if isinstance(rows, RowPage) and not rows.summary.is_plain:
             rows = list(rows)
         keys, ids = keys_of(rows), ids_of(rows)
         page = DeferredRows(rows)
         offered = zip(repeat(page), range(len(rows)), keys, ids, strict=False)
         waiting, self._waiting = self._waiting, []
-        admitted: dict[DeferredRows, list[int]] = {page: []}
+        passing: dict[DeferredRows, list[int]] = {page: []}
         if self.is_isolated or self.isolated or len(waiting) + len(rows) > room:
-            self._admit_some(waiting, offered, admitted, 0 if self.is_isolated else room, first=first)
+            self._filter_some(waiting, offered, passing, 0 if self.is_isolated else room, first=first)
         else:  # keys alone decide
-            self._admit_waiting(waiting, admitted)
-            admitted[page] = self._admit_new(offered, keys)
-        self.is_crowded = 3 * len(admitted[page]) < 2 * len(rows)
-        return _joined([self._take(*each) for each in admitted.items()])
+            self._filter_waiting(waiting, passing)
+            passing[page] = self._filter_new(offered, keys)
+        self.is_crowded = 3 * len(passing[page]) < 2 * len(rows)
+        return _joined([self._take(*each) for each in passing.items()])
 
-    def _admit_waiting(self, waiting: Iterable[_Deferred], admitted: dict[DeferredRows, list[int]]) -> None:
+    def _filter_waiting(self, waiting: Iterable[_Deferred], passing: dict[DeferredRows, list[int]]) -> None:
         sent, queues, blocked = self._sent, self._queues, self._blocked
         for each in waiting:
             page, place, key, _ = each
@@ -77,17 +75,17 @@ class KeyBarrier:
             sent.add(key)
             if key in queues:
                 blocked[key] = None
-            if (places := admitted.get(page)) is None:
-                admitted[page] = [place]
+            if (places := passing.get(page)) is None:
+                passing[page] = [place]
             else:
                 places.append(place)
 
-    def _admit_new(self, offered: Iterable[_Deferred], keys: Sequence[str]) -> list[int]:
+    def _filter_new(self, offered: Iterable[_Deferred], keys: Sequence[str]) -> list[int]:
         sent, queues, blocked = self._sent, self._queues, self._blocked
         if len(new := {*keys}) == len(keys) and sent.isdisjoint(new) and queues.keys().isdisjoint(new):
             sent |= new
             return [*range(len(keys))]
-        admitted: list[int] = []
+        passing: list[int] = []
         for each in offered:
             key = each[2]
             if (queue := queues.get(key)) is not None:
@@ -97,21 +95,21 @@ class KeyBarrier:
                 blocked[key] = None
             else:
                 sent.add(key)
-                admitted.append(each[1])
-        self._queued += len(keys) - len(admitted)
-        return admitted
+                passing.append(each[1])
+        self._queued += len(keys) - len(passing)
+        return passing
 
-    def _admit_some(
+    def _filter_some(
         self,
         waiting: Iterable[_Deferred],
         offered: Iterable[_Deferred],
-        admitted: dict[DeferredRows, list[int]],
+        passing: dict[DeferredRows, list[int]],
         room: int,
         *,
         first: bool,
     ) -> None:
-        """As many as there is room for; a record that is isolated goes alone."""
-        for some, behind in (waiting, ()), (offered, self._queues):  # one that waits is the head of its queue
+        """Return at most `room` rows in `passing`; an isolated record goes alone."""
+        for some, behind in (waiting, ()), (offered, self._queues):  # a waiting row is the head of its queue
             for each in some:
                 page, place, key, record_id = each
                 if key in self._sent or key in behind:
@@ -123,7 +121,7 @@ class KeyBarrier:
                     room = 0
                     continue
                 self._sent.add(key)
-                admitted.setdefault(page, []).append(place)
+                passing.setdefault(page, []).append(place)
                 if key in self._queues:
                     self._blocked[key] = None
                 room, first = room - 1, False
@@ -131,9 +129,9 @@ class KeyBarrier:
                     self.isolated.discard(record_id)
                     self.is_isolated, room = True, 0
 
-    def pick(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         page, before = DeferredRows(rows), {key for _, _, key, _ in self._waiting}
-        picked: list[int] = []
+        passing: list[int] = []
         for each in zip(repeat(page), range(len(rows)), keys_of(rows), ids_of(rows), strict=False):
             key = each[2]
             if key in self._sent or key in self._queues:
@@ -142,8 +140,8 @@ class KeyBarrier:
                 self._waiting.append(each)
             else:
                 self._sent.add(key)
-                picked.append(each[1])
-        return self._take(page, picked)
+                passing.append(each[1])
+        return self._take(page, passing)
 
     def defers(self, row: Row) -> bool:
         key = row[2]
@@ -185,7 +183,7 @@ class KeyBarrier:
 
 
 def _joined(found: Iterable[Sequence[Row]]) -> list[Sequence[Row]]:
-    """Return pages as they are, and rows that were made as one sequence: each sequence is handed over by a call."""
+    """Return pages unchanged, and all lists joined into a single list: each sequence costs a call of the delivery."""
     made: list[Row] = []
     pages: list[Sequence[Row]] = []
     for rows in found:

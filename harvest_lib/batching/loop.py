@@ -8,22 +8,21 @@
 Promises
 - Nothing is passed by a position before it is in Kafka. After a failure, records are sent again from the end of the
   last batch that was committed.
-- Under the barrier a record of a key leaves only when the one before is in Kafka *and* passed by a checkpoint that is
-  on disk. Later ones of the same batch are deferred, and travel in the checkpoint by their ids.
-- A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where
-  Kafka refuses a batch it does not say for which record, or which topic: smaller ones are tried until it is alone.
-  Parked records that an operator retries go in batches of their own; their ids travel in the checkpoint, and are
-  forgotten once that is kept.
-- A topic in trouble is waited for, but with a limit (`harvest_lib.delivery.topic_troubles`). Batches leave its records
-  out meanwhile if other topics take theirs (`paused_records`).
-- A batch of which records may still arrive, visible to readers, ends the term: records on the wire have a session
-  timeout to arrive before the next term begins here.
-- A server that is away, or takes our rights away, Postgres or Kafka, is waited for: it is asked again from the last
-  position that was committed.
-- A term that is revoked sends nothing more. It waits up to `drainInterval` for the batch that it has sent, and so does
-  a stop.
-- A leader that was fenced, by the epoch or by Kafka, sends nothing more under its term. One whose subscription was
-  moved (rewound, or given an end) goes on from the new place within about a second.
+- Under the barrier a record of a key leaves only when the previous record is in Kafka *and* passed by a checkpoint on
+  disk. Later records of the key are deferred, and travel in the checkpoint by their ids.
+- A record that can never be sent is parked, by itself or with later records of its key (`parking`). Where Kafka refuses
+  a batch without naming the record or its topic, smaller batches are tried until the record is alone. Parked records
+  that an operator retries go in batches of their own; their ids travel in the checkpoint, and are forgotten once it is
+  kept.
+- A topic in trouble is waited for, up to a limit (`harvest_lib.delivery.topic_troubles`). Meanwhile batches leave out
+  its records if other topics take records (`paused_records`).
+- If records of a batch may still arrive, visible to readers, the term ends: they have a session timeout to arrive
+  before the next term begins here.
+- While Postgres or Kafka is unavailable, or refuses rights to harvest, the loop retries from the last position that was
+  committed.
+- A revoked term sends nothing more. It waits up to `drainInterval` for the batch that it has sent; so does a stop.
+- A leader that was fenced, by the epoch or by Kafka, sends nothing more under its term. A leader of a moved
+  subscription (rewound, or given an end) goes on from the new position within about a second.
 """
 
 import logging
@@ -58,21 +57,21 @@ _log = logging.getLogger(__name__)
 
 _TAKEN = "a producer that does not lead this subscription has begun under its transactional ids"
 _TAKEN_NEXT = (
-    "nothing, if it comes once: a former leader that was frozen does that, and stops; else see which other pool or "
-    "program uses ids that begin with this `checkpointTopic`, and give one of them another; after a failover of "
-    "Postgres, stop the old server, or the harvesters that still reach it"
+    "nothing, if this is logged once: a former leader that was frozen causes it, and stops; if it repeats, find the "
+    "other pool or program with transactional ids that begin with this `checkpointTopic`, and give either of them "
+    "another prefix; after a failover of Postgres, stop the old server, or the harvesters that still reach it"
 )
 
 
 class BatchLoop:
-    """Harvest in batches under one term."""
+    """Harvest in batches under a term."""
 
     def __init__(self, term: Term, ports: BatchPorts, stopping: threading.Event) -> None:
         self.leader_id = term.leader_id
         self.idle = False
-        """True when the last look found nothing, and nothing was deferred."""
+        """True if the last read found nothing, and nothing was deferred."""
         self.abandoned = 0
-        """Records that were in flight, their outcome unknown, when the term ended."""
+        """Records in flight when the term ended, their outcome unknown."""
         self._term = term
         self._ports = ports
         self._stopping = stopping
@@ -84,26 +83,26 @@ class BatchLoop:
 
     @property
     def in_flight(self) -> int:
-        """Return how many records were sent in this batch; may be read from outside."""
+        """Return the number of records sent in this batch; may be read by any thread."""
         return self._batch.in_flight
 
     @property
     def keys_in_flight(self) -> list[str] | None:
-        """Return the keys of these records; None where they are not noted. May be read from outside."""
+        """Return the keys of the records in flight; None where they are not noted. May be read by any thread."""
         return self._batch.keys
 
     @property
     def holds_off(self) -> bool:
-        """Return True, at the end of the term, if records on the wire may still arrive, or we were fenced."""
+        """Return True, at the end of the term, if records on the wire may still arrive, or the leader was fenced."""
         return self._was_fenced or (bool(self.abandoned) and not self._ports.is_exactly_once)
 
     @property
     def epoch(self) -> int | None:
-        """Return the epoch under which it led last; None without epochs."""
+        """Return the epoch under which this loop led last; None without epochs."""
         return self._checkpoints.epoch
 
     def run(self) -> None:
-        """Harvest until the term is over or a stop is asked for; then leave nothing unaccounted for."""
+        """Harvest until the term ends or a stop is requested; then leave no record unaccounted for."""
         self._term.quiesced.clear()
         try:
             while self._rights.may_go_on():
@@ -123,7 +122,7 @@ class BatchLoop:
                 self._term.quiesced.set()
 
     def turn(self) -> None:
-        """Deliver one batch, or wait a little if there is nothing to deliver. A batch that was not committed ends in a
+        """Deliver a batch, or wait a little if there is nothing to deliver. A batch that was not committed ends in a
         `Restart` or the end of the term, here and nowhere else."""
         if self._batch.error is not None:
             raise self._batch.error
@@ -136,7 +135,7 @@ class BatchLoop:
             self._fenced(fenced)
 
     def _deliver(self) -> None:
-        """Open the term's source if need be, and deliver what comes next. Raises Restart and Superseded."""
+        """Open the term's source if need be, and deliver the next batch. Raises Restart and Superseded."""
         if not self._is_open and not self._open():
             return
         if self._checkpoints.is_check_due:
@@ -149,7 +148,7 @@ class BatchLoop:
             raise Restart(pause_seconds=0.0) from None
 
     def _send_and_commit(self) -> None:
-        """Send a batch of one kind, and commit it: parked records again, a probe of a paused topic, or what comes next.
+        """Send a batch of a single kind, and commit it: retried records, a probe of a paused topic, or new records.
 
         Raises RecordRefused and PagesStale.
         """
@@ -176,8 +175,8 @@ class BatchLoop:
     # -- the beginning
 
     def _open(self) -> bool:
-        """Fence the previous leader, and open the source at the subscription's checkpoint. False if the row of the
-        subscription has changed meanwhile: the next turn asks again."""
+        """Fence the previous leader, and open the source at the subscription's checkpoint. False if the subscription's
+        row changed meanwhile: the next turn tries again."""
         ports = self._ports
         self._checkpoints.lead(self.leader_id, self._term.after_epoch)
         self._require_lead()  # before a producer is fenced in Kafka
@@ -191,7 +190,7 @@ class BatchLoop:
         self._checkpoints.begin(checkpoint)
         position = ports.source.open(checkpoint.position)
         if self._checkpoints.status() is not LeadershipStatus.LEADS:
-            ports.source.close()  # it is not known which of the two it has read
+            ports.source.close()  # unknown whether the checkpoint is from before the change
             return False
         retried = (checkpoint.position or {}).get("retried", ())
         self._checkpoints.position = {name: value for name, value in position.items() if name != "retried"}
@@ -206,7 +205,7 @@ class BatchLoop:
         return True
 
     def _require_lead(self) -> None:
-        """Raise Superseded if another leads. If the subscription was moved, the source is closed, to be opened
+        """Raise Superseded if another leader leads. If the subscription was moved, close the source, to open it
         again."""
         status = self._checkpoints.status()
         if status is LeadershipStatus.FENCED:
@@ -215,7 +214,7 @@ class BatchLoop:
             self._ports.source.close()
 
     def _check_status(self) -> None:
-        """Check the row of the subscription. Raises Restart if it was moved, Superseded if another leads."""
+        """Check the row of the subscription. Raises Restart if it was moved, Superseded if another leader leads."""
         match self._checkpoints.status():
             case LeadershipStatus.LEADS:
                 return
@@ -271,7 +270,7 @@ class BatchLoop:
         self._batch.abandoned()
         self._is_open = False
         if abandoned.may_arrive:
-            # Sent again now, records of the old batch could arrive behind later ones: a key would go back permanently.
+            # If sent again now, the old copies could arrive behind later records: a key would go back permanently.
             _log.warning("records_on_the_wire", extra={"records": self._batch.in_doubt})
             self._term.end(TermEnd.FENCED)
             if still_led:
@@ -285,12 +284,12 @@ class BatchLoop:
             self._ports.emit(LeaderRefreshed(leader_id=self.leader_id))
 
     def _count_delivered(self, position: Position, failed_keys: Collection[bytes]) -> bool:
-        """Count the records that Kafka has of a batch that failed, so that they are not sent again. The failed records
-        are deferred. False if it is not known which failed, or all did."""
+        """Count the records of a failed batch that Kafka has, so that they are not sent again, and defer the failed
+        records. False if it is unknown which records failed, or if all did."""
         failed = self._batch.failed_ids(failed_keys)
         if not failed:
             return False
-        delivered = self._batch.keep_failed(failed)
+        delivered = self._batch.defer_failed(failed)
         self._checkpoints.last, self._checkpoints.position = self._following(position, delivered), position
         self._ports.source.committed(failed)
         self._ports.delivered(delivered)
@@ -298,7 +297,7 @@ class BatchLoop:
         return True
 
     def _save_or_reopen(self) -> bool:
-        """Save the last checkpoint. False if the subscription was moved: the source is closed then. Raises
+        """Save the last checkpoint. False if the subscription was moved: the source is then closed. Raises
         Superseded."""
         try:
             self._require_saved()
@@ -327,7 +326,7 @@ class BatchLoop:
         """Log an error if the producer that has begun in Kafka is not a leader: a leader raises the epoch first."""
         with suppress(DatabaseUnavailable, DatabaseAccessDenied):
             if self._checkpoints.status() is not LeadershipStatus.FENCED:
-                said = f"{_TAKEN}: Kafka says {reason!r}, and the subscription's row says that this process leads"
+                said = f"{_TAKEN}: Kafka reports {reason!r}, and the subscription's row names this process as leader"
                 _log.error(
                     "transactional_id_taken",
                     extra={"leader_id": str(self.leader_id), "reason": said, "next_step": _TAKEN_NEXT},
@@ -336,7 +335,7 @@ class BatchLoop:
     # -- checkpoints
 
     def _following(self, position: Position, delivered: int = 0) -> OutboxCheckpoint:
-        """Return the checkpoint after the last one, at a position after so many more records."""
+        """Return the next checkpoint, at `position`, after `delivered` more records."""
         if self._checkpoints.keeps_positions and (deferred_ids := self._batch.deferred_ids):
             position = {**position, "deferred": [*deferred_ids, *position.get("deferred", ())]}
         self._checkpoints.lowest_parked = self._ports.parking.lowest
@@ -348,12 +347,12 @@ class BatchLoop:
         )
 
     def _require_saved(self) -> None:
-        """Write the checkpoint to Postgres, if it is not there. Raises Restart and Superseded if that is refused."""
+        """Write the checkpoint to Postgres, if it is not there. Raises Restart or Superseded if Postgres refuses it."""
         if self._checkpoints.is_saved:
             return
         if not self._checkpoints.save():
             self._check_status()
-            raise Restart(reopens=True)  # the row is of this leader, and right
+            raise Restart(reopens=True)  # the row names this leader, and is valid
         self._batch.barrier.checkpoint_saved()
 
     def _rest(self) -> None:
@@ -361,7 +360,7 @@ class BatchLoop:
         if not isinstance(settled, BatchCommitted):
             raise_consequence(settled, self._batch, self._ports, self._ports.size)
         may_look = self._batch.redelivery.may_look
-        # A term that is over has not looked for anything.
+        # A term that has ended has read nothing.
         self.idle = self._rights.may_go_on() and not self._batch.has_deferred and not may_look
         if self._checkpoints.is_save_due:
             self._require_saved()
@@ -386,7 +385,7 @@ class BatchLoop:
                 _log.warning("in_flight_abandoned", extra={"records": self.abandoned, "leader_id": str(self.leader_id)})
 
     def _settle(self) -> None:
-        """Store the last checkpoint, and give back what was read and is not delivered."""
+        """Store the last checkpoint, and give back rows that were read and not delivered."""
         with self._ports.translate_errors():
             try:
                 if self._is_open:

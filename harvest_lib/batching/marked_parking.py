@@ -3,14 +3,14 @@ records.
 
 A record that Kafka rejects permanently is *parked*. Under the policy `hold_key` its key is then held in its topic:
 later records of the key for that topic are parked behind it, in order, until an operator retries or drops the parked
-one. Other topics go on: nobody who may not write to a topic can hold its keys. Under `skip` all go on without it. Under
-`stop` the harvester stops instead.
+record. Other topics go on: a writer without the right to a topic cannot hold the topic's keys. Under `skip` later
+records go on without it. Under `stop` the harvester stops instead.
 
 Promises
-- A parked record is out of the outbox, durably, before the page that it came with is sent; its id is in no position
-  that is kept after that, so it is not purged if an operator puts it back.
-- Under `hold_key` no record of a key is sent after a parked one of it. If an operator releases a key while more of it
-  is being held, everything is marked again (`is_stale`), so that the records put back go first.
+- A parked record is out of the outbox, durably, before its page is sent. No position kept after that has its id, so it
+  is not purged if an operator puts it back.
+- Under `hold_key` no record of a key is sent after a parked record of the key. If an operator releases a key while more
+  of it is being held, everything is marked again (`is_stale`), so that the records put back go first.
 """
 
 import logging
@@ -29,10 +29,10 @@ _SHOWN = 10
 
 
 class MarkedParking:
-    """Parking of one term, in the place of `BatchParking`. Nothing is sent again from here: records that an operator
-    puts back are marked.
+    """Parking of a term, in the place of `BatchParking`. Nothing is sent again from here: records that an operator puts
+    back are marked.
 
-    The keys with a parked record come with each page, since others may park and release: a fenced leader, operators.
+    Each page brings the keys with a parked record, since a fenced leader or an operator may park and release too.
     """
 
     is_empty = True
@@ -42,12 +42,12 @@ class MarkedParking:
         self._policy = policy
         self._topics = topics
         self._pages = pages
-        # Of each key in its topic the lowest id parked since the source was opened, under `hold_key`.
+        # The lowest id parked since the source was opened, by topic and key, under `hold_key`.
         self._first: dict[HeldKey, int] = {}
         self.is_full = False
         """Always False: records to park are written at once."""
         self.is_stale = False
-        """True once a key was released whose records are held here: begin again."""
+        """True once an operator releases a key while its records are held here: begin again."""
 
     def begin(self, retried: Sequence[int] = ()) -> bool:  # noqa: ARG002 - nothing is retried by its id
         self._first.clear()
@@ -75,7 +75,7 @@ class MarkedParking:
         self._park(refused, refusals, behind)
         return good
 
-    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may have records parked since
+    def passed(self, position: Position) -> Position:  # noqa: ARG002 - it may include records parked since
         return self._pages.position()
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
@@ -98,7 +98,7 @@ class MarkedParking:
     def forget_topics(self) -> None:
         self._topics.ask_again()
 
-    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         return rows
 
     def release(self, ids: Sequence[int]) -> bool:  # noqa: ARG002 - as above
@@ -114,7 +114,8 @@ class MarkedParking:
             )
 
     def _park(self, refused: Sequence[Row], reasons: Mapping[int, str], behind: Sequence[int] = ()) -> None:
-        """Move records out of the outbox: refused ones, and those behind them or behind others of their key."""
+        """Move records out of the outbox: refused records, and records behind a refused or parked record of their
+        key."""
         if not refused and not behind:
             return
         of_refused = {row[ID]: reasons[row[ID]] for row in refused}

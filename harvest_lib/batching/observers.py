@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class BatchObserver(Protocol):
-    """Observer of the batches of one shard. Used by the thread of its loop."""
+    """Observer of the batches of a shard. Used by the thread of its loop."""
 
     def handing_over(self, rows: Sequence[Row], /) -> None:
         """Note rows of a batch that are about to be handed over."""

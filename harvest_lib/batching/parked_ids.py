@@ -1,11 +1,11 @@
-"""Records that one subscription's shard has parked, by id: the table `<outbox>_parked_ids`. Records stay in the outbox.
+"""Records that a subscription's shard has parked, by id: the table `<outbox>_parked_ids`. Records stay in the outbox.
 
 Promises
-- Only the present leader writes: each statement locks the subscription's row and compares the epoch, so that the
-  leader that raises it finds either all of a write, or none and none later.
+- Only the present leader writes: each statement locks the subscription's row and compares the epoch. So a leader that
+  raises the epoch finds either all of a write, or none of it, now and later.
 - A write is on disk when it returns.
-- An entry is of one row: that with its id and transaction id. Another row with the same id (`TRUNCATE … RESTART
-  IDENTITY`) is not parked, and an entry whose row is gone holds nobody.
+- An entry belongs to the row with its id and transaction id. Another row with the id (`TRUNCATE … RESTART IDENTITY`) is
+  not parked, and an entry without its row holds no key.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ leads AS (
 )
 """
 
-# Entries of other rows with these ids, which make room. Not an update, for which another privilege would be needed.
+# Delete entries of former rows with the same ids. An update would need another privilege.
 _REPLACE = f"""
 WITH {_LEADS}
 DELETE FROM {{parked_ids}} AS s USING leads
 WHERE s.subscription = %(subscription)s AND s.id = ANY(%(ids)s::bigint[]) AND NOT {{s_matches}}
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - only the constant `_LEADS` is inserted
 
-# A record that is parked again is not to be retried any longer. No transaction has the id 0: a row that is gone has it.
+# Parking a record again ends its retry. A row that is gone gets the transaction id 0, which no transaction has.
 _ADD = f"""
 WITH {_LEADS}, added AS (
   INSERT INTO {{parked_ids}} AS s (subscription, shard, id, kafka_topic, kafka_key, reason, held, transaction_id)
@@ -56,11 +56,11 @@ WITH {_LEADS}, added AS (
   WHERE NOT excluded.held
 )
 SELECT count(*) FROM leads
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - only the constant `_LEADS` is inserted
 
 
-# The lowest of a key in its topic is parked, and keeps the others, unless somebody has dropped it or wants it sent. If
-# the lowest is held, the row of the parked record before it is gone.
+# The lowest id of a key in its topic is parked, and holds the others, until an operator drops or retries it. If the
+# lowest is held, the row of the parked record before it is gone.
 _MOVED = """
 SELECT known.topic, known.key
 FROM unnest(%(topics)s::text[], %(keys)s::text[], %(ids)s::bigint[]) AS known (topic, key, id)
@@ -85,7 +85,7 @@ ORDER BY row_number() OVER (PARTITION BY kafka_topic, kafka_key ORDER BY id), id
 """
 
 _FEW_KEYS = 100
-"""So many keys may each have all entries read, whatever the plan; more are compared by a hash."""
+"""Up to this many keys may each have all entries read, whatever the plan; more keys are compared by a hash."""
 
 _RELEASE = f"""
 WITH {_LEADS}, released AS (
@@ -96,7 +96,7 @@ SELECT count(*) FROM leads
 
 
 class Entry(NamedTuple):
-    """One record to be parked."""
+    """A record to be parked."""
 
     id: int
     topic: str
@@ -109,7 +109,7 @@ class ParkedIds:
     """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` selects the
     outbox's rows, which distinguish entries.
 
-    All calls raise DatabaseUnavailable when the database cannot be asked.
+    All calls raise DatabaseUnavailable when the database cannot be queried.
     """
 
     def __init__(
@@ -132,22 +132,22 @@ class ParkedIds:
         )
 
     def matching(self, ids: Sequence[int]) -> set[int]:
-        """Return those of the ids that are listed, and of the rows that have them now."""
+        """Return the ids that are listed, without entries of former rows."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
             rows = self._checkpoints.connected().execute(self._matching, values).fetchall()
         return {record_id for (record_id,) in rows}
 
     def load(self, *, each: bool) -> list[tuple[HeldKey, int]]:
-        """Return keys with their topics, and ids: of each the lowest, or `each` there is."""
+        """Return topic and key, with the lowest id; with `each`, all ids."""
         values = {**self._checkpoints.holder, "each": each}
         with translated():
             rows = self._checkpoints.connected().execute(self._load, values).fetchall()
         return [((topic, key), record_id) for topic, key, _, record_id in rows]
 
     def add(self, entries: Sequence[Entry]) -> bool:
-        """Park records: one that is there already is parked if it was held, and never held if it was parked.
-        False if we were fenced."""
+        """Park records. A listed record becomes parked if it was held, and never held if it was parked. False if
+        fenced."""
         values: dict[str, Any] = {
             **self._checkpoints.holder,
             "ids": [entry.id for entry in entries],
@@ -164,16 +164,16 @@ class ParkedIds:
         return row is not None and bool(row[0])
 
     def moved(self, known: Sequence[tuple[HeldKey, int]]) -> list[HeldKey]:
-        """Return the keys of those of the parked records that somebody has dropped, or wants sent."""
+        """Return the keys of the parked records that an operator has dropped or retried."""
         values = {**self._checkpoints.holder, **_apart([key for key, _ in known]), "ids": [each for _, each in known]}
         with translated():
             rows = self._compared(self._moved, values, len(known))
         return [(topic, key) for topic, key in rows]
 
     def due(self, keys: Sequence[HeldKey], limit: int, *, keep_order: bool) -> dict[int, HeldKey | None]:
-        """Return the ids of the keys' records that may be sent: those behind none that stays parked. The first of each
-        key come first, then the second: so a long run of one key delays no other key. The last that is listed of a key
-        has that key, others None."""
+        """Return the ids of the keys' records that may be sent: no record before them stays parked. The first record of
+        each key comes first, then the second, so that a long run of a key delays no other key. The last listed id of a
+        key maps to that key, other ids to None."""
         values = {**self._checkpoints.holder, **_apart(keys), "limit": limit, "keep_order": keep_order}
         with translated():
             rows = self._compared(self._due, values, len(keys))
@@ -188,7 +188,7 @@ class ParkedIds:
             return connection.execute(statement, values).fetchall()
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records, which are in Kafka by now or nowhere any more; False if we were fenced."""
+        """Forget records that are in Kafka or deleted; False if fenced."""
         values = {**self._checkpoints.holder, "ids": list(ids)}
         with translated():
             row = self._checkpoints.connected().execute(self._release, values).fetchone()

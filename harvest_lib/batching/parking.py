@@ -1,12 +1,12 @@
-"""Parking in a subscription in batches: of records that can never be sent, and of later ones that are held behind them.
-The policies are those of `harvest_lib.batching.marked_parking`; the records stay in the outbox.
+"""Parking for sources that only read: of records that can never be sent, and of later records held behind them.
+`harvest_lib.batching.marked_parking` describes the policies; the records stay in the outbox.
 
 Promises
-- A parked record is on disk as such, under the epoch, before anything is committed that passes it.
-- Under `hold_key` no record of a key is sent to a topic after a parked one of both.
-- A row is passed over as parked only if it is the row that was parked: another one may have its id.
-- Records that an operator retries go by id, each key's from its lowest on, and are forgotten only once in Kafka.
-- Rows pass without a look at each while nothing is parked and none is refused.
+- A parked record is on disk as parked, under the epoch, before a commit passes it.
+- Under `hold_key` no record of a key is sent to a topic after a parked record of the key for that topic.
+- A row is skipped as parked only if it is the row that was parked: another row may have its id.
+- Records that an operator retries go in order of id within their key, and are forgotten only once in Kafka.
+- Rows pass without a check of each row while nothing is parked and none is refused.
 """
 
 import logging
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 _SHOWN = 10
 _MOST_FOUND = 10_000
-"""Records that are to be parked, in memory until they are written."""
+"""Limit of records to park, in memory until they are written."""
 _LISTED = 50_000
-"""Records that are due, in memory: each look for them reads all that is parked."""
+"""Limit of due records in memory: each query for them reads all parked records."""
 
 
 class BatchParking:
-    """Decides which records are parked or held in one term. `begin` it whenever the source is opened."""
+    """Decides which records are parked or held in a term. Call `begin` whenever the source is opened."""
 
     is_stale = False
     """True if pages have to be read again; always False here."""
@@ -48,22 +48,22 @@ class BatchParking:
         self._parked_ids = parked_ids
         self._otherwise = otherwise
         self._holds = policy != "skip"
-        self._first: dict[HeldKey, int] = {}  # the lowest id that is parked of each key in its topic
-        self._ids: dict[int, HeldKey] = {}  # all of them with their keys, where no key is held
+        self._first: dict[HeldKey, int] = {}  # the lowest parked id, by topic and key
+        self._ids: dict[int, HeldKey] = {}  # all parked ids with their keys, where no key is held
         self._found: list[Entry] = []  # not written yet
-        self._due: dict[int, HeldKey | None] = {}  # in order; the last of a key has it
-        self._grown: set[HeldKey] = set()  # keys of which more was held since
+        self._due: dict[int, HeldKey | None] = {}  # in order; the last id of a key has the key
+        self._grown: set[HeldKey] = set()  # keys with records held since
         self.lowest: int | None = None
-        """The lowest id that is parked, or is to be."""
+        """The lowest id that is parked, or waits for `write`."""
 
     @property
     def is_full(self) -> bool:
-        """Return True if so many entries wait for `write` that nothing more should be read before."""
+        """Return True if the limit of entries that wait for `write` is reached: nothing more should be read before."""
         return len(self._found) >= _MOST_FOUND
 
     def begin(self, retried: Sequence[int] = ()) -> bool:
-        """Load the parked records, but for `retried`, which are in Kafka; unwritten findings come again. False if we
-        were fenced."""
+        """Load the parked records, except `retried`, which are in Kafka; unwritten findings come again. False if
+        fenced."""
         self._found.clear()
         self._due.clear()
         if retried:
@@ -94,7 +94,7 @@ class BatchParking:
         return good
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
-        """Return the ids of those that should travel alone, given the length of the longest value."""
+        """Return the ids of rows that should travel alone, given the length of the longest value."""
         return self._topics.oversized(rows, largest)
 
     def passed(self, position: Position) -> Position:
@@ -102,17 +102,16 @@ class BatchParking:
         return position
 
     def blame(self, row: Row, reason: str) -> None:
-        """Note that a record that was sent alone was not taken, for a reason that may pass."""
+        """Note that Kafka did not take a record that was sent alone, for a reason that may pass."""
         self._topics.blame(row[TOPIC], reason)
 
     def park(self, row: Row, reason: str) -> bool:
-        """Park a record at once that was refused when it was sent; False if we were fenced. Raises RecordError
-        under `stop`."""
+        """Park a record at once that was refused when it was sent; False if fenced. Raises RecordError under `stop`."""
         self._refuse(row, reason)
         return self.write()
 
     def write(self) -> bool:
-        """Write the records to park; False if we were fenced."""
+        """Write the records to park; False if fenced."""
         found, self._found = list({entry.id: entry for entry in self._found}.values()), []
         if not found:
             return True
@@ -138,7 +137,7 @@ class BatchParking:
         return self.lowest is None
 
     def due(self, limit: int, skipped: Set[str] = frozenset()) -> list[int]:
-        """Return the ids of records that an operator retried, or whose hold is released, `limit` at most, but for the
+        """Return the ids of retried records, and of records that are no longer held: at most `limit`, without the
         `skipped` topics."""
         if self._due and not skipped:
             wanted = list(islice(self._due, limit))
@@ -157,10 +156,10 @@ class BatchParking:
         return list(islice(found, limit))
 
     def forget_topics(self) -> None:
-        """Forget the facts about topics: they are why records were parked."""
+        """Forget the facts about topics, which are why records were parked."""
         self._topics.ask_again()
 
-    def sendable(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def filter_retried(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return the due rows that may be sent; `write` will park the others once more, their keys still held. Raises
         RecordError under `stop`."""
         refusals = self._topics.refused(rows)
@@ -180,14 +179,14 @@ class BatchParking:
         return good
 
     def release(self, ids: Sequence[int]) -> bool:
-        """Forget records: they are in Kafka, or nowhere any more. False if we were fenced."""
+        """Forget records that are in Kafka or deleted. False if fenced."""
         if not self._parked_ids.release(ids):
             return False
         gone = [self._due.pop(each, None) for each in ids]
         if not self._due:
             self._learn()
             return True
-        # More records are due: the rest of these keys is known without a look at all parked records.
+        # More records are due: the rest of their keys is known without a query of all parked records.
         for each in ids:
             self._ids.pop(each, None)
         if self._holds:
@@ -197,7 +196,7 @@ class BatchParking:
         return True
 
     def _parked(self, rows: Sequence[Row]) -> set[int]:
-        """Return the ids of the rows that are parked. If another row has the id of a parked one, load again."""
+        """Return the ids of the rows that are parked. If another row has the id of a parked record, load again."""
         listed = [row[0] for row in rows if row[0] in self._ids or self._first.get(row[1:3]) == row[0]]
         parked = self._parked_ids.matching(listed) if listed else set()
         if len(parked) < len(listed):

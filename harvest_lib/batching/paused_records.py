@@ -1,16 +1,16 @@
-"""Records of topics in trouble, kept back while other topics go on (`harvest_lib.delivery.topic_troubles`).
+"""Records of topics in trouble, deferred while other topics go on (`harvest_lib.delivery.topic_troubles`).
 
     page ─► parking ─► paused records ─► barrier ─► batch
-                        │         ▲
-                        └─ kept ──┘ released once the topic takes records, or parked once it is given up
+                        │            ▲
+                        └─ deferred ─┘ released once the topic takes records, or parked once it is given up
 
 Promises
-- Order stays: what is released goes before later records of its topic, and under the key barrier before later records
-  of its key, whatever their topics are.
-- Kept records travel in the checkpoint by their ids, as those do that the barrier defers. They are bounded: beyond
-  that nothing more is read.
-- A topic whose trouble the brokers do not name is found well by one record, in a batch of its own: no other record
-  fails with it.
+- Order stays: released records go before later records of their topic, and under the key barrier before later records
+  of their key in any topic.
+- The ids of paused records travel in the checkpoint, like ids that the barrier defers. They are bounded: at the limit
+  nothing more is read.
+- If the brokers do not name a topic's trouble, a single record probes it, in a batch of its own: no other record fails
+  with it.
 """
 
 import logging
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 _MOST_RECORDS = 5_000
 _MOST_BYTES = 8_000_000
 _LOOK_SECONDS = 1.0
-"""Interval between looks at the topics of kept records: they may have been given up, or be well."""
+"""Interval between checks of the topics of paused records: a topic may have recovered, or be given up."""
 
 
 class PausedRecords:
-    """Kept records of one term. `begin` it whenever the source is opened: they come again from there."""
+    """Deferred records of a term. Call `begin` whenever the source is opened: it returns the records again."""
 
     def __init__(self, troubles: Troubles, parking: BatchParking | MarkedParking, *, one_per_key: bool) -> None:
         self.size = BatchSize()
@@ -42,61 +42,61 @@ class PausedRecords:
         self._parking = parking
         self._one_per_key = one_per_key
         self._rows: list[Row] = []
-        self._keys: set[str] = set()  # of kept records, under the key barrier
-        self._pairs: set[tuple[str, str]] = set()  # topics and keys of kept records
+        self._keys: set[str] = set()  # of paused records, under the key barrier
+        self._pairs: set[tuple[str, str]] = set()  # topics and keys of paused records
         self._bytes = 0
-        self._paused: Set[str] = frozenset()  # topics, as of the last `sift`
-        self._logged: Set[str] = frozenset()  # those that the log says are paused
+        self._paused: Set[str] = frozenset()  # topics, as of the last `filter`
+        self._logged: Set[str] = frozenset()  # paused topics, as logged last
         self._look_at = 0.0
         self._has_parked = False  # since the last commit
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of kept records, in order."""
+        """Return the ids of paused records, in order."""
         return [row[ID] for row in self._rows]
 
     @property
     def is_full(self) -> bool:
-        """Return True if so many records are kept that no more should be read."""
+        """Return True if the limit of paused records is reached: nothing more should be read."""
         return len(self._rows) > _MOST_RECORDS or self._bytes > _MOST_BYTES
 
     @property
     def is_due(self) -> bool:
-        """Return True if a checkpoint is due though nothing may be read: kept records may go, or were parked."""
+        """Return True if a checkpoint is due even if nothing is read: paused records may go, or were parked."""
         return self._has_parked or (bool(self._rows) and self._troubles.paused != self._paused)
 
-    def keeps_back(self, row: Row) -> bool:
-        """Return True if a record that does not come from the source has to wait: its topic is paused, or kept records
-        of its key go first."""
-        return row[TOPIC] in self._troubles.paused or self.has_kept(row)
+    def defers(self, row: Row) -> bool:
+        """Return True if a record that does not come from the source has to wait: its topic is paused, or paused
+        records of its key go first."""
+        return row[TOPIC] in self._troubles.paused or self.has_paused(row)
 
-    def has_kept(self, row: Row) -> bool:
-        """Return True if kept records of its key go first."""
+    def has_paused(self, row: Row) -> bool:
+        """Return True if paused records of its key go first."""
         return row[KEY] in self._keys or row[1:3] in self._pairs
 
     def begin(self) -> None:
         """Forget everything."""
-        self._keep([])
+        self._replace([])
         self._paused, self._has_parked = frozenset(), False
 
     def committed(self) -> None:
-        """Note that a batch was committed, and with it what was parked."""
+        """Note that a batch was committed, and with it the parked records."""
         self._has_parked = False
 
-    def sift(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that may go, behind kept ones whose topic takes records again; keep the others."""
+    def filter(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that may go, behind paused rows of recovered topics; defer the others."""
         paused = self._troubles.paused
         if paused != self._logged:
-            self._say(paused)
+            self._log_changes(paused)
         if paused != self._paused:
             rows, self._paused = [*self._rows, *rows], paused
-            self._keep([])
+            self._replace([])
         if not paused or (not self._keys and isinstance(rows, NativeRows) and _names_none(rows, paused)):
             return rows
         return [row for row in rows if self._may_go(row, paused)]
 
     def recheck(self) -> None:
-        """Once a second, pass kept records through the parking, which asks about their topics and parks those of a
+        """Once a second, pass paused records through the parking: it queries their topics, and parks the records of a
         topic that is given up."""
         now = boot_seconds()
         if not self._rows or now < self._look_at:
@@ -106,11 +106,11 @@ class PausedRecords:
         sendable = self._parking.filter(rows)
         if len(sendable) < len(rows):
             self._has_parked = True
-            self._keep(sendable)
+            self._replace(sendable)
 
     def probe(self, defers: Callable[[Row], bool]) -> Row | None:
-        """Return the first kept record of a topic that is to be probed now, which goes in a batch of its own; None if
-        there is none. One that the barrier `defers` is not taken."""
+        """Return the first paused record of a topic whose probe is due, for a batch of its own; None if there is none.
+        Records that the barrier `defers` are skipped."""
         seen: set[str] = set()
         tried: set[str] = set()
         for place, row in enumerate(self._rows):
@@ -118,7 +118,7 @@ class PausedRecords:
             if topic not in tried and row[KEY] not in seen:
                 tried.add(topic)
                 if self._troubles.may_probe(topic) and not defers(row):
-                    self._keep([*self._rows[:place], *self._rows[place + 1 :]])
+                    self._replace([*self._rows[:place], *self._rows[place + 1 :]])
                     return row
             if self._one_per_key:
                 seen.add(row[KEY])
@@ -132,7 +132,7 @@ class PausedRecords:
         self._add(row)
         return False
 
-    def _keep(self, rows: Sequence[Row]) -> None:
+    def _replace(self, rows: Sequence[Row]) -> None:
         self._rows, self._keys, self._pairs, self._bytes = [], set(), set(), 0
         for row in rows:
             self._add(row)
@@ -144,7 +144,7 @@ class PausedRecords:
         if self._one_per_key:
             self._keys.add(row[KEY])
 
-    def _say(self, paused: Set[str]) -> None:
+    def _log_changes(self, paused: Set[str]) -> None:
         for topic in sorted(paused - self._logged):
             _log.warning("topic_paused", extra={"topic": topic, "reason": self._troubles.reason(topic)})
         for topic in sorted(self._logged - paused):

@@ -30,14 +30,14 @@ class BatchPorts:
     """The topics in trouble, as the delivery finds them."""
     limits: Limits
     producers_are_outdated: Callable[[], bool] = lambda: False
-    """Says if the delivery's producers should be made again: topics take larger batches than they were made for."""
+    """Returns True if producers should be made again: topics take larger batches than they were made for."""
     one_per_key: bool
     """True if the key barrier is on: at most one record of a key in flight."""
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     """Called with the number of records that were committed."""
     size: BatchSize = field(default_factory=BatchSize)
-    """Kept from term to term: a size that Kafka does not take in time is not tried again by each."""
+    """Kept across terms: a size that Kafka did not take in time is not tried again in each term."""
     observers: BatchObservers = field(default_factory=BatchObservers)
     translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of database calls: it may turn an error into another, see `translate_table_errors`."""

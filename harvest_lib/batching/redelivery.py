@@ -1,9 +1,9 @@
 """Redelivery of parked records that an operator retried. Precondition: the source has already passed them.
 
-The list is polled about once a second, while anything is parked. A run of each key is freed at a time: records that the
-barrier does not admit at once are deferred, as if they had come from the source just now. The next run waits for that.
-The caller ensures the precondition: the source would bring records once more that it has not passed since it was
-opened.
+Parked records are polled about once a second, while any exist. A run of due records is freed at a time: the barrier
+defers the records that cannot be sent at once, as if the source had just returned them, and the next run waits for
+them. The caller ensures the precondition, as the source would return once more any record that it has not passed since
+it was opened.
 """
 
 import logging
@@ -30,15 +30,14 @@ _SHOWN = 10
 
 
 class RedeliveryBatch(NamedTuple):
-    """The rows to be sent, and all the ids to be forgotten then: theirs, the deferred ones, and those whose rows are
-    gone."""
+    """The rows to send, and the ids to release after the commit: of the rows, of deferred rows, and of deleted rows."""
 
     rows: list[Row]
     ids: list[int]
 
 
 class Redelivery:
-    """Redelivery of one term. `size` bounds its batches, and is informed of their outcome."""
+    """Redelivery of a term. `size` bounds its batches, and is informed of their outcome."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Redelivery:
         self._was_next = False
 
     def is_next(self, *, caught_up: bool) -> bool:
-        """Return True if the next batch is one of these: at most every other one is, once the source has caught up."""
+        """Return True if the next batch is a redelivery: at most every second batch, once the source has caught up."""
         self._was_next = not self._was_next and caught_up and self.may_look
         return self._was_next
 
@@ -68,13 +67,13 @@ class Redelivery:
         return not self._parking.is_empty and boot_seconds() >= self._look_at
 
     def next(self, barrier: Barrier) -> RedeliveryBatch | None:
-        """Return the next batch to redeliver, or None. Records that still cannot be sent are left to the parking, to be
-        written. Raises RecordError under `stop`."""
+        """Return the next batch to redeliver, or None. Records that still cannot be sent stay parked. Raises
+        RecordError under `stop`."""
         began = boot_seconds()
         if not self._freed.isdisjoint(barrier.deferred_ids):
             return None
         asks, paused = began >= self._ask_at, self._troubles.paused
-        # Once a second those of paused topics are due too: nothing else may name their topics.
+        # Once a second records of paused topics are due too: perhaps no other record names their topics.
         due = self._parking.due(min(self.size.records, self.size.page), frozenset() if asks else paused)
         now = boot_seconds()
         if not due:
@@ -87,25 +86,25 @@ class Redelivery:
         looked_for = due if not rows else due[: due.index(rows[-1][ID]) + 1]
         self.size.measured(rows, len(due))
         gone = sorted(set(looked_for).difference(row[ID] for row in rows))
-        found = self._parking.sendable(rows)
-        sendable = self._not_kept_back(found)
+        found = self._parking.filter_retried(rows)
+        sendable = self._filter_paused(found)
         if not sendable and not gone and len(found) == len(rows):
-            self._look_at = now if asks and paused else now + _LOOK_SECONDS  # others may be behind them
+            self._look_at = now if asks and paused else now + _LOOK_SECONDS  # sendable records may be behind them
             return None
         isolated = self._parking.oversized(sendable, self.size.largest)
         place = next((place for place, row in enumerate(sendable) if row[ID] in isolated), len(sendable))
         run = sendable[: place or 1]
-        picked = list(barrier.pick(run))
-        self._freed = {row[ID] for row in run}.difference(row[ID] for row in picked)
+        passing = list(barrier.filter_retried(run))
+        self._freed = {row[ID] for row in run}.difference(row[ID] for row in passing)
         barrier.isolated.update(isolated & self._freed)
         if gone:
             _log.warning("records_gone", extra={"ids": gone[:_SHOWN], "count": len(gone)})
-        return RedeliveryBatch(picked, [*gone, *(row[ID] for row in run)])
+        return RedeliveryBatch(passing, [*gone, *(row[ID] for row in run)])
 
-    def _not_kept_back(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows that need not wait for a paused topic; else one that probes such a topic, if that is due."""
-        sendable = [row for row in rows if not self._paused.keeps_back(row)]
+    def _filter_paused(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows that need not wait for a paused topic; if there are none, a probe of it, if due."""
+        sendable = [row for row in rows if not self._paused.defers(row)]
         if sendable or not rows:
             return sendable
         first = rows[0]
-        return [first] if self._troubles.may_probe(first[TOPIC]) and not self._paused.has_kept(first) else []
+        return [first] if self._troubles.may_probe(first[TOPIC]) and not self._paused.has_paused(first) else []

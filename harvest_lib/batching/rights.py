@@ -7,7 +7,7 @@ from harvest_lib.leadership import Term
 
 
 class Rights:
-    """Rights under one term, which end with it or with a stop. Both checks are cheap: they are made for each slice."""
+    """Rights under a term, which end with it or with a stop. Both checks are cheap: each slice makes them."""
 
     def __init__(self, term: Term, stopping: threading.Event, drain_interval_seconds: float) -> None:
         self._term = term
@@ -16,12 +16,12 @@ class Rights:
         self._finish: Deadline | None = None  # set once the wait at the end has begun
 
     def may_go_on(self) -> bool:
-        """Return True if more may be read and sent: the term is live, and no stop is asked for."""
+        """Return True if more may be read and sent: the term is live, and no stop is requested."""
         return self._term.is_live() and not self._stopping.is_set()
 
     def may_finish(self) -> bool:
-        """Return True if records that were sent may be waited for: always while it leads, and up to `drainInterval`
-        once the term is revoked, for which a successor waits, or a stop is asked for."""
+        """Return True if the loop may wait for sent records: always while it leads, and up to `drainInterval` after the
+        term is revoked, for which a successor waits, or a stop is requested."""
         if self.may_go_on():
             return True
         self._finish = self._finish or Deadline(self._drain_interval_seconds)

@@ -1,8 +1,8 @@
-"""Delivery in batches, at least once, in order per partition, through one idempotent producer.
+"""Delivery in batches, at least once, in order per partition, through an idempotent producer.
 
 Promises
-- A batch is committed when every in-sync replica has all of it. Records of it may have arrived if it failed: after a
-  failure a run of records may repeat, and no gap is left in it.
+- A batch is committed when every in-sync replica has all of it. Records of a failed batch may have arrived: after a
+  failure a run of records may repeat, without a gap in it.
 - The promises of `BatchProducer` hold.
 """
 

@@ -1,4 +1,4 @@
-"""Client of librdkafka for a delivery in batches, by C where that was built: its settings and what they promise.
+"""Client of librdkafka for a delivery in batches, by C where that was built: its settings and their promises.
 
 A key's records go to one partition: `partitioner=consistent` hashes as librdkafka's own default does, and therefore as
 goharvest does, but does not scatter the empty key.
@@ -23,8 +23,8 @@ class ProducerKind:
 
     `settings` are the delivery's own. `native_settings` come in addition where each record's report is received
     natively. `wire_seconds`: limit of the wait for records on the wire when the client is discarded. `fences`: an error
-    that says so ends the leader. `arrived`: called with the topic and partition of each record in Kafka, where those
-    are reported. `close`: closes a client whose queue is empty, its reports ignored, where that may take long.
+    of a fence ends the leader. `arrived`: called with the topic and partition of each record in Kafka, where they are
+    reported. `close`: closes a client whose queue is empty, its reports ignored, where that may take long.
     """
 
     settings: Mapping[str, object]
@@ -46,15 +46,15 @@ def make_client(
     largest_batch: int,
     report: Callable[[KafkaError | None, Any], None],
 ) -> tuple[KafkaProducer, NativeSender | None]:
-    """Return a client, and its native side if that can be had. `largest_batch`: most bytes of a request that every
-    topic takes. Raises ConfigError for a setting that librdkafka does not take."""
+    """Return a client, and its native side if available. `largest_batch`: most bytes of a request that every topic
+    takes. Raises ConfigError for a setting that librdkafka does not take."""
     user = {**DEFAULTS, **settings.kafka}
     own = {
         "acks": "all",
         "allow.auto.create.topics": False,
         "enable.idempotence": True,
         "on_delivery": report,
-        # Only a report says to which partition a record went; and a client of the user's sees them all.
+        # Only a report has the partition of a record; and a client of the user's gets all reports.
         "delivery.report.only.error": kind.arrived is None and not is_own(settings.producer_provider),
         **ONE_AT_A_TIME,
         **kind.settings,

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 DEFAULTS = {
     "partitioner": "consistent",
     "queue.buffering.max.messages": 1_000_000,  # the size of a batch is the limit that counts
-    "message.max.bytes": 100_000_000,  # the topic's limit is the one that counts; brokers read requests up to 105 MB
+    "message.max.bytes": 100_000_000,  # the topic's limit counts; brokers read requests up to 105 MB
 }
 
 _LARGEST_QUEUE_KBYTES = 1_048_576
@@ -15,27 +15,27 @@ _LARGEST_QUEUE_KBYTES = 1_048_576
 
 
 def largest_message(settings: Mapping[str, object]) -> int:
-    """Return how many bytes of a record a producer with these settings takes."""
+    """Return the largest record, in bytes, that a producer with `settings` takes."""
     merged = {**DEFAULTS, **settings}
     queue = int(str(merged.get("queue.buffering.max.kbytes", _LARGEST_QUEUE_KBYTES))) * 1024
     return min(int(str(merged["message.max.bytes"])), queue)
 
 
 def compresses(settings: Mapping[str, object]) -> bool:
-    """Return True if a producer with these settings may send less than it is given."""
+    """Return True if a producer with `settings` may compress records."""
     codec = settings.get("compression.type", settings.get("compression.codec", "none"))
     return str(codec).strip().lower() != "none"
 
 
 ONE_AT_A_TIME = {"max.in.flight.requests.per.connection": 1}
-"""For a delivery that does not look at each record's report. With more requests on the wire librdkafka calls the first
-one delivered as soon as the second is, though a broker that did not lead yet refused the first; Kafka takes a sequence
-number other than 0 from a producer that is new to a partition. See decision 0019."""
+"""For a delivery that does not check each record's report. With more requests on the wire librdkafka reports the first
+request as delivered as soon as the second is, though a broker that did not lead yet refused the first; Kafka takes a
+sequence number other than 0 from a producer that is new to a partition. See decision 0019."""
 
 SEVERAL_AT_A_TIME = {"max.in.flight.requests.per.connection": 5}
-"""As many as keep their order, for a delivery that hears of each record natively, and whose readers see nothing of a
-batch with a record that no broker has confirmed. A request is for one partition: one at a time, a batch waits for as
-many answers as it has partitions."""
+"""The most requests that keep their order, for a delivery that gets each record's report natively, and whose readers
+see nothing of a batch with an unconfirmed record. A request is for a single partition: with one at a time, a batch
+waits for as many answers as it has partitions."""
 
 NEVER_TAKEN = frozenset(
     {
@@ -47,7 +47,7 @@ NEVER_TAKEN = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Refusals that would be the same at the next attempt; other errors pass, or concern everything."""
+"""Refusals that the next attempt would repeat; other errors pass, or concern everything."""
 
 NO_TOPIC = frozenset(
     {
@@ -64,8 +64,8 @@ _TIMED_OUT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT})
 
 
 def may_pass(error: KafkaError, *, gave_up: bool) -> bool:
-    """Return True if an error reported of a record is about its topic, and may pass. After we `gave_up` waiting, being
-    purged is one."""
+    """Return True if the error of a record is about its topic, and may pass. After harvest `gave_up` the wait, a purge
+    is such an error."""
     code = error.code()
     is_about_topic = code > 0 or code in _TIMED_OUT or (gave_up and code in PURGED)
     return is_about_topic and code not in NEVER_TAKEN and code not in NO_TOPIC
@@ -79,20 +79,20 @@ def is_fatal(error: KafkaError) -> bool:
 _LOST = "returned NULL without setting an exception"
 
 RAISED = (KafkaException, SystemError, AttributeError)
-"""Exceptions of a call of the client's while it serves callbacks: see `raised`."""
+"""Exceptions of a client's call that serves callbacks: see `raised`."""
 
 
 def raised(error: KafkaException | SystemError | AttributeError) -> KafkaError:
-    """Return the Kafka error behind what a call of the client's raised while it served callbacks. Raises the exception
-    again if it is not the client's.
+    """Return the Kafka error behind an exception of a client's call that serves callbacks. Raises the exception again
+    if it is not the client's.
 
-    The client raises a fatal error from within `poll` and `flush`, between the callbacks. Purging what is on the wire
-    makes one, as it leaves a gap. Python then sees one of these:
+    The client raises a fatal error from within `poll` and `flush`, between the callbacks. Purging records on the wire
+    leaves a gap, which is such an error. Python then raises one of:
     - KafkaException: the fatal error itself.
     - SystemError with a KafkaException as its cause: a callback ran while the exception was already set. Sometimes the
       client loses the cause on the way, and only the message is left.
     - AttributeError: Python looked up a method for a callback while the exception was set, and took the failed lookup
-      for a missing attribute. The object does have the attribute, which distinguishes this case from a bug of ours.
+      for a missing attribute. The object does have the attribute, which distinguishes this case from a bug of harvest.
     """
     if isinstance(error, KafkaException):
         return _kafka_error(error)

@@ -1,5 +1,5 @@
-"""Failures of a batch, as reports of its records and calls of its producer tell them: the one that counts, whether a
-topic or a record is to blame, and the keys of records that are not in Kafka.
+"""Failures of a batch, from reports of its records and calls of its producer: the decisive error, whether a topic or a
+record is to blame, and the keys of records that are not in Kafka.
 """
 
 from typing import Any
@@ -12,21 +12,21 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.native import UNCONFIRMED, NativeSender
 
 _ABOUT_TOPICS = NEVER_TAKEN | NO_TOPIC | PURGED | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors that a changed topic may cause. librdkafka purges the records of a transaction without saying why."""
+"""Errors that a changed topic may cause. librdkafka purges the records of a transaction without a reason."""
 
 
 class Failures:
-    """Failures of one batch after the other. With `fences`, an error that says so ends the leader."""
+    """Failures of the present batch. With `fences`, an error of a fence ends the leader."""
 
     def __init__(self, topics: Topics, *, fences: bool = False) -> None:
         self.first: KafkaError | None = None
-        """The one that counts: the first, unless a later one says more."""
+        """The decisive error: the first, unless a later error is more specific."""
         self.failed_keys: set[bytes] | None = None
         """Keys of the records that failed, where each is the only one of its key; None if some are unknown."""
         self._topics = topics
         self._fences = fences
         self._stopped = self._gave_up = False
-        self._is_named = self._is_of_row = False  # its topic is known, or it is our own; it is a record's
+        self._is_named = self._is_of_row = False  # of a known topic or the delivery's own record; of a row
         self._has_expired = False  # a record, while it waited or was on the wire
 
     @property
@@ -40,7 +40,7 @@ class Failures:
         return self.first is not None and (self.first.code() in _ABOUT_TOPICS or is_fatal(self.first))
 
     def clear(self) -> None:
-        """Forget those of the last batch, whose producer is gone."""
+        """Forget the failures of the last batch: its producer is gone."""
         self.first, self._stopped, self._gave_up = None, False, False
         self._is_named = self._is_of_row = False
 
@@ -66,8 +66,8 @@ class Failures:
         return BatchFailed(reason=self.first.str(), refused=refused, unnamed=unnamed)
 
     def add(self, error: KafkaError) -> None:
-        """Note an error. Those after the first say only that a record was purged, or came after it. A producer that was
-        fenced refuses records as one that met with a fatal error, and says a little later which."""
+        """Note an error. After the first, errors report only that a record was purged, or came after it. A fenced
+        producer at first refuses records like any producer with a fatal error, and reports the fence a little later."""
         replaces = error.code() in NEVER_TAKEN and (self.first is None or self.first.code() not in NEVER_TAKEN)
         if self.first is None or replaces or (self._fences and error.code() in FENCED):
             self.first = error
@@ -83,14 +83,14 @@ class Failures:
             return
         if self.failed_keys is not None:
             key = message.key() if message is not None else None
-            if key is None:  # an empty key is another one
+            if key is None:  # unlike an empty key
                 self.failed_keys = None
             else:
                 self.failed_keys.add(key)
         self._add_report(message.topic() if message is not None else None, error)
 
     def report_own(self, what: str, error: KafkaError | None) -> None:
-        """As `report`, of a record of the delivery's own: no record of the batch is to blame."""
+        """As `report`, for a record of the delivery's own: no record of the batch is to blame."""
         if error is None:
             return
         self._is_named = True
@@ -99,8 +99,8 @@ class Failures:
         self.add(error)
 
     def report_native(self, sender: NativeSender) -> None:
-        """Take the reports of records that were handed over natively, and their keys. Of one that no broker has
-        confirmed it is not known where it is."""
+        """Take the reports of records that were handed over natively, and their keys. An unconfirmed record may or may
+        not be in Kafka."""
         failures = sender.take_failures()
         if failures and self.failed_keys is not None:
             keys = sender.take_failed_keys()

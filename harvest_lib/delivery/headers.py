@@ -1,4 +1,4 @@
-"""The headers that a record travels with: its own, and the one that says where it came from."""
+"""The headers of a record in Kafka: its own, and the header of its origin."""
 
 from collections.abc import Callable, Sequence
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""To which partition a key goes, as librdkafka's partitioners decide, and which keys move when partitions are added."""
+"""The partition of a key by librdkafka's partitioners, and the share of keys that move when partitions are added."""
 
 import math
 import zlib
@@ -38,8 +38,8 @@ _HASHES: Mapping[str, Callable[[bytes], int]] = {"consistent": zlib.crc32, "murm
 
 
 def partition_of(key: bytes, partitions: int, partitioner: str = DEFAULT) -> int:
-    """Return the partition of a key that is not empty, of so many. Raises ConfigError for a partitioner without one."""
-    name = partitioner.removesuffix("_random")  # which is for keys that are empty or missing
+    """Return the partition, below `partitions`, of a nonempty key. Raises ConfigError for a random partitioner."""
+    name = partitioner.removesuffix("_random")  # the suffix is for empty and missing keys
     if name not in _HASHES:
         raise ConfigError(
             f"`partitioner: {partitioner}` gives a key no partition of its own",
@@ -50,5 +50,5 @@ def partition_of(key: bytes, partitions: int, partitioner: str = DEFAULT) -> int
 
 
 def moved_share(before: int, after: int) -> float:
-    """Return which part of all keys goes to another partition since there are `after` of them."""
+    """Return the share of all keys that move when the number of partitions goes from `before` to `after`."""
     return 1 - min(before, after) / math.lcm(before, after)

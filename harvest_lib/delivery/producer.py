@@ -1,15 +1,14 @@
-"""Producer of batches: one client of librdkafka, renewed after a batch that failed, by C where that was built.
+"""Producer of batches: a client of librdkafka, renewed after a failed batch, by C where that was built.
 
 Promises
 - Records leave in the order in which they are handed over; the client's own retries neither repeat nor reorder
   (`enable.idempotence`, `acks=all`). Settings on which that rests cannot be overridden (see `harvest_lib.config`).
 - Where `expiry_seconds` is set, a record that has not left within that time never leaves. It is shorter than the
-  session timeout, so a process that was frozen long enough for another to be elected finds its queue expired when it
-  thaws. librdkafka checks that before it sends, on its own threads, so Python need not run first.
-- A record's timestamp is then taken before the check that it may still be sent. So where the topic refuses old
-  timestamps (`message.timestamp.before.max.ms`), the broker refuses what a frozen leader had already handed to a socket
-  buffer of its own, which nothing on this side can take back: see docs/operations.md, "Reject late records at the
-  broker".
+  session timeout, so a process that was frozen until another was elected finds its queue expired when it thaws.
+  librdkafka checks that before it sends, on its own threads, so Python need not run first.
+- A record's timestamp is then taken before the check that it may still be sent. So a topic that refuses old timestamps
+  (`message.timestamp.before.max.ms`) refuses records that a frozen leader had already handed to a socket buffer, which
+  nothing on this side can take back: see docs/operations.md, "Reject late records at the broker".
 """
 
 import functools
@@ -39,30 +38,30 @@ _SLICE_SECONDS = 0.1
 _ABANDON_SECONDS = 2.0
 _WHY_SECONDS = 0.5
 _ANSWER_SECONDS = 0.005
-"""A record that expires is handed over within this time after the question if it may be sent, or it is asked again."""
+"""A record that can expire is handed over within this time after the check that it may be sent, or checked again."""
 
 
 class MessageIds(Protocol):
-    """Ids of messages, of which each record gets the next."""
+    """Ids of messages: each record gets the next."""
 
     def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
         """Return a maker of headers that adds an id."""
         ...
 
     def native(self, count: int) -> Mapping[str, int]:
-        """Return the arguments from which `NativeSender.send` makes so many ids."""
+        """Return the arguments from which `NativeSender.send` makes `count` ids."""
         ...
 
 
 class BatchProducer:
-    """Producer of one delivery. Raises ConfigError for a setting that librdkafka does not take."""
+    """Producer of a delivery. Raises ConfigError for a setting that librdkafka does not take."""
 
     def __init__(self, settings: BatchDeliverySettings, topics: Topics, kind: ProducerKind) -> None:
         self.failures = Failures(topics, fences=kind.fences)
         self._settings = settings
         self._topics = topics
         self._kind = kind
-        self._watched: set[str] = set()  # topics of the batch, where one is in trouble
+        self._watched: set[str] = set()  # topics of the batch, while any topic is in trouble
         self._headers_of = header_maker(None)
         self._is_watched = is_own(settings.producer_provider)
         self._stamp: bytes | None = None
@@ -107,7 +106,7 @@ class BatchProducer:
         self.attempt(lambda _: self._when_there_is_room(produce, may_send))
 
     def attempt(self, call: Callable[[KafkaProducer], object]) -> BatchOutcome:
-        """Have the client do something besides sending rows."""
+        """Call the client for something other than rows."""
         try:
             call(self._ready())
         except KafkaException as error:
@@ -121,17 +120,17 @@ class BatchProducer:
     def flush(
         self, may_send: Callable[[], bool], explain: Callable[[KafkaProducer], None] | None = None
     ) -> BatchOutcome:
-        """Wait until nothing is outstanding, in slices, so that a term that ends is noticed. `explain` looks for the
-        reason of a failure that does not tell it."""
+        """Wait until nothing is outstanding, in slices, so that the end of a term is noticed. `explain` finds the
+        reason of a failure without a reason."""
         client, failures = self._ready(), self.failures
         deadline = Deadline(self._settings.delivery_timeout_seconds)
         self._serve(functools.partial(client.poll, _NOW))
-        while not failures.any and len(client) > 0:  # to flush without wakes all threads of the client for nothing
+        while not failures.any and len(client) > 0:  # a flush of nothing wakes all threads of the client
             if not self._serve(functools.partial(client.flush, _SLICE_SECONDS)):
                 break
             if deadline.passed or not may_send():
                 failures.stop(knows_keys=True, gave_up=deadline.passed)
-        else:  # a record that no broker has confirmed is no longer outstanding once that is noted: look after that
+        else:  # an unconfirmed record is outstanding until that is noted: poll after that
             self._serve(functools.partial(client.poll, _NOW))
         self._await_reasons(deadline)
         if explain is not None:
@@ -149,7 +148,7 @@ class BatchProducer:
             self._serve(functools.partial(self._client.flush, _SLICE_SECONDS))
 
     def take_places(self) -> list[tuple[str, int]]:
-        """Return the partitions at which records arrived that were handed over natively, since the last call."""
+        """Return the partitions of natively handed-over records that arrived since the last call."""
         return self._sender.take_places() if self._sender is not None else []
 
     def discard(self) -> bool:
@@ -190,7 +189,7 @@ class BatchProducer:
                 deadline = Deadline(self._settings.delivery_timeout_seconds) if went or deadline is None else deadline
                 if not self._wait_for_room(may_send, deadline):
                     break
-            elif code == MALFORMED or (code == LATE and not went):  # however slow the question is, one goes
+            elif code == MALFORMED or (code == LATE and not went):  # however slow the check is, a record goes
                 refused, rows = self._produce([rows[0]], may_send), rows[1:]
             elif code and code != LATE:
                 return self._not_taken(rows[0][ID], error_of(code))
@@ -200,7 +199,7 @@ class BatchProducer:
 
     def _times(self) -> tuple[int, float]:
         """Return the timestamp in milliseconds of records that are handed over if they may be sent, and the boot
-        seconds until which that answer holds, 0 for ever. To be taken before the question, see docs/operations.md,
+        seconds until which that check holds, 0 for ever. To be taken before the check, see docs/operations.md,
         "Reject late records"."""
         until = boot_seconds() + _ANSWER_SECONDS if self._settings.expiry_seconds is not None else 0.0
         return int(time.time() * 1000), until
@@ -215,7 +214,7 @@ class BatchProducer:
             self.failures.stop()
             return {}
         for row in rows:
-            if until and clock() >= until:  # a batch may take longer than one that was frozen has
+            if until and clock() >= until:  # a long batch may outlast the check
                 timestamp, until = self._times()
                 if not may_send():
                     self.failures.stop()
@@ -235,7 +234,7 @@ class BatchProducer:
         return {}
 
     def _produce_watched(self, topic: str, value: Any, key: Any, partition: int, *rest: Any) -> None:
-        """Produce by a client of the user's, which sees the report of each record."""
+        """Produce by a client of the user's, which gets the report of each record."""
         _, _, timestamp, headers = rest
         self._ready().produce(
             topic, value, key, partition, on_delivery=self._report, timestamp=timestamp, headers=headers
@@ -276,7 +275,7 @@ class BatchProducer:
         return self.failures.outcome()
 
     def _await_reasons(self, deadline: Deadline) -> None:
-        """Wait for the reports behind an error that is fatal, which says only that the order could not be kept."""
+        """Wait for the reports behind a fatal error, which reports only that the order could not be kept."""
         while (failure := self.failures.first) is not None and is_fatal(failure) and not deadline.passed:
             if self._serve(functools.partial(self._ready().poll, _WHY_SECONDS)) == 0:
                 break
@@ -287,11 +286,11 @@ class BatchProducer:
             self._kind.arrived(message.topic(), message.partition())
 
     def _serve(self, call: Callable[[], int | None]) -> int:
-        """Have callbacks served by a call of the client's, which raises fatal errors instead of reporting them."""
+        """Serve callbacks by a call of the client's, which raises fatal errors instead of reporting them."""
         try:
             return call() or 0
         except RAISED as error:
-            self.failures.add_of_row(raised(error))  # if it was of our own, its report says so
+            self.failures.add_of_row(raised(error))  # if it is of the delivery's own record, its report shows that
             return 0
         finally:
             if self._sender is not None:

@@ -2,13 +2,13 @@
 
     begin ──► send, send, … ──► commit ──┬─ BatchCommitted
                                          ├─ BatchFailed: begin again, at the last position that was committed
-                                         └─ BatchFenced: another leader has taken over, this one is over
+                                         └─ BatchFenced: another leader has taken over, the term is over
 
 | class | records | their checkpoint |
 | --- | --- | --- |
 | `AtLeastOnce` | pipelined | saved after the batch, in Postgres, five times a second; or the purge of the rows |
-| `Transactional` | in a Kafka transaction | a record of that transaction; a mirror of it in Postgres |
-| `Sequenced` | pending until acknowledged | in Postgres with the acknowledgements, before these are sent |
+| `Transactional` | in a Kafka transaction | a record of the transaction; a mirror in Postgres |
+| `Sequenced` | pending until acknowledged | in Postgres with the acknowledgements, before they are sent |
 
 Nothing is kept per record between `send` and `commit`: that makes batches fast.
 """
@@ -32,8 +32,8 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """Some of the batch may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`:
-    nobody said for which of its topics."""
+    """Some of the batch may be in Kafka, or none of it. `refused`: a record in it will never be taken. `unnamed`: Kafka
+    did not name the topic."""
 
     reason: str
     refused: bool = False
@@ -42,7 +42,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFenced:
-    """Kafka takes nothing from this leader any more: another one has begun."""
+    """Kafka takes nothing from this leader any more: another leader has begun."""
 
     reason: str
 
@@ -56,8 +56,8 @@ CHECKPOINT_REFUSED = BatchFailed(reason="the checkpoint was refused: another lea
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDeliverySettings:
     """`kafka` are the user's producer settings, secrets in clear. `expiry_seconds`: how long a record may be in the
-    producer's queue, for batches with at most one record of a key; None where one that expires would leave a gap.
-    `is_limited`: the records in flight are limited, so a delivery's own ones are not on the way at the same time."""
+    producer's queue, for batches with at most one record of a key; None where an expired record would leave a gap.
+    `is_limited`: the records in flight are limited, so the delivery's own records are not in flight with them."""
 
     kafka: Mapping[str, object] = field(repr=False)
     delivery_timeout_seconds: float

@@ -4,17 +4,17 @@
                                                        (in Postgres, under the epoch)              (`settle` waits)
 
 Readers pass their messages through `harvest_lib.consume.Sequencer`, which holds pending records until a message of
-their producer's acknowledges them, and drops the repeated ones.
+their producer's acknowledges them, and drops repeated records.
 
 Promises
 - An acknowledgement leaves only once it is kept together with the checkpoint that has passed its records. The next
-  leader writes kept ones again (`acknowledge_again`) before it sends anything: a batch whose checkpoint counts is read
-  in the end, any other never.
-- No two messages of a producer share an id. Those of acknowledgements are kept with the checkpoint: written again, an
-  acknowledgement has the same.
-- Each `begin` has a producer id of its own. Records sent under the one before and not kept are never acknowledged, so
+  leader writes kept acknowledgements again (`acknowledge_again`) before it sends anything: a batch whose checkpoint
+  counts is read in the end, any other never.
+- No two messages of a producer share an id. Ids of acknowledgements are kept with the checkpoint: an acknowledgement
+  that is written again has the same id.
+- Each `begin` has a producer id of its own. Records sent under an earlier id and not kept are never acknowledged, so
   they may arrive at any time.
-- In each partition acknowledgements go before the records of the next batch, which they would roll back otherwise.
+- In each partition acknowledgements go before the next batch's records, which they would roll back otherwise.
 """
 
 import time
@@ -51,15 +51,15 @@ from harvest_lib.sequencing.publisher import Intent, Publisher
 Keep = Callable[[OutboxCheckpoint, Sequence[Intent]], bool]
 
 _CLEAR_SECONDS = 1.0
-"""Acknowledgements that were written are removed from the checkpoint at most this often."""
+"""Least interval between removals of written acknowledgements from the checkpoint."""
 _AGAIN_SECONDS = 5.0
-"""A stop waits for this attempt; a longer one is abandoned and retried."""
+"""Limit of an attempt, which a stop waits for; then it is abandoned and retried."""
 _CONNECT_SECONDS = 1.0
 _LAST_SECONDS = 2.0
-"""At the end of a term acknowledgements are waited for; the next leader writes those that have not left by then."""
+"""Limit of the wait for acknowledgements at the end of a term; the next leader writes the rest."""
 _REFUSED = (
-    "the topic refuses the acknowledgement of what was delivered last ({reason}): set its `cleanup.policy` to delete, "
-    "or raise its `max.message.bytes`; some seconds later `harvest park retry`"
+    "the topic refuses the acknowledgement of its last records ({reason}): set its `cleanup.policy` to delete, or "
+    "raise its `max.message.bytes`; some seconds later `harvest park retry`"
 )
 
 
@@ -149,7 +149,7 @@ class Sequenced:
         return Abandoned()  # records on the wire are never acknowledged
 
     def _take_intents(self) -> Sequence[Intent]:
-        """Return the acknowledgements of records sent since the last ones, one for each partition."""
+        """Return an acknowledgement for each partition with records sent since the last call."""
         self._touched.update(self._producer.take_places())
         intents = [
             Intent(topic=topic, partition=number, id=self._ids.next(Flag.ACK_TXN))
@@ -160,12 +160,12 @@ class Sequenced:
 
     def _acknowledge(self, intents: Sequence[Intent]) -> BatchOutcome:
         """Send acknowledgements, once they are kept. The next flush waits for them, or this call if the records in
-        flight are limited. There are no more of them than there were records."""
+        flight are limited. There are at most as many as records."""
         outcome = self._producer.attempt(partial(self._produce, intents))
         if self._alone_seconds and isinstance(outcome, BatchCommitted):
             self._producer.flush_for(self._alone_seconds, lambda: self._unread > 0)
             if self._unread:
-                return BatchFailed(reason="an acknowledgement was not acknowledged in time")
+                return BatchFailed(reason="Kafka did not confirm an acknowledgement in time")
         return outcome
 
     def _produce(self, intents: Sequence[Intent], client: KafkaProducer) -> None:
@@ -186,10 +186,10 @@ def acknowledge_again(
     provider: KafkaProducerProvider = Producer,
     topics: Topics | None = None,
 ) -> Sequence[Intent]:
-    """Write acknowledgements that were kept, and wait until Kafka has them; return those whose topic is not there, or
-    refuses them. Records of the latter would be read before what is acknowledged: `topics` closes it until then.
+    """Write kept acknowledgements, and wait until Kafka has them; return the rest: refused by a topic, or of a missing
+    topic. New records of a refusing topic would be read before the acknowledged records: `topics` closes it until then.
 
-    To repeat that is harmless, once nobody can send anything more under their producer's id that counts. Raises
+    Repeats are harmless, once no other process can send valid records under their producer's id. Raises
     KafkaUnavailable.
     """
     try:
@@ -198,9 +198,9 @@ def acknowledge_again(
         refused = _write(settings, [each for each in intents if each not in missing], provider)
     except errors.KafkaError as error:
         raise errors.KafkaUnavailable(
-            f"what was delivered last could not be acknowledged: {error.cause}",
+            f"the last delivered records could not be acknowledged: {error.cause}",
             evidence=f"{error.evidence}; topics {', '.join(sorted({each.topic for each in intents}))}",
-            next_step=f"readers of committed messages wait for that: {error.next_step}",
+            next_step=f"readers of committed messages wait for it: {error.next_step}",
         ) from error
     if topics is not None:
         topics.close({topic: _REFUSED.format(reason=reason) for topic, reason in refused.items()})
@@ -208,10 +208,10 @@ def acknowledge_again(
 
 
 def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, Any]) -> KafkaProducer:
-    """Make a producer that has connected. One that has not asks for what makes it idempotent after half a second: its
-    first message was in Kafka after 0.51 s, and after 0.06 s so (one broker, median of five)."""
+    """Make a connected producer. An unconnected producer requests its producer id only after half a second: its first
+    message was in Kafka after 0.51 s, and after 0.06 s from a connected producer (a single broker, median of five)."""
     producer: KafkaProducer = provider(settings)
-    with suppress(KafkaException):  # a broker that is away is met with in a moment
+    with suppress(KafkaException):  # the next call reports an unavailable broker
         producer.list_topics(topic, _CONNECT_SECONDS)
     return producer
 
@@ -219,8 +219,8 @@ def _connected(provider: KafkaProducerProvider, topic: str, settings: dict[str, 
 def _write(
     settings: Mapping[str, object], intents: Sequence[Intent], provider: KafkaProducerProvider
 ) -> Mapping[str, str]:
-    """Write acknowledgements; return the topics that refuse them permanently, with Kafka's reason. Kafka names none:
-    each topic is tried alone if there is one."""
+    """Write acknowledgements; return the topics that refuse them permanently, with Kafka's reason. Kafka names no
+    topic: after a refusal each topic is tried alone."""
     if not intents:
         return {}
     publisher = Publisher(

@@ -1,4 +1,4 @@
-"""Facts about topics, from the brokers: their existence, limits and policies, and trouble with our writing to them."""
+"""Facts about topics, from the brokers: their existence, limits and policies, and trouble with writes to them."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ DEFAULT_BATCH_BYTES = 1_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """Of a topic that exists, as far as we may know."""
+    """Facts about an existing topic, as far as harvest may read them."""
 
     limit: int = DEFAULT_BATCH_BYTES
     """The bytes that a batch may have (`max.message.bytes`)."""
@@ -27,11 +27,11 @@ class Facts:
     is_denied: bool = False
     cleanup_policy: str = ""
     trouble: str = ""
-    """Why it takes no records now, or not of us; empty where it does."""
+    """Reason that it takes no records now, or none of harvest's; else empty."""
 
 
 def ask(admin: AdminClient, topics: Collection[str]) -> dict[str, Facts]:
-    """Return those of the topics that exist. Raises KafkaException when nobody answers."""
+    """Return facts by topic, for the existing topics. Raises KafkaException if no broker answers."""
     answers = admin.describe_topics(
         TopicCollection(sorted(topics)), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
     )
@@ -72,7 +72,7 @@ def _described(answer: "Future[Any]") -> tuple[Facts, Any] | None:
 
 
 def _denied(operation: str) -> str:
-    return f"we may not write to the topic: it takes the permission `{operation}` (`harvest grants kafka`)"
+    return f"harvest may not write to the topic: it needs the permission `{operation}` (`harvest grants kafka`)"
 
 
 def _trouble(description: Any, least_in_sync: int) -> str:

@@ -1,14 +1,15 @@
-"""Topics in trouble: those that exist and take nothing now. Pure but for the clock; no I/O.
+"""Topics in trouble: they exist and take nothing now. Pure but for the clock; no I/O.
 
-We may not write to such a topic, a partition has no leader, or it refuses our clock. That may pass; it is waited for:
+The right to write to such a topic is missing, a partition has no leader, or the topic refuses harvest's clock. That may
+pass; it is waited for:
 
     blamed ─► paused ─► probed, or named by the brokers ─► over
                  │                    ▲
                  └─► refused for 1 min, then 2, up to 10
 
 Promises
-- A topic is *paused* only while another one takes records: batches leave its records out. One record at a time probes
-  it, after 1 s at first and every 5 s in the end. The brokers are asked instead about a trouble that they name.
+- A topic is *paused* only while another topic takes records: batches leave its records out. A single record at a time
+  probes it, after 1 s at first and every 5 s in the end. If the brokers name the trouble, they are queried instead.
 - Time without an answer of a broker does not count as waiting.
 - A trouble is over once the topic takes a record, or once the brokers have named it and no longer do.
 """
@@ -21,12 +22,12 @@ from harvest_lib.clock import boot_seconds
 _PATIENCE_SECONDS = 30.0
 """Limit of the wait for a topic in trouble."""
 _LONGEST_WAIT_SECONDS = 300.0
-"""The same for a topic that we have never been allowed to write to, where no other topic is known."""
+"""The same for a topic that harvest was never allowed to write to, where no other topic is known."""
 _GAP_SECONDS = 30.0
-"""A trouble that was not seen for so long is over."""
+"""A trouble that was not seen for this long is over."""
 _REFUSE_SECONDS, _LONGEST_REFUSE_SECONDS = 60.0, 600.0
 _PROBE_SECONDS, _LONGEST_PROBE_SECONDS = 1.0, 5.0
-"""The pause before a probe doubles from one to the next, so that other topics have time to go on if it takes long."""
+"""The pause doubles from probe to probe, so that other topics have time to go on if probes take long."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class TopicTrouble:
     at_once: bool = False
     """True if it is not waited for."""
     is_named: bool = False
-    """True if the brokers named it when they were last asked."""
+    """True if the brokers named it at the last query."""
 
     def is_refused(self, now: float) -> bool:
         return now < self.refused_until
@@ -53,7 +54,7 @@ class TopicTrouble:
 
 
 class Troubles:
-    """The topics in trouble. `well` are those that have ever taken records, as a set that its owner adds to."""
+    """The topics in trouble. `well` is the set of topics that have ever taken records; its owner adds to it."""
 
     def __init__(self, well: Set[str]) -> None:
         self._well = well
@@ -107,13 +108,13 @@ class Troubles:
         trouble.probe_at = now + trouble.probe_seconds
 
     def deny(self, topic: str, reason: str) -> None:
-        """Note that the brokers say that we may not write to a topic."""
+        """Note that the brokers refuse harvest the right to write to a topic."""
         self.blame(topic, reason)
         trouble = self._troubles[topic]
         trouble.is_named, trouble.at_once = True, topic not in self._well
 
     def name(self, topic: str, reason: str) -> bool:
-        """Note what the brokers say of a topic, an empty string if all is well; return True if it is in trouble."""
+        """Note the brokers' reason for a topic's trouble, empty if there is none; return True if it is in trouble."""
         trouble = self._troubles.get(topic)
         if trouble is None:
             return False
@@ -143,7 +144,7 @@ class Troubles:
         self._recovered = {topic: each for topic, each in self._recovered.items() if not each.is_past(now)}
 
     def is_due(self, topic: str) -> bool:
-        """Return True if a topic in trouble has been waited for long enough, if another one takes records."""
+        """Return True if a topic in trouble has been waited for long enough, if another topic takes records."""
         trouble, now = self._troubles[topic], boot_seconds()
         if trouble.seen < trouble.refused_until:
             return False  # it is tried again

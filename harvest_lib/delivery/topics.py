@@ -1,14 +1,14 @@
 """Facts about the topics that records name: trouble with writing to them, the limit of a batch, the cleanup policy.
 
-Asked before a record is sent, because a broker refuses by the batch, or by the transaction: one bad record costs all
-that travel with it. Topics that take records are remembered, the absence of one for a few seconds. A limit below
-librdkafka's own concerns pages that name its topic, and each new producer. It is believed for a minute and then asked
-again, if a record names the topic by then; else it is forgotten.
+Brokers are queried before a record is sent, because a broker refuses a whole batch or transaction: a bad record costs
+all records of its batch. Topics that take records are remembered; the absence of a topic for a few seconds. A limit
+below librdkafka's own concerns pages that name its topic, and each new producer. It is believed for a minute and then
+queried again, if a record names the topic by then; else it is forgotten.
 
 A topic in *trouble* takes nothing now (`topic_troubles`). That may pass, so it is waited for. After 30 s, if other
 topics take records, its records are refused, so that they do not wait without end; the topic is tried again after a
-minute, then after two, up to ten. A topic that we may not write to from the start is not waited for if there is another
-one.
+minute, then after two, up to ten. A topic that harvest may not write to from the start is not waited for if there is
+another topic.
 """
 
 import logging
@@ -29,19 +29,19 @@ from harvest_lib.record.rows import RowsSummary
 _log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS = 5.0
-"""Time for which these are believed: that a topic is missing, or permanently takes nothing, and its limit before a
-record is refused for it. After silence, the brokers are not asked again for as long."""
+"""Time for which harvest believes that a topic is missing, or permanently takes nothing, and the limit by which it
+refuses a record. After silence, the brokers are not queried again for as long."""
 _SMALL_SECONDS = 60.0
 """Time for which a limit below librdkafka's own is believed. Once such limits are gone for as long, producers that were
 made for them are made again."""
 _ASK_SECONDS = 1.0
-"""A topic in trouble is asked about no more often."""
+"""Least interval between queries of a topic in trouble."""
 _MOST_ASKED = 100
 
 _BATCH_OVERHEAD_BYTES = 1_000
-"""More than a batch of one needs beside the record's own bytes."""
+"""Upper bound of the bytes that a batch of one record needs beside the record."""
 _LEAST_OVERHEAD_BYTES = 68
-"""The least that a batch of one needs beside them."""
+"""Least bytes that a batch of one record needs beside the record."""
 
 _LONGEST_CHARACTER_BYTES = 4
 
@@ -53,18 +53,18 @@ _OWN = "the topic is the harvester's own, for election or checkpoints"
 _LOOKED_AT = frozenset({*HEADERS, None})
 
 
-def _nobody(_topic: str) -> bool:
+def _no_topic(_topic: str) -> bool:
     return False
 
 
 class Topics:
-    """Knowledge of topics, by asking the brokers when a topic is first named. `settings` are a producer's.
+    """Knowledge of topics, by querying the brokers when a topic is first named. `settings` are a producer's.
 
-    Where topics have to `keep_all`, those that are compacted take nothing; nor do those that are our `own`.
+    With `keep_all` compacted topics take nothing; harvest's `own` topics never do.
     """
 
     def __init__(
-        self, settings: Mapping[str, object], *, keep_all: bool = False, own: Callable[[str], bool] = _nobody
+        self, settings: Mapping[str, object], *, keep_all: bool = False, own: Callable[[str], bool] = _no_topic
     ) -> None:
         self._keep_all = keep_all
         self._own = own
@@ -78,7 +78,7 @@ class Topics:
         self._seen_well: set[str] = set()
         self.troubles = Troubles(self._seen_well)
         self._ask_at = 0.0
-        self._is_silent = False  # nobody answered when last asked
+        self._is_silent = False  # no broker answered the last query
         self._small: dict[str, tuple[int, float]] = {}  # limits below librdkafka's own: how long they are believed
         self._least_made_for, self._dropped_at = DEFAULT_BATCH_BYTES, 0.0
 
@@ -101,8 +101,8 @@ class Topics:
         return is_settled and self._least_made_for < self.smallest_limit
 
     def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:
-        """Return the records that can never be sent, id and reason. Blocks while brokers are asked of a new topic.
-        `largest` is the length of the longest value; headers are not checked unless that is long. Without it each
+        """Return the reason by id of the records that can never be sent. Blocks while brokers are queried about a new
+        topic. `largest` is the length of the longest value; headers are not checked unless it is long. Without it each
         record is measured."""
         if self._small:
             self._drop_old_limits()
@@ -139,8 +139,8 @@ class Topics:
         return are_known and not self._may_exceed(rows.largest, lambda: rows.topics)
 
     def _may_exceed(self, size: int, topics: Callable[[], Iterable[str]]) -> bool:
-        """Return True if a record of so many bytes may be above the limit of one of the topics. Those are looked at
-        only if a limit that is known is lower."""
+        """Return True if a record of `size` bytes may be above the limit of one of the topics. The topics are read only
+        if a known limit is lower."""
         size += _BATCH_OVERHEAD_BYTES
         return size > self.smallest_limit and size > min(map(self.limit, topics()), default=0)
 
@@ -152,14 +152,14 @@ class Topics:
             self._dropped_at = now
 
     def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:
-        """Return the ids of those that a broker refuses unless they can be compressed, and with them all that is in one
-        batch with them. `largest` is the length of the longest value; headers are not checked unless that is long."""
+        """Return the ids of records that a broker refuses, with their whole batch, unless they can be compressed.
+        `largest` is the length of the longest value; headers are not checked unless it is long."""
         if not self._may_exceed(largest * _LONGEST_CHARACTER_BYTES, lambda: _topics_of(rows)):
             return set()
         return {row[0] for row in rows if _size(row) + _BATCH_OVERHEAD_BYTES > self.limit(row[1])}
 
     def compacted(self, topics: Iterable[str]) -> list[str]:
-        """Return those of the topics that are compacted, as far as we may know; not Kafka's own, nor ours."""
+        """Return the compacted topics, as far as harvest may read that, without Kafka's and harvest's own topics."""
         named = list(topics)
         self._learn({topic for topic in named if topic not in self._limits and is_legal_topic(topic)})
         theirs = [topic for topic in named if topic not in INTERNAL_TOPICS and not self._own(topic)]
@@ -167,7 +167,7 @@ class Topics:
 
     @property
     def names(self) -> list[str]:
-        """Return the topics that exist, of those that records have named. May be read by any thread."""
+        """Return the existing topics that records have named. May be read by any thread."""
         return list(self._limits.copy())
 
     def limit(self, topic: str) -> int:
@@ -180,13 +180,13 @@ class Topics:
         self._small.clear()
 
     def ask_again(self) -> None:
-        """Ask again of every topic: one was made or removed, or its limit changed. A producer that is made before that
-        is made for the limits known so far: they may be why a batch was refused."""
+        """Query every topic again: a topic was made or removed, or its limit changed. A producer that is made before
+        that is made for the limits known so far, which may be why a batch was refused."""
         self._limits.clear()
         self._unfit.clear()
 
     def close(self, topics: Mapping[str, str]) -> None:
-        """Refuse records for these topics, with reasons, and no longer for those that were closed before."""
+        """Refuse records for `topics`, which maps to reasons, and no longer for topics that were closed before."""
         for topic in topics.keys() - self._closed.keys():
             _log.warning("topic_refused", extra={"topic": topic, "reason": topics[topic]})
         for topic in topics.keys() ^ self._closed.keys():
@@ -229,11 +229,11 @@ class Topics:
         if topic in self._unfit:
             return self._unfit[topic][0]
         if name := misleading_header(names, contents):
-            return f"the value of its header {name!r} would be read as one of the harvester's own"
+            return f"the value of its header {name!r} would be read as the harvester's own"
         return self._size_reason(row)
 
     def _is_too_large(self, row: Row) -> bool:
-        """Return True if a record is too large by the known limit; an old limit is dropped, to be asked again."""
+        """Return True if a record is too large by the known limit; an old limit is dropped, to be queried again."""
         if not self._size_reason(row):
             return False
         if boot_seconds() - self._asked_at.get(row[TOPIC], 0.0) > _RECHECK_SECONDS:
@@ -262,11 +262,11 @@ class Topics:
         return reason
 
     def _only_this_one(self, topic: str) -> bool:
-        """Return True if a topic is still in trouble, and there is another one that takes records now."""
+        """Return True if a topic is still in trouble, and another topic takes records now."""
         others = sorted(self._seen_well - self.troubles.topics)[:_MOST_ASKED]
         was_silent = self._is_silent
         answer = self._ask([topic, *others]) if others else None
-        if answer is not None:  # else a hundred that were deleted would hide those that take records
+        if answer is not None:  # else a hundred deleted topics would hide the topics that take records
             self._seen_well.difference_update(set(others) - answer.keys())
         found = answer or {}
         if (facts := found.pop(topic, None)) is not None:
@@ -274,7 +274,7 @@ class Topics:
         is_over = topic not in self.troubles or was_silent
         return not is_over and any(not each.trouble for each in found.values())
 
-    # -- asking
+    # -- queries
 
     def _learn(self, topics: set[str]) -> None:
         now = boot_seconds()
@@ -316,7 +316,7 @@ class Topics:
         self._unfit[topic] = reason, boot_seconds() + _RECHECK_SECONDS
 
     def _ask(self, topics: Collection[str]) -> dict[str, Facts] | None:
-        """Return those of the topics that exist, or None while nobody answers: then the delivery finds out."""
+        """Return facts about the existing topics, or None while no broker answers: then the delivery finds out."""
         if not topics or boot_seconds() < self._ask_at:
             return None
         self._admin = self._admin or AdminClient(client_settings(self._settings))
@@ -340,8 +340,8 @@ def _topics_of(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _is_nested(texts: Sequence[object]) -> bool:
-    """Return True if an array of texts has more than one dimension, which its column's type allows. The client would
-    send Python's text of a list as the name of a header."""
+    """Return True if an array of texts has several dimensions, which its column's type allows. The client would send
+    Python's text of a list as the name of a header."""
     return bool(texts) and type(texts[0]) is list
 
 

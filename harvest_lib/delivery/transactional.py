@@ -1,20 +1,20 @@
-"""Delivery exactly once: a batch and the checkpoint after it go into one Kafka transaction.
+"""Delivery exactly once: a batch and the checkpoint after it go into a Kafka transaction.
 
 Promises
-- Readers of committed records see all of a batch and its checkpoint, or nothing of it; and records that the checkpoint
-  has passed are never sent again.
+- Readers of committed records see all of a batch and its checkpoint, or nothing of it. Records that the checkpoint has
+  passed are never sent again.
 - Beginning fences: an earlier user of the transactional id can commit nothing more; its open transaction is aborted.
-- A transaction whose outcome is in doubt is never guessed about: the producer is discarded, and after the next `begin`
-  the checkpoint shows whether it was committed. librdkafka retries the end of a transaction itself, and speaks the
-  protocol before KIP-890, so a producer that had trouble is not to be trusted with the next one.
+- The outcome of a transaction is never guessed: the producer is discarded, and after the next `begin` the checkpoint
+  shows whether the transaction was committed. librdkafka retries the end of a transaction itself, and speaks the
+  protocol before KIP-890, so a producer that had trouble gets no further transaction.
 - A producer that was fenced never begins again under the same term: two leaders would fence each other without end.
-- A batch begins only when the one before was committed. Beginning begins both producers, so no earlier leader can
+- A batch begins only when the batch before was committed. `begin` begins both producers, so no earlier leader can
   commit anything afterwards. A leader that was frozen in between begins only the first, and fences its successor under
   that transactional id alone.
 
-Two producers take turns, batch by batch. Kafka answers a commit once it is decided, and writes the marks that readers
-wait for afterwards. Until they are written, which takes a few milliseconds, the same transactional id is refused its
-next transaction, and librdkafka asks again only after 20. So the next batch has the other id.
+Two producers take turns, batch by batch. Kafka answers a commit once it is decided, and afterwards writes the marks
+that readers wait for. Until the marks are written, which takes a few milliseconds, Kafka refuses the transactional id
+its next transaction, and librdkafka retries only after 20 ms. So the next batch has the other id.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,19 +45,19 @@ from harvest_lib.record import Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 
 TRANSACTION_SECONDS = 15
-"""`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for so long."""
+"""`transaction.timeout.ms`: a leader that is gone permanently, without a successor, holds up readers for this long."""
 _LONGEST_SEND_SECONDS = 10
 _BEGIN_SLICE_SECONDS = 0.1
-"""If the one before has a transaction open, Kafka begins to abort it, which takes some milliseconds, and says that it
-is to be asked again. librdkafka does so after half a second, which would be most of a failover: another producer asks
-after this. Without an answer, the wait goes on."""
+"""If the previous leader has a transaction open, Kafka begins to abort it, which takes some milliseconds; the client
+has to retry. librdkafka retries after half a second, which would be most of a failover: another producer retries after
+this time. Without an answer, the wait goes on."""
 _BEGIN_SECONDS = 4.0
-"""A stop waits for this attempt; a longer one is begun again."""
+"""Limit of an attempt to begin, which a stop waits for; then it is repeated."""
 _LET_GO_SECONDS = 2.0
 _WHY_SECONDS = 1.0
 _APART_SECONDS = 60.0
-"""After a transaction failed with its checkpoint, for so long its records have to land before a checkpoint is sent:
-otherwise it would not be known which of them failed."""
+"""For this long after a checkpoint failed, records are flushed before a checkpoint is sent: otherwise it would be
+unknown which of them failed."""
 
 
 Encode = Callable[[OutboxCheckpoint], bytes | None]
@@ -82,7 +82,7 @@ class Transactional:
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:
         outcome: BatchOutcome = BatchCommitted()
         for each in self._producers:
-            if not may_send():  # frozen meanwhile: each that begins fences the leader of now once more
+            if not may_send():  # frozen meanwhile: each `begin` would fence the present leader once more
                 return TERM_OVER
             outcome = each.begin(leader_id, may_send)
             if not isinstance(outcome, BatchCommitted):
@@ -111,7 +111,7 @@ class Transactional:
 
 
 class TransactionalProducer:
-    """Producer of every other batch, under one transactional id."""
+    """Producer of every second batch, under a transactional id."""
 
     def __init__(
         self, settings: BatchDeliverySettings, topics: Topics, transactional_id: str, place: CheckpointPlace
@@ -145,7 +145,7 @@ class TransactionalProducer:
 
     def _renew_producer(self, leader_id: UUID) -> None:
         if self._has_begun:
-            self._producer.discard()  # it may be in the middle of something
+            self._producer.discard()  # a call of it may be unfinished
         self._has_begun = True
         self._open = False
         self._producer.begin(leader_id)
@@ -184,7 +184,7 @@ class TransactionalProducer:
         return self._producer.flush(may_send, self._explain)
 
     def _explain(self, client: KafkaProducer) -> None:
-        """Find out why records were purged with their transaction: they give no reason, the transaction does."""
+        """Find out why records were purged with their transaction: only the transaction has a reason."""
         if self._failures.first is not None and self._failures.first.code() in PURGED:
             try:
                 client.commit_transaction(_WHY_SECONDS)  # refused, as records of it have failed
@@ -199,8 +199,8 @@ class TransactionalProducer:
 
 
 def _close_soon(client: KafkaProducer, sender: NativeSender | None) -> None:
-    """Close a client. To close is to abort what is open: that waits for a broker for as long as it takes, and is
-    refused to a producer that was fenced. The next transaction aborts it in any case, so nobody waits long."""
+    """Close a client. Closing aborts an open transaction: it waits for a broker without limit, and is refused to a
+    fenced producer. The next transaction aborts it in any case, so readers do not wait long."""
     closing = threads.start("harvest-close", lambda: _close(client, sender))
     closing.join(_LET_GO_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Offsets of many partitions in one request; in `open_transactions` those that hide records from readers."""
+"""Offsets of many partitions in a single request; `open_transactions` has offsets that hide records from readers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -22,7 +22,7 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     timeout_seconds: float,
 ) -> dict[Place, int | KafkaError]:
-    """Return an offset of each partition as readers of that isolation see it, or why Kafka does not say."""
+    """Return an offset of each partition as readers of that isolation see it, or Kafka's error."""
     wanted = {TopicPartition(*place): spec for place in places}
     asked: Any = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_seconds)
     found: dict[Place, int | KafkaError] = {}

@@ -1,7 +1,7 @@
-"""Looks whether partitions still have the records that were read last: a log that lost its end has others.
+"""Checks that partitions still have the records that were read last: a log that lost its end has other records.
 
-A reader looks when it begins, and once brokers answer again after all were away: they may have been put back, and the
-epochs of their leaders with them. Nothing can be told of a record that retention removed, or compaction where the
+A reader checks when it begins, and once brokers answer again after all were unavailable: they may have been restored,
+and the epochs of their leaders with them. Nothing is known of a record that retention removed, or compaction where the
 topic's policy may not be read.
 """
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.2
 
 
 class BrokersLost:
-    """An `error_cb` that notes that all brokers went away, and passes errors on."""
+    """An `error_cb` that notes that all brokers became unavailable, and passes errors on."""
 
     def __init__(self, then: Callable[[KafkaError], object] | None = None) -> None:
         self.is_noted = False
@@ -35,10 +35,10 @@ class BrokersLost:
 
 
 def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, LastRead]) -> Mapping[Place, str]:
-    """Return the evidence for each partition whose log is not the one that was read.
+    """Return the evidence for each partition with another log than was read.
 
-    `lasts` are within what the partitions hold. The client reports the ends of partitions, and is assigned to nothing
-    afterwards, whatever happens. Raises KafkaException, also if a record does not come in time.
+    `lasts` are within the offsets that the partitions hold. The client reports the ends of partitions, and is assigned
+    to nothing afterwards, even after an error. Raises KafkaException, also if a record does not come in time.
     """
     client.assign([TopicPartition(*place, last.offset) for place, last in lasts.items()])
     try:
@@ -50,8 +50,8 @@ def replaced(client: Any, settings: Mapping[str, object], lasts: Mapping[Place, 
 
 
 def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Place, str], Mapping[Place, str]]:
-    """Return the evidence for partitions with another record, and for those without one. Pauses each when it is
-    done."""
+    """Return the evidence for partitions with another record, and for partitions without the record. Pauses each when
+    it is done."""
     found: dict[Place, str] = {}
     gone: dict[Place, str] = {}
     waiting, deadline = dict(lasts), Deadline(_ANSWER_SECONDS)
@@ -67,9 +67,9 @@ def _compared(client: Any, lasts: Mapping[Place, LastRead]) -> tuple[Mapping[Pla
         if (error := record.error()) is not None and error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         if error is not None and record.offset() <= last.offset:
-            continue  # a leader that was just elected may not show all yet
+            continue  # a leader that was just elected may not return all yet
         if error is not None or record.offset() != last.offset:
-            gone[place] = f"offset {last.offset} has no record any more, and one was read there"
+            gone[place] = f"offset {last.offset} has no record any more, and a record was read there"
         elif not last.fits(record):
             written = LastRead.at(record).timestamp
             found[place] = (
@@ -88,9 +88,9 @@ def _require_good(record: Any) -> None:
 
 
 def _not_compacted(settings: Mapping[str, object], gone: Mapping[Place, str]) -> dict[Place, str]:
-    """Return those whose topic keeps all records until retention removes them from its beginning."""
+    """Return the partitions of topics that keep all records until retention removes them from the beginning."""
     if not gone:
         return {}
     with AdminClient(client_settings(settings)) as admin:
         known = topic_settings(admin, {topic for topic, _ in gone}, timeout_seconds=_ANSWER_SECONDS)
-    return {place: said for place, said in gone.items() if known[place[0]].get("cleanup.policy") == "delete"}
+    return {place: evidence for place, evidence in gone.items() if known[place[0]].get("cleanup.policy") == "delete"}

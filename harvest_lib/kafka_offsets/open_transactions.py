@@ -1,7 +1,7 @@
-"""Kafka transactions that are open: readers of committed records wait in front of the first, whatever comes after it.
+"""Kafka transactions that are open: readers of committed records wait in front of the first.
 
-The end of a partition for such readers is its last stable offset. A transaction whose producer is gone is aborted after
-its `transaction.timeout.ms`; one that hangs for other reasons stays until somebody ends it.
+The end of a partition for such readers is its last stable offset. A transaction of a lost producer is aborted after its
+`transaction.timeout.ms`; a transaction that hangs for other reasons stays until an operator ends it.
 """
 
 import logging
@@ -21,7 +21,7 @@ from harvest_lib.kafka_offsets import LATEST, Place, list_offsets
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
-"""A reader that has come no further for so long waits."""
+"""A reader without progress for this long waits."""
 _STEP_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
 _SHOWN = 3
@@ -58,9 +58,9 @@ def settled_ends(
     patience_seconds: float,
     timeout_seconds: float = _ANSWER_SECONDS,
 ) -> dict[Place, int]:
-    """Return where each partition ends, once all that is in front of these ends is committed or aborted.
+    """Return the end of each partition, once all transactions in front of the ends are committed or aborted.
 
-    Transactions that are open now are waited for. Raises TransactionOpen if one stays open, KafkaUnavailable or
+    Transactions that are open now are waited for. Raises TransactionOpen if any stays open, KafkaUnavailable or
     KafkaAccessDenied.
     """
     if not places:
@@ -81,26 +81,26 @@ def settled_ends(
 
 
 class OpenTransactionWatch:
-    """Says that a reader of committed records waits in front of a transaction that stays open, once for each."""
+    """Logs that a reader of committed records waits in front of a transaction that stays open, once for each."""
 
     def __init__(self, client: Any) -> None:
         """`client` is the reader's, confluent_kafka's."""
         self._client = client
         self._before: dict[Place, int] = {}
-        self._said: dict[Place, int] = {}
+        self._logged: dict[Place, int] = {}
         self._look_at = boot_seconds() + LOOK_SECONDS
 
     def look(self, positions: Mapping[Place, int]) -> None:
-        """Take where partitions are read next, as often as you like. Asks no broker."""
+        """Take the next position of each partition, at any rate. Queries no broker."""
         if boot_seconds() < self._look_at:
             return
         self._look_at = boot_seconds() + LOOK_SECONDS
         for place, position in positions.items():
-            if self._before.get(place) != position or self._said.get(place) == position:
+            if self._before.get(place) != position or self._logged.get(place) == position:
                 continue
             known = self._client.get_watermark_offsets(TopicPartition(*place), cached=True)
             if known is not None and known[1] > position:
-                self._said[place] = position
+                self._logged[place] = position
                 found = BlockedPartition(topic=place[0], partition=place[1], since=position, behind=known[1] - position)
                 _log.warning("transaction_open", extra={"reason": str(found), "next_step": found.next_step})
         self._before = dict(positions)
@@ -130,7 +130,7 @@ def _ends(
     isolation: IsolationLevel,
     seconds: float,
 ) -> dict[Place, int]:
-    """Return where partitions end for readers of that isolation."""
+    """Return the ends of partitions for readers of that isolation."""
     ends: dict[Place, int] = {}
     for place, found in list_offsets(admin, places, LATEST, isolation=isolation, timeout_seconds=seconds).items():
         if isinstance(found, KafkaError):

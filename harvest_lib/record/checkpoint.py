@@ -20,7 +20,7 @@ class OutboxCheckpoint:
     low_watermark: str = "1:1:"
     retention_hold: int | None = None
     kept_in: str = "postgres"
-    """Place of the checkpoint that counts: `postgres`, or `kafka`, of which this is a mirror."""
+    """Place of the checkpoint that counts: `postgres`, or `kafka`, if this is its mirror."""
     intents: Sequence[Sequence[Any]] = ()
     """Acknowledgements that follow from it, as `harvest_lib.consume.Intent` spells them: to be written, or written."""
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -49,7 +49,7 @@ class OutboxCheckpoint:
         found = {name: value.get(name, default) for name, default in _DEFAULTS.items()}
         for name, kinds in _KINDS_OF.items():
             if not isinstance(found[name], kinds) or isinstance(found[name], bool):
-                raise ValueError(f"its {name} is {str(found[name])[:60]!r}")  # noqa: TRY004 - as of all that is wrong with one
+                raise ValueError(f"its {name} is {str(found[name])[:60]!r}")  # noqa: TRY004 - callers expect ValueError for any fault
         return cls(**found, origin={name: value[name] for name in ORIGIN if name in value})
 
 

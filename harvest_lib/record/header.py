@@ -1,10 +1,10 @@
-"""The packed header that says where a record in Kafka came from.
+"""The packed header with the origin of a record in Kafka.
 
-Every record the harvester sends may carry one header, `harvest`, of 25 bytes, big-endian:
+Every record that the harvester sends may have a header `harvest`, of 25 bytes, big-endian:
 
     version (1 byte, 1) | leader id (16 bytes, the UUID of the term that sent it) | outbox id (int64)
 
-All but the id is constant within a term, so `stamp` pays for one pack per record. The audit reads the header back to
+All but the id is constant within a term, so `stamp` packs once per record. The audit reads the header back to
 compare Kafka with the outbox and to find the terms that sent a record twice. Pure: no I/O, no clock.
 """
 
@@ -46,9 +46,9 @@ def split(value: bytes) -> tuple[bytes, int]:
     try:
         version, leader, outbox_id = _WHOLE.unpack(value)
     except struct.error:
-        raise ValueError(f"a `{HEADER_NAME}` header has {_WHOLE.size} bytes, this one {len(value)}") from None
+        raise ValueError(f"a `{HEADER_NAME}` header has {_WHOLE.size} bytes, this header {len(value)}") from None
     if version != VERSION:
-        raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this one is of {version}")
+        raise ValueError(f"a `{HEADER_NAME}` header of version {VERSION} is understood, this header is of {version}")
     return leader, outbox_id
 
 
@@ -56,8 +56,8 @@ def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
     """Return the headers of a record as its client read them; None if one of their names is not UTF-8.
 
     To Kafka a name is any bytes. For such a record the client for Python returns a list that ends the process with a
-    segmentation fault where it is looked at, and leaves an exception behind. Where the call comes from C, Python looks
-    for that, and raises SystemError. The record has no headers from then on, as the client would return the list again.
+    segmentation fault where it is read, and leaves an exception behind. Where the call comes from C, Python checks for
+    that, and raises SystemError. The record has no headers from then on, as the client would return the list again.
     """
     try:
         return _HEADERS(record) or ()
@@ -73,14 +73,14 @@ def headers_of_all(records: Sequence[Any]) -> list[Any]:
     while len(found) < len(records):
         try:
             found.extend(map(_HEADERS, left))
-        except SystemError:  # of the first that is not in the list
+        except SystemError:  # of the first record that is not in the list
             records[len(found)].set_headers([])
             found.append(None)
     return found
 
 
 def origin_of(headers: Iterable[tuple[str, object]] | None) -> tuple[UUID, int] | None:
-    """Return the leader id and the outbox id that a record's headers say; None if none of them is the harvester's.
+    """Return the leader id and the outbox id in a record's headers; None if none of them is the harvester's.
 
     A row may have headers of this name too, and the harvester appends its own: the last that can be read counts.
     """

@@ -1,7 +1,7 @@
 """Records that writers put into an outbox, and their limits.
 
 Promises: a record that `OutboxRecord.check` lets through can be stored in the outbox table and accepted by Kafka, as
-far as that can be known without asking either.
+far as that can be known without a query of either.
 """
 
 import json
@@ -47,7 +47,7 @@ Header = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
-    """The widths of the outbox table's columns, in characters; None is without a limit. Defaults are those of the
+    """The widths of the outbox table's columns, in characters; None is without a limit. Defaults are the widths of the
     documented table."""
 
     key_chars: int | None = 100
@@ -56,11 +56,11 @@ class RecordLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRecord:
-    """One message to be: written to the outbox in the caller's transaction, published to Kafka afterwards.
+    """A message to be written to the outbox in the caller's transaction, and published to Kafka afterwards.
 
     `value` is text, or bytes where the column is BYTEA; a dict or a list is written as JSON in UTF-8, whichever the
-    column is; None is a tombstone. `headers` are pairs of name and value, in order, or a dict. Records of one `key`
-    reach Kafka in the order in which they were committed, provided the writer locks the key (the aggregate's row)
+    column is; None is a tombstone. `headers` are pairs of name and value, in order, or a dict. Records of a `key` reach
+    Kafka in the order of their commits, provided the writer locks the key (the aggregate's row)
     before it inserts.
     """
 
@@ -94,7 +94,7 @@ class OutboxRecord:
             raise RecordError(
                 f"the value of a record for topic {str(self.topic)[:80]!r} cannot be written as JSON",
                 evidence=str(error),
-                next_step="convert what JSON has no form for, such as dates and decimals, or give the value as text",
+                next_step="convert what JSON cannot express, such as dates and decimals, or give the value as text",
             ) from None
 
     def check(self, limits: RecordLimits) -> None:
@@ -159,7 +159,7 @@ class OutboxRecord:
 
 
 def misleading_header(names: Sequence[str], contents: Sequence[str | bytes | None]) -> str:
-    """Return the name of a header whose value would be read as one of ours, or an empty string."""
+    """Return the name of a header with a value that would be read as the harvester's, or an empty string."""
     for name, content in zip(names, contents, strict=False):
         if content is None or name not in HEADERS:
             continue

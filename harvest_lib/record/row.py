@@ -3,8 +3,8 @@
 from typing import Final
 
 Row = tuple[int, str, str, str | bytes | None, list[str], list[str | None]]
-"""One record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it:
-an object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
+"""A record on its way: id, topic, key, value, header names, header values. A plain tuple, as psycopg returns it: an
+object per record would cost more than everything else done in Python for it. Values are text or bytes, as the column
 is."""
 
 ID: Final = 0

@@ -1,7 +1,7 @@
-"""Rows on their way, in order, one by one or by the page. Pure, no I/O.
+"""Rows on their way, in order, as a list or as a page. Pure, no I/O.
 
-A *page* has rows that are not made yet: Postgres has sent them, and they may go to Kafka as they are
-(`harvest_lib.native`). Reading a single one makes it.
+A *page* holds rows as Postgres has sent them, which may go to Kafka unchanged (`harvest_lib.native`). Reading a row of
+a page makes a Python row.
 """
 
 from abc import abstractmethod
@@ -15,9 +15,9 @@ from harvest_lib.telemetry.trace_context import TRACEPARENT, is_sampled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSummary:
-    """Properties of rows that are needed before they are sent. `bytes` is the size of all, `largest` of the largest:
-    key, value and headers. `is_plain`: each has a topic, a key, and headers that are well-formed, none with a name of
-    the harvester's own; `topics` are all of theirs, if so."""
+    """Properties of rows that are needed before they are sent. `bytes` is the size of all rows, `largest` of the
+    largest: key, value and headers. `is_plain`: each row has a topic, a key, and headers that are well-formed, none
+    with a name of the harvester's own; `topics` are then all their topics."""
 
     bytes: int
     largest: int
@@ -26,7 +26,7 @@ class RowsSummary:
 
 
 class RowPage(Sequence[Row]):
-    """Rows that are made each time they are read. A slice is a page too."""
+    """Rows that are made on each read. A slice is a page too."""
 
     __slots__ = ()
 
@@ -40,16 +40,16 @@ class RowPage(Sequence[Row]):
     @property
     @abstractmethod
     def ids(self) -> list[int]:
-        """Return the ids of all, without making rows."""
+        """Return the ids of all rows, without making rows."""
 
     @property
     @abstractmethod
     def keys(self) -> list[str]:
-        """Return the keys of all, each of which has one (`RowsSummary.is_plain`), without making rows."""
+        """Return the keys of all rows, if each has a key (`RowsSummary.is_plain`), without making rows."""
 
     @abstractmethod
     def pick(self, places: Sequence[int]) -> "RowPage":
-        """Return the rows at these places, as a page."""
+        """Return the rows at `places`, as a page."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class RowPage(Sequence[Row]):
 
     @abstractmethod
     def sampled_traceparents(self, most: int) -> list[str]:
-        """Return the same as the function of this name, without making rows."""
+        """Return the same as the function `sampled_traceparents`, without making rows."""
 
 
 def ids_of(rows: Sequence[Row]) -> list[int]:
@@ -67,13 +67,13 @@ def ids_of(rows: Sequence[Row]) -> list[int]:
 
 
 def keys_of(rows: Sequence[Row]) -> list[str]:
-    """Return the keys of rows that each have one."""
+    """Return the keys of rows that each have a key."""
     return rows.keys if isinstance(rows, RowPage) else [row[2] for row in rows]
 
 
 def sampled_traceparents(rows: Sequence[Row], most: int) -> list[str]:
-    """Return the header `traceparent` of the first rows that have one of a recorded span, `most` of them at most. A
-    repetition of the one before is left out. The caller has to check that it is well-formed."""
+    """Return the header `traceparent` of the first rows with a recorded span, at most `most`, without repetitions in a
+    row. The caller has to check that it is well-formed."""
     if isinstance(rows, RowPage):
         return rows.sampled_traceparents(most)
     found: list[str] = []

@@ -1,7 +1,7 @@
 """The subscriptions of an outbox, for operators: list them with their lag, add, rewind and remove them.
 
 Promises
-- A command makes all its changes in one transaction, under a lock that leaders take before they lead.
+- A command makes all its changes in a single transaction, under a lock that leaders take before they lead.
 - A rewound subscription has a new generation: positions that were saved before, in Postgres or in Kafka, do not count
   any more, not even if a subscription of its name was removed and added again. A generation is never lower than the
   time it was made at, in seconds.
@@ -89,7 +89,7 @@ class SubscriptionShard:
     """State of a shard of a subscription.
 
     `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: it has to stop there. `leader_id` is the id of the last leader. `is_led` is true if it still lives.
+    `until`: the shard has to stop there. `leader_id` is the id of the last leader. `is_led`: that leader lives.
     """
 
     name: str
@@ -107,9 +107,9 @@ class SubscriptionShard:
     until: str | None
     checkpoint: OutboxCheckpoint | None
     checkpoint_trouble: str = ""
-    """Reason that the checkpoint in Postgres cannot be read, which is None then; else empty."""
+    """Reason that the checkpoint in Postgres cannot be read (then it is None); else empty."""
     refusal: str = ""
-    """Evidence that the server lacks what was harvested, and the command, if a start has found it; else empty."""
+    """Evidence that the server lacks harvested records, and the command, if a start has found it; else empty."""
     updated_at: datetime
     updated_seconds_ago: float
 
@@ -140,7 +140,7 @@ class Subscriptions:
         self.outbox = outbox
         self._selection = selection
 
-    # -- looking
+    # -- queries
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
         """Return the state of each shard, of all subscriptions or of the named subscription."""
@@ -197,7 +197,8 @@ class Subscriptions:
         topics: Sequence[str] | None = None,
         keys: str | None = None,
     ) -> Moved:
-        """Begin a subscription: at `beginning`, `now`, or a snapshot; of some topics, of keys that an expression finds.
+        """Begin a subscription: at `beginning`, `now`, or a snapshot; of some topics, of keys that an expression
+        matches.
 
         Raises CheckpointError if there is one of that name, and ConfigError for illegal values.
         """

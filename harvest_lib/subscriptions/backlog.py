@@ -1,7 +1,7 @@
-"""The backlog of an outbox: how many records wait, and how old the oldest is. All that reports it reads it here.
+"""The backlog of an outbox: how many records wait, and how old the oldest is. All reports of it read it here.
 
 Promises
-- Of at most `most` records the number is exact. Of more it is an estimate from ids, and is marked as one.
+- Up to `most` records the number is exact. Above, it is an estimate from ids, and is marked as an estimate.
 - No statement scans the outbox: each reads a bounded number of rows, in the order of an index.
 - Ages are by the database's clock.
 """
@@ -20,14 +20,14 @@ from harvest_lib.source.pg_snapshot import NOTHING, Snapshot
 from harvest_lib.source.selection import Selection
 
 MOST = 100_000
-"""Records that are checked where nothing else is said."""
+"""Default limit of the records that are checked."""
 
 _NUMBERS = """
 count(*), extract(epoch FROM clock_timestamp() - min(create_time) FILTER (WHERE isfinite(create_time)))::float8
 """
 
 # Both searches use the index on (transaction_id, id). Of a batch that is being read by pages, records up to the page's
-# end are delivered; deferred ones are not.
+# end are delivered, except deferred records.
 _BEHIND = """
 WITH found AS (
   SELECT * FROM (
@@ -45,7 +45,7 @@ SELECT {numbers}, coalesce(min(id), (SELECT min(id) FROM found))::bigint, (SELEC
 FROM waiting
 """
 
-# If all found records are delivered, of a larger batch: the records behind it by id, of which some may be older.
+# If all found records are delivered, of a larger batch: the records behind it by id; some may be older.
 _AHEAD = """
 WITH ahead AS (
   SELECT * FROM (SELECT {parts} FROM {table} WHERE {id} > %(done)s ORDER BY {id} LIMIT %(most)s) AS parts
@@ -54,13 +54,13 @@ WITH ahead AS (
 SELECT {numbers}, min(id)::bigint, true, 0 FROM ahead
 """
 
-# Where none of those that were checked waits: the first that may.
+# If no checked record waits: the first record that may wait.
 _NEXT = """
 SELECT {numbers}, min(id)::bigint, true, 0
 FROM (SELECT {parts} FROM {table} WHERE {id} >= %(next)s ORDER BY {id} LIMIT 1) AS next
 """
 
-# The first rows by the primary key: purged rows are gone, so all that are there wait.
+# The first rows by the primary key: purged rows are gone, so all rows wait.
 _HEAD = """
 SELECT {numbers}, min(id)::bigint, count(*) > %(most)s, count(leader_id)
 FROM (SELECT {id} AS id, {create_time} AS create_time, leader_id FROM {table} ORDER BY {id} LIMIT %(limit)s) AS head
@@ -78,11 +78,11 @@ _OUTER: Mapping[str, sql.Composable] = {name: sql.Identifier(name) for name in (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """Records that are committed and not delivered: their number, and the age of the oldest in seconds; None if none
-    waits, or no column says when a record was made.
+    waits, or no column has the time of creation.
 
-    `is_estimate`: there may be more or fewer, and older ones; `counted` of them wait for certain. `first_id`: the
-    lowest id that waits, or may. `marked`: how many of those that were counted are marked. `epoch`: the term's rising
-    number, None where rows are marked, whose terms have only their id."""
+    `is_estimate`: there may be more or fewer records, and older records; `counted` of them wait for certain.
+    `first_id`: the lowest id that waits, or may. `marked`: how many counted records are marked. `epoch`: the term's
+    rising number, None where rows are marked, as terms then have only an id."""
 
     records: int
     oldest_age_seconds: float | None = None
@@ -107,7 +107,7 @@ class Backlog:
 
 
 def backlog_of_table(connection: psycopg.Connection[Any], selection: Selection, most: int = MOST) -> Backlog:
-    """Return the backlog of a table from which delivered rows are purged. Reads `most` rows, and one."""
+    """Return the backlog of a table from which delivered rows are purged. Reads at most `most` + 1 rows."""
     found = _read(connection, selection, _HEAD, {"most": most, "limit": most + 1})
     return _estimated(connection, selection, found)
 
@@ -123,7 +123,7 @@ def backlog_behind(
     keys: str | None,
     most: int = MOST,
 ) -> Backlog:
-    """Return what waits behind a position, for a shard's `share` (shard, shards) of the keys, under a filter. Checks
+    """Return the backlog behind a position, for a shard's `share` (shard, shards) of the keys, under a filter. Checks
     `most` records at most, and as many ahead of a batch that is being read."""
     conditions = [*shard_conditions(*share, _OUTER), *filter_conditions(topics, keys, _OUTER)]
     position = position or {}
@@ -173,7 +173,7 @@ def _read(
 
 
 def _estimated(connection: psycopg.Connection[Any], selection: Selection, found: Backlog, shards: int = 1) -> Backlog:
-    """Return the same with an estimate of the number, from the first id that waits to the last that was committed."""
+    """Return the backlog with an estimate of the number, from the first waiting id to the last committed id."""
     if not found.is_estimate:
         return found
     with translated():
@@ -184,8 +184,8 @@ def _estimated(connection: psycopg.Connection[Any], selection: Selection, found:
 
 
 def values_of(source: str, position: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
-    """Return the values of a position that its backlog is counted from. Raises KeyError, ValueError, TypeError or
-    AttributeError for an invalid position."""
+    """Return the values of a position for the statements that count its backlog. Raises KeyError, ValueError, TypeError
+    or AttributeError for an invalid position."""
     prev = Snapshot.parse(position["prev"]) if "prev" in position else NOTHING
     return {
         "xmax": str(prev.xmax),

@@ -37,7 +37,7 @@ def shards_of(connection: psycopg.Connection[Any], outbox: OutboxTable, name: st
 
 
 def delivered(shards: Sequence[SubscriptionShard], columns: Mapping[str, sql.Composable]) -> sql.Composable:
-    """Return the condition for records that these shards delivered, or parked. `columns` has the expressions of `id`,
+    """Return the condition for records that `shards` delivered, or parked. `columns` has the expressions of `id`,
     `transaction_id` and `kafka_key`."""
     passed = []
     for each in shards:

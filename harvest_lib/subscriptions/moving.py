@@ -8,8 +8,8 @@ Promises
 - No row that the last checkpoint has passed comes again. If the last checkpoint is in Kafka, it is read there.
 - Rows that came along come before rows written here, each key's records in the order of their ids.
 - Records that are deferred, parked or wait for an acknowledgement stay so.
-- Killed at any step it has changed nothing; run again it does nothing more. A fact that cannot be known is an error,
-  which names the option for it.
+- A move that is killed has changed nothing; a repeated move changes nothing more. A fact that cannot be known is an
+  error, which names the option for it.
 
 After pg_upgrade transactions keep their numbers, so positions go on as they are, and no row is touched.
 """
@@ -75,7 +75,7 @@ class Moving:
         self._from_mirror = from_mirror
 
     def run(self, *, last_id: int | None = None) -> MovedOutbox | None:
-        """Move them; None if every subscription is of this server already. `last_id` is the last of the old server.
+        """Move them; None if every subscription is of this server already. `last_id` is the last id of the old server.
 
         Raises CheckpointError while a subscription is led or its last checkpoint is unavailable, and OutboxTableError
         if the rows that came along cannot be known.
@@ -95,7 +95,7 @@ class Moving:
             if systems <= {place.system}:
                 if systems or not (is_native and Moves(self._outbox).has_foreign_rows(connection)):
                     return None
-                systems = {UNKNOWN}  # no subscription has come anywhere yet
+                systems = {UNKNOWN}  # no subscription has a position yet
             self._check(shards, systems - {place.system}, place.system)
             if is_native:
                 rows.check_quiet(connection)
@@ -140,7 +140,7 @@ class Moving:
     # -- delivered records
 
     def _last(self, shard: SubscriptionShard) -> OutboxCheckpoint | None:
-        """Return the last valid checkpoint of a shard: Kafka's, if that is the valid one."""
+        """Return the last valid checkpoint of a shard: Kafka's, if that is valid."""
         mirror = shard.checkpoint
         if mirror is None or mirror.position is None:
             return None

@@ -1,6 +1,6 @@
 """Changing the number of shards of a subscription while it is harvested, each key's order kept.
 
-    have all shards stop at a snapshot S ─► each delivers what S saw, and reports it ─► in one transaction: the old rows
+    stop every shard at a snapshot S ─► each delivers all that S saw, and reports it ─► in one transaction: the old rows
                     ▲                                     │                              go, the new rows begin at S
                     └────── a shard had passed S already ─┘
 
@@ -8,7 +8,7 @@ Promises
 - The new shards begin where every old shard ended: nothing is skipped, and nothing comes twice.
 - A leader of an old shard, dead or alive, can neither save nor deliver anything that the new shards do not know:
   it has stopped before its row goes, and a later save is refused.
-- If it cannot be done in time the shards go on as before.
+- If the change cannot be done in time, the shards go on as before.
 """
 
 import time
@@ -59,7 +59,7 @@ class Resharding:
         self._tell = tell
 
     def run(self, timeout_seconds: float) -> Resharded:
-        """Change it. Raises CheckpointError if the old shards do not stop at one place in time: then they go on."""
+        """Change it. Raises CheckpointError if the old shards do not stop at the same place in time."""
         deadline = time.monotonic() + timeout_seconds
         before = self._subscriptions.get(self._name)
         self._subscriptions.readable(self._name)
@@ -82,8 +82,8 @@ class Resharding:
             self._subscriptions.execute(_STOP_AT, name=self._name, until=until)
 
     def _all_come_to(self, at: Snapshot, deadline: float) -> Snapshot | None:
-        """Wait until every shard has stopped. Return the place at which all of them stand: the requested place, or
-        the place of their last leaders, if these ended without reading it. None if a shard was past it already."""
+        """Wait until every shard has stopped. Return the place at which all of them stand: the requested place, or the
+        place of their last leaders, if the leaders ended without reading it. None if a shard was past it already."""
         reported: set[str] = set()
         while True:
             rows = self._subscriptions.get(self._name)
@@ -152,7 +152,7 @@ class Resharding:
 
 
 def _has_stopped(shard: SubscriptionShard, at: Snapshot) -> bool:
-    """Return True if its checkpoint has this end, and no deferred records are left."""
+    """Return True if the shard's checkpoint has this end, and no deferred records are left."""
     position = shard.checkpoint.position if shard.checkpoint is not None else None
     return position is not None and position.get("until") == str(at) and not position.get("deferred")
 
@@ -166,7 +166,7 @@ def _stands_at(shard: SubscriptionShard, at: Snapshot) -> bool:
 
 
 def _resting_place(shards: Sequence[SubscriptionShard]) -> Snapshot | None:
-    """Return the snapshot at which all stand, if no leader lives and their checkpoints in Postgres are valid."""
+    """Return the snapshot at which all shards stand, if no leader lives and their checkpoints in Postgres are valid."""
     places = set()
     for each in shards:
         position = each.checkpoint.position if each.checkpoint is not None else None

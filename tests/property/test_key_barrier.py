@@ -18,8 +18,8 @@ def row(record_id, key, value="v"):
     return (record_id, "t", key, value, [], [])
 
 
-def admitted(barrier, rows, room=PLENTY, *, first=True):
-    return [each for some in barrier.admit(rows, room, first=first) for each in some]
+def filtered(barrier, rows, room=PLENTY, *, first=True):
+    return [each for some in barrier.filter(rows, room, first=first) for each in some]
 
 
 @given(ROUNDS)
@@ -28,7 +28,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
     for keys, saved in rounds:
         rows = [row(len(offered) + number, key) for number, key in enumerate(keys)]
         offered += rows
-        batch += admitted(barrier, rows)
+        batch += filtered(barrier, rows)
         assert len({each[2] for each in batch}) == len(batch), "a key went twice before its checkpoint was on disk"
         if saved:
             gone, batch = gone + batch, []
@@ -37,7 +37,7 @@ def test_every_record_goes_once_in_order_and_one_of_a_key_between_checkpoints(ro
     while barrier.deferred_ids:
         gone, batch = gone + batch, []
         barrier.checkpoint_saved()
-        batch = admitted(barrier, [])
+        batch = filtered(barrier, [])
         assert batch, "what was deferred goes on once the checkpoint is on disk"
     gone += batch
     for key in "abcd":
@@ -53,8 +53,8 @@ def test_a_page_is_admitted_as_its_rows_are(rounds, room):
         number += len(rows)
         for barrier in (by_page, by_rows) if saved else ():
             barrier.checkpoint_saved()
-        waited = [admitted(barrier, (), room) for barrier in (by_page, by_rows)]
-        found = [admitted(by_page, Page(rows), room), admitted(by_rows, rows, room)]
+        waited = [filtered(barrier, (), room) for barrier in (by_page, by_rows)]
+        found = [filtered(by_page, Page(rows), room), filtered(by_rows, rows, room)]
         assert sorted(waited[0]) == sorted(waited[1])
         assert sorted(found[0]) == sorted(found[1])
         assert by_page.deferred_ids == by_rows.deferred_ids
@@ -65,63 +65,63 @@ def test_rows_of_a_page_go_as_pages_until_few_of_them_wait():
     barrier, page = KeyBarrier(), Page([row(number, f"k{number % 30}") for number in range(64)])
     for ids in ([*range(30)], [*range(30, 60)]):
         [gone] = (
-            barrier.admit((), PLENTY, first=True) if barrier.is_waiting else barrier.admit(page, PLENTY, first=True)
+            barrier.filter((), PLENTY, first=True) if barrier.is_waiting else barrier.filter(page, PLENTY, first=True)
         )
         assert isinstance(gone, Page)
         assert gone.ids == ids
         barrier.checkpoint_saved()
     assert page.made == []
-    [gone] = barrier.admit((), PLENTY, first=True)
+    [gone] = barrier.filter((), PLENTY, first=True)
     assert gone.ids == [60, 61, 62, 63]
     assert barrier._bytes == 0
 
 
 def test_a_page_of_which_few_rows_wait_is_let_go():
     barrier, page = KeyBarrier(), Page([row(number, f"k{number % 63}") for number in range(64)])
-    [gone] = barrier.admit(page, PLENTY, first=True)
+    [gone] = barrier.filter(page, PLENTY, first=True)
     assert (gone.ids, page.made) == ([*range(63)], [row(63, "k0")])
     assert barrier._bytes == row_bytes(row(63, "k0"))
     barrier.checkpoint_saved()
-    assert admitted(barrier, ()) == [row(63, "k0")]
+    assert filtered(barrier, ()) == [row(63, "k0")]
     assert barrier._bytes == 0
 
 
 def test_a_page_of_which_none_waits_goes_as_it_is():
     page = Page([row(10, "k10")])
-    assert next(iter(KeyBarrier().admit(page, PLENTY, first=False))) is page
+    assert next(iter(KeyBarrier().filter(page, PLENTY, first=False))) is page
 
 
 def test_rows_of_several_pages_go_in_one_sequence_once_they_were_made():
     barrier = KeyBarrier()
     for start in (0, 100, 200):
         rows = [row(start + number, f"k{start + number}") for number in range(63)]
-        barrier.admit(Page([*rows, row(start + 63, f"k{start}")]), PLENTY, first=False)
+        barrier.filter(Page([*rows, row(start + 63, f"k{start}")]), PLENTY, first=False)
     barrier.checkpoint_saved()
-    assert list(barrier.admit((), PLENTY, first=True)) == [[row(start + 63, f"k{start}") for start in (0, 100, 200)]]
+    assert list(barrier.filter((), PLENTY, first=True)) == [[row(start + 63, f"k{start}") for start in (0, 100, 200)]]
 
 
 def test_a_row_of_a_page_that_is_isolated_waits_for_a_batch_of_its_own():
     barrier = KeyBarrier()
     barrier.isolated = {1}
-    assert admitted(barrier, Page([row(0, "a"), row(1, "b")])) == [row(0, "a")]
+    assert filtered(barrier, Page([row(0, "a"), row(1, "b")])) == [row(0, "a")]
     assert barrier.deferred_ids == [1]
-    assert admitted(barrier, ()) == [row(1, "b")]
+    assert filtered(barrier, ()) == [row(1, "b")]
     assert barrier.is_isolated
 
 
 def test_what_was_deferred_comes_from_the_source_again():
     barrier = KeyBarrier()
-    admitted(barrier, [row(1, "a"), row(2, "a")])
+    filtered(barrier, [row(1, "a"), row(2, "a")])
     assert barrier.is_blocked
     assert barrier.deferred_ids == [2]
     barrier.begin()
     assert barrier.deferred_ids == []
-    assert admitted(barrier, [row(2, "a")]) == [row(2, "a")]
+    assert filtered(barrier, [row(2, "a")]) == [row(2, "a")]
 
 
 def test_reading_stops_when_much_was_deferred():
     barrier = KeyBarrier()
-    barrier.admit([row(number, "a") for number in range(30_000)], PLENTY, first=True)
+    barrier.filter([row(number, "a") for number in range(30_000)], PLENTY, first=True)
     assert barrier.is_full
     assert not barrier.is_waiting
     barrier.checkpoint_saved()
@@ -134,7 +134,7 @@ def test_the_bytes_of_what_is_deferred_are_known(pages, room):
     for page in pages:
         rows = [row(len(offered) + place, key, value="v" * place) for place, key in enumerate(page)]
         offered += rows
-        barrier.admit(rows, room, first=True)
+        barrier.filter(rows, room, first=True)
         deferred = {*barrier.deferred_ids}
         assert barrier._bytes == sum(row_bytes(each) for each in offered if each[0] in deferred)
         barrier.checkpoint_saved()
@@ -142,7 +142,7 @@ def test_the_bytes_of_what_is_deferred_are_known(pages, room):
 
 def test_what_is_deferred_is_bounded_by_bytes():
     barrier = KeyBarrier()
-    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
+    barrier.filter([row(each, "k", value="v" * 1_000_000) for each in range(16)], 100, first=True)
     assert not barrier.is_full
-    barrier.admit([row(each, "k", value="v" * 1_000_000) for each in range(16, 18)], 100, first=False)
+    barrier.filter([row(each, "k", value="v" * 1_000_000) for each in range(16, 18)], 100, first=False)
     assert barrier.is_full

@@ -178,7 +178,7 @@ MUTATIONS = (
     _mutation(
         "what failed of a batch is passed",
         ("snapshot-barrier",),
-        _edit(OpenBatch, "keep_failed", "[*failed, *self._unsent]", "self._unsent"),
+        _edit(OpenBatch, "defer_failed", "[*failed, *self._unsent]", "self._unsent"),
         seed=28,
     ),
     _mutation(

@@ -159,13 +159,13 @@ def test_records_and_bytes_that_wait_are_bounded():
     topics = FakeTopics()
     topics.paused = frozenset({"away"})
     paused = PausedRecords(topics, None, one_per_key=False)
-    assert paused.sift([row(n, "a", topic="away") for n in range(5_000)]) == []
+    assert paused.filter([row(n, "a", topic="away") for n in range(5_000)]) == []
     assert not paused.is_full
-    paused.sift([row(5_000, "a", topic="away")])
+    paused.filter([row(5_000, "a", topic="away")])
     assert paused.is_full
     paused.begin()
     assert not paused.is_full
-    paused.sift([row(1, "a", value="v" * 8_000_001, topic="away")])
+    paused.filter([row(1, "a", value="v" * 8_000_001, topic="away")])
     assert paused.is_full
 
 
@@ -187,17 +187,17 @@ def test_every_record_goes_once_and_a_key_never_goes_back(events):
         if isinstance(event, list):
             rows = [row(number + place, key, topic=topic) for place, (topic, key) in enumerate(event)]
             number += len(rows)
-            gone += chain.from_iterable(barrier.admit(paused.sift(rows), 3, first=True))
+            gone += chain.from_iterable(barrier.filter(paused.filter(rows), 3, first=True))
         elif isinstance(event, frozenset):
             topics.paused = event
-            gone += chain.from_iterable(barrier.admit(paused.sift([]), 3, first=True))
+            gone += chain.from_iterable(barrier.filter(paused.filter([]), 3, first=True))
         elif event == "saved":
             barrier.checkpoint_saved()
-            gone += chain.from_iterable(barrier.admit(paused.sift([]), 3, first=True))
+            gone += chain.from_iterable(barrier.filter(paused.filter([]), 3, first=True))
         else:
             topics.probes = set(topics.paused)
             probed = paused.probe(barrier.defers)
-            gone += barrier.pick([probed]) if probed is not None else []
+            gone += barrier.filter_retried([probed]) if probed is not None else []
         deferred = [*barrier.deferred_ids, *paused.ids]
         assert sorted([*deferred, *(each[0] for each in gone)]) == list(range(number))
     assert len(gone) == number
@@ -215,9 +215,9 @@ def test_a_native_page_whose_summary_may_lack_topics_is_looked_at_row_by_row(mon
     topics = FakeTopics()
     topics.paused = frozenset({"away"})
     paused = PausedRecords(topics, None, one_per_key=False)
-    paused.sift([row(1, "k", topic="away")])
+    paused.filter([row(1, "k", topic="away")])
     page = FakeNativeRows([row(2, "k", topic="good"), *([] if plain else [row(3, "k", topic="away")])])
-    assert [each[0] for each in paused.sift(page)] == [2]
+    assert [each[0] for each in paused.filter(page)] == [2]
     assert paused.ids == ([1] if plain else [1, 3])
 
 
