@@ -99,7 +99,7 @@ class TermCheckpoints:
     def following(
         self, position: Position, delivered: int, *, low_watermark: str, retention_hold: int | None
     ) -> OutboxCheckpoint:
-        """Return the next checkpoint, at `position`, after `delivered` more records. `OutboxCheckpoint` has the rest."""
+        """Return the next checkpoint, at `position`, after `delivered` more records. Others: see `OutboxCheckpoint`."""
         return OutboxCheckpoint(
             generation=self.last.generation,
             number=self.last.number + 1,
