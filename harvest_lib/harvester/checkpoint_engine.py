@@ -1,4 +1,4 @@
-"""Engine of sources that are only read, and of marked tables exactly once: a batch counts with its checkpoint."""
+"""Engine of sources that only read, and of marked tables exactly once: a batch counts with its checkpoint."""
 
 import threading
 from collections import defaultdict
@@ -41,7 +41,7 @@ from harvest_lib.outbox import (
 )
 
 _FIRST_ASK_SECONDS, _ASK_SECONDS = 3.0, 30.0
-"""A standby checks that the leaders deliver as it would: seconds until the first check, and between later ones."""
+"""A standby checks that the leaders deliver in its own way: seconds until the first check, and between later checks."""
 
 
 class CheckpointEngine(Engine):
@@ -62,21 +62,20 @@ class CheckpointEngine(Engine):
         self._pool = pool
         self._producer_provider = producer_provider
         self._consumer_provider = consumer_provider
-        is_seen_once = config.delivery == "transactional" and not config.mode.marks  # which purges what it marks
+        is_seen_once = config.delivery == "transactional" and not config.mode.marks  # a marking source purges too
         most = LARGEST_TRANSACTION if is_seen_once else LARGEST_BATCH
         self._sizes: dict[int, BatchSize] = defaultdict(partial(make_size, config, most))
         self._topics: dict[int, Topics] = defaultdict(partial(make_topics, config))  # troubles outlive a term
         self._ask_at = boot_seconds() + _FIRST_ASK_SECONDS
         self._preconditions = preconditions or Preconditions(config, table)
-        # One for all terms: it knows what it has complained of.
-        self._maintenance = Maintenance(config, table)
+        self._maintenance = Maintenance(config, table)  # kept over all terms, so that an error is logged once
 
     def stand_by(self) -> None:
         if boot_seconds() < self._ask_at:
             return
         self._ask_at = boot_seconds() + _ASK_SECONDS
-        away = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
-        with suppress(*away), self._translate_table_errors():
+        unavailable = (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied)
+        with suppress(*unavailable), self._translate_table_errors():
             with connect(self._config.data_source.conninfo()) as connection:
                 self._preconditions.refuse_rivals(connection)
             if self._config.delivery == "transactional":

@@ -1,9 +1,9 @@
-"""Engine: the parts of a way of harvesting that stay from term to term, and the `BatchLoop` of each term.
+"""Engine: the parts of a harvester that stay from term to term, and the `BatchLoop` of each term.
 
 | engine | source | a batch counts |
 | --- | --- | --- |
 | `PurgingEngine` | `mark`, at least once | once its rows are purged; nothing else is kept |
-| `CheckpointEngine` | all others, and `mark` exactly once | once its checkpoint is kept |
+| `CheckpointEngine` | `snapshot`, `transaction_id`, and `mark` exactly once | once its checkpoint is kept |
 """
 
 import threading
@@ -36,14 +36,14 @@ class Callbacks:
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
-    """The counts of its shard."""
+    """The counts of the loop's shard."""
 
 
 class Engine(Protocol):
     """A way of harvesting."""
 
     def stand_by(self) -> None:
-        """While others lead, see to it now and then that they lead our outbox, as we would. Raises CheckpointError or
+        """Check now and then that the present leaders lead the same outbox in the same way. Raises CheckpointError or
         PoolConflict."""
         return
 
@@ -58,9 +58,9 @@ class Engine(Protocol):
 
 
 def make_size(config: HarvestConfig, most: int = LARGEST_BATCH) -> BatchSize:
-    """Return the size of a shard's batches, at most `most` records and no more than the limits that are set."""
+    """Return the size of a shard's batches, at most `most` records and within the configured limits."""
     in_flight, read = config.limits.max_in_flight_records, config.limits.mark_query_records
-    if in_flight is not None:  # one process may lead all shards
+    if in_flight is not None:  # a process may lead all shards
         most = min(most, max(1, in_flight // config.shards))
     return BatchSize(most, read)
 
@@ -79,7 +79,7 @@ def make_loop(
     size: BatchSize,
     translate_errors: Callable[[], AbstractContextManager[None]],
 ) -> BatchLoop:
-    """Return the loop of a term over parts, with what counts and traces its batches."""
+    """Return the loop of a term over its parts, with the observers that count and trace its batches."""
     ports = BatchPorts(
         source=source,
         delivery=delivery,

@@ -40,10 +40,10 @@ class HarvestHealth:
     def progress(self, within_seconds: float) -> Verdict:
         seen = self._sampler.seen()
         if seen.sample is None:
-            reason = f"what waits is not known: {seen.reason}"
+            reason = f"the backlog is unknown: {seen.reason}"
             return Verdict(is_healthy=seen.stalled_seconds < within_seconds, reason=reason)
         if seen.sample.records is None:
-            return Verdict(is_healthy=True, reason="the subscription was never begun: nobody knows what waits for it")
+            return Verdict(is_healthy=True, reason="the subscription was never begun: its backlog is unknown")
         waits = f"{'about ' if seen.sample.is_estimate else ''}{seen.sample.records:,} records wait"
         if seen.stalled_seconds >= within_seconds:
             reason = f"{waits}, and none was delivered for {seen.stalled_seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""The parts of a harvester: those that an embedder brings, and those that its configuration and its table choose."""
+"""The parts of a harvester: an embedder's parts, and the parts that its configuration and its table choose."""
 
 import logging
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _log = logging.getLogger("harvest_lib.harvester.harvest")  # its documented name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """The parts that an embedder brings. A source or a delivery of its own marks the table."""
+    """The parts that an embedder brings. With its own source or delivery the harvester marks the table."""
 
     source: ClaimSource | None = None
     delivery: Delivery | None = None
@@ -42,7 +42,7 @@ class OwnParts:
 
     @property
     def mark(self) -> bool:
-        """Return True if they mark the table, whatever it is."""
+        """Return True if the parts mark the table, whatever its layout."""
         return self.source is not None or self.delivery is not None
 
 
@@ -56,10 +56,10 @@ class Parts:
     engine: Engine
     leadership: Leadership
     watch: TableWatch | None
-    """Notices that the table is not the one any more for which `auto` has chosen; None where that cannot be."""
+    """Detects that the table has changed since `auto` was resolved; None where it cannot change."""
 
     def log(self, table: OutboxTable) -> None:
-        """Log that the harvester has started, and what was chosen."""
+        """Log that the harvester has started, with its choices and their reasons."""
         way, choices = implementation(), self.choices
         if unread := self.config.limits.without_effect:
             _log.info("limits_without_effect", extra={"limits": unread})
@@ -88,7 +88,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
         config = resolved(given, choices, table)
         if config.delivery != given.delivery and own.delivery is None:
             refuse_bad_settings(config, own.producer_provider)
-        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
+        pool = cache(partial(read_pool, config))  # read once, at the start
         preconditions = Preconditions(
             config,
             table,
@@ -118,7 +118,7 @@ def _make_engine(
 ) -> Engine:
     if not config.mode.keeps_checkpoints or own.mark:
         return PurgingEngine(
-            config.model_copy(update={"source": "mark"}),  # which parts of its own do, whatever it names
+            config.model_copy(update={"source": "mark"}),  # an embedder's parts mark, whatever `source` names
             table,
             source=own.source,
             delivery=own.delivery,

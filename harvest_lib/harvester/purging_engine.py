@@ -42,7 +42,7 @@ class PurgingEngine(Engine):
         self._topics = topics = make_topics(config) if delivery is None else _UnknownTopics({})
         self._watch = PartitionWatch(config.kafka_settings(for_producer=False), lambda: topics.names)
         self._size = make_size(config)
-        self._pages: MarkPages | None = None  # of the term before
+        self._pages: MarkPages | None = None  # of the previous term
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
         config, topics = self._config, self._topics
@@ -82,10 +82,10 @@ class PurgingEngine(Engine):
 
 
 class _UnknownTopics(Topics):
-    """Topics of a delivery that an embedder brought, which reports rejected records itself: no broker is asked."""
+    """Topics of an embedder's delivery, which reports rejected records itself: no broker is queried."""
 
-    def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:  # noqa: ARG002 - as above
+    def refused(self, rows: Sequence[Row], largest: int | None = None) -> dict[int, str]:  # noqa: ARG002 - the delivery checks
         return {}
 
-    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:  # noqa: ARG002 - as above
+    def oversized(self, rows: Sequence[Row], largest: int) -> set[int]:  # noqa: ARG002 - the delivery checks
         return set()
