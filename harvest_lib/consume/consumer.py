@@ -1,7 +1,7 @@
 """A consumer: processes that share the partitions of topics, and own each as a shard.
 
 The owner of a partition is agreed on in a consumer group of Kafka; that alone does not stop a process that was frozen,
-or has not noticed yet that it lost the partition. The fence of the store does: only one owner can commit.
+or has not noticed yet that it lost the partition. The fence of the store does: only a single owner can commit.
 
 Promises
 - A partition that is assigned is owned by a thread until it is revoked; a revoked partition is released within
@@ -54,7 +54,7 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa
 
 
 class Consumer:
-    """One member of the group; start as many as you like, on as many machines."""
+    """A member of the group; start any number of members, on any number of machines."""
 
     def __init__(
         self,
@@ -80,21 +80,21 @@ class Consumer:
         self._room = Room()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
-        """After this time the group knows that a member is gone, and a member that it is."""
+        """After this time the group drops a silent member, and the member knows it."""
         self._counting = threading.Lock()
         self._at_work: set[Ownership] = set()  # also of revoked partitions, until they end
         self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
         """Transactions that were refused, as another owner had begun."""
         self.retention = RetentionWatch(self._settings, self._positions)
-        """Its distance from losing records that it has not read."""
+        """The distance of the consumer from losing records that it has not read."""
         self.certificates = Certificates(self._settings)
         """Certificates that its clients are configured with."""
         self._has_joined = False
         self.trouble = ""
-        """Why it has not joined the group; empty once it has, or if nothing is known."""
+        """The reason that the consumer has not joined the group; empty once it has, or if the reason is unknown."""
         self.turned_at: float | None = None
-        """Time of the last poll of the group, in boot seconds; None if it does not run."""
+        """Time of the last poll of the group, in boot seconds; None if the consumer does not run."""
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
@@ -162,7 +162,7 @@ class Consumer:
         group.incremental_unassign(partitions)
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
-        """Another member may own them by now: the fence decides, there is nothing to wait for."""
+        """Another member may own the partitions by now: the fence decides, there is nothing to wait for."""
         self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)

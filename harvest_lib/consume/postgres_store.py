@@ -21,7 +21,7 @@ from harvest_lib.sequencing.batch import Message
 from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
-"""Time that a transaction may send Postgres nothing: a function that is called for a message may take no longer."""
+"""Longest silence of a transaction towards Postgres: a function that is called for a message may take no longer."""
 
 _TELL_WAITS = """
 SELECT set_config('lock_timeout', (statement.setting::bigint / 2)::text, false)

@@ -1,8 +1,8 @@
 """Reads a partition from an offset on: all messages, or committed messages only.
 
-Promises: messages come by rising offset; messages that retention removed before they were read are an error, never a
-silent gap; so is a log that lost its end since a position was kept, however long it has grown again; a transaction
-that is read again comes piece by piece, however long it is.
+Promises: messages come by rising offset. Messages that retention removed before they were read are an error, never a
+silent gap; so is a log that lost its end since a position was kept, however long it has grown again. A transaction that
+is read again comes piece by piece, however long it is.
 """
 
 from bisect import bisect_left
@@ -91,7 +91,7 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return committed messages from the sequencer's position on; each group has all messages of one acknowledgement.
+    """Return committed messages from the sequencer's position on; each group has all messages of an acknowledgement.
 
     Take each to its end before the next: if a group is left earlier, or fails, the sequencer is of no more use, and
     the request for the next group raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and

@@ -6,7 +6,7 @@ Kafka's, its head comes last. The topic is compacted: it holds each page about o
 depends on the size of the database, not on its age.
 
 Promise: playing back gives all that was committed, or an error. The digest reveals a page that is missing or changed,
-whatever retention, or a person, did to the log. A topic that was recreated is a new log.
+by retention or by hand. A topic that was recreated is a new log.
 """
 
 import json
@@ -42,7 +42,7 @@ _DIGESTS = 1 << 8 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """The partition in which a shard has its log: the one of the topic `log` that has the number of the shard's."""
+    """The partition of a shard's log: the partition of the topic `log` with the number of the shard's partition."""
 
     log: str
     shard: ShardId

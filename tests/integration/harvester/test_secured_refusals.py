@@ -130,7 +130,7 @@ def test_a_missing_acl_to_make_a_topic(secured):
 @pytest.mark.parametrize(
     ("ending", "operations", "error", "words"),
     [
-        (".checkpoint", {"CREATE", "WRITE", "READ", "DESCRIBE"}, TopicMissing, "we may not create it"),
+        (".checkpoint", {"CREATE", "WRITE", "READ", "DESCRIBE"}, TopicMissing, "and may not create it"),
         (".checkpoint", {"WRITE"}, KafkaAccessDenied, "lacks Write on the topic"),
         (".checkpoint", {"READ"}, KafkaAccessDenied, "lacks Read on the topic"),
         (".checkpoint.", {"WRITE", "DESCRIBE"}, KafkaAccessDenied, "lacks Write, Describe on the transactional-id"),
