@@ -85,7 +85,7 @@ class Dispatch:
         return is_batch and not self._attempts.is_watching
 
     def take_at_once(self, opened: OpenTransaction, group: Batch) -> None:
-        assert self._by_groups is not None, "ask takes_at_once"  # noqa: S101
+        assert self._by_groups is not None, "call takes_at_once first"  # noqa: S101
         opened.about = None
         opened.linked(group)
         try:

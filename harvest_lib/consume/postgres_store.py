@@ -140,7 +140,7 @@ class PostgresStore:
             raise DatabaseError(
                 f"the checkpoint of {self.shard} cannot be written",
                 evidence="INSERT … RETURNING gave no row",
-                next_step="check the table of consumers for triggers and rules: they may not keep its rows away",
+                next_step="check the table of consumers for triggers and rules: they must not suppress its rows",
             )
         self._fence, kept = row
         return Checkpoint.of_json(kept)

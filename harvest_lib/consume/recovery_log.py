@@ -109,7 +109,7 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
     policy = config["cleanup.policy"].value
     if policy != "compact":
         raise CheckpointError(
-            f"{place} would lose what is still needed",
+            f"{place} would lose pages that are still needed",
             evidence=f"the `cleanup.policy` of the topic is {policy!r}, not 'compact'",
             next_step=f"`kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name {place.log} "
             "--add-config cleanup.policy=compact`",
@@ -172,7 +172,7 @@ def _understood(place: LogPlace, record: Any) -> tuple[int, bytes | None] | dict
         return {name: head[name] for name in ("shard", "page_count", "digest")}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{place} holds what is not of a recovery log",
+            f"{place} holds a record that is not of a recovery log",
             evidence=f"the record at offset {record.offset()} has the key {key!r}",
             next_step="name a topic that only this consumer's shards write to",
         ) from error
@@ -180,7 +180,7 @@ def _understood(place: LogPlace, record: Any) -> tuple[int, bytes | None] | dict
 
 def _incomplete(place: LogPlace, evidence: str) -> CheckpointError:
     return CheckpointError(
-        f"{place} lacks records: retention, or a hand, has removed or changed some",
+        f"{place} lacks records: some were removed or changed, by retention or by hand",
         evidence=evidence,
         next_step="the state cannot be restored from it: mirror it back from a copy, or start over with another "
         "consumer name and another log, from the messages themselves",

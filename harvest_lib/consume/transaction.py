@@ -81,7 +81,7 @@ def require_done(returned: object) -> None:
         if inspect.iscoroutine(returned):
             returned.close()
         kind = type(returned).__name__
-        raise TypeError(f"the function returned a {kind}, and its work was not done: nothing runs what it returns")
+        raise TypeError(f"the function returned a {kind}, and its work was not done: a returned {kind} is never run")
 
 
 def _not_usable(name: str, cause: str, next_step: str) -> ConfigError:

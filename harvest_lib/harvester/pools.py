@@ -175,7 +175,7 @@ def refuse_group(config: HarvestConfig) -> str:
         f"processes of this pool elect through Kafka, and this one would lead by the lock in Postgres: {named}",
         evidence=f"the consumer group {group!r} has {len(found)} members; `leadership: auto` chose `postgres` here, "
         "which takes no part in that election",
-        next_step="stop those processes, then start this one; or let it stand in their election, and deliver as they "
-        "do: `leadership: neli` and the `delivery` that they have",
+        next_step="stop those processes, then start this one; or let it join their election: `leadership: neli` and "
+        "the `delivery` of those processes",
         theirs=next((each.pool for each in found if each.pool is not None), unknown).as_json(),
     )

@@ -146,7 +146,7 @@ class Preconditions:
             raise OutboxTableError(
                 f"{', '.join(map(str, missing))}: missing beside {table}",
                 evidence=f"{user!r} does not own {table}, and may not create them",
-                next_step="run `harvest init` as the owner, then what `harvest grants postgres` prints",
+                next_step="as the owner, run `harvest init`, then the output of `harvest grants postgres`",
             )
 
     def _may_make(self, connection: psycopg.Connection[Any]) -> bool:
@@ -207,7 +207,7 @@ class Preconditions:
             refuse = partial(self.refuse_another, range(self._config.shards), lost=True, tell=False)
             checks.append(("the checkpoints in Kafka are of this outbox", refuse))
         else:  # a leader makes this check itself
-            checks.append(("the server has what the checkpoints have passed", self._refuse_regressed))
+            checks.append(("the server has all records before the checkpoints", self._refuse_regressed))
         return checks
 
     def refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
