@@ -78,7 +78,7 @@ class Certificates:
         found = [place for settings in kafka for place in _of_kafka(settings)]
         self._places = dict.fromkeys([*found, *_of_postgres(postgres or {})])
         self._read: dict[_Place, tuple[object, float | None]] = {}  # the file's mark when it was read, and its expiry
-        self._said_unknown = False
+        self._has_logged_unknown = False
         self._lock = threading.Lock()
 
     def expiries(self) -> Mapping[str, float]:
@@ -102,12 +102,12 @@ class Certificates:
         if self._places:
             threads.repeat(
                 "harvest-certificates",
-                lambda: self._say_expiring(clock()),
+                lambda: self._log_expiring(clock()),
                 stopping=stopping,
                 pause_seconds=lambda: _EVERY_SECONDS,
             )
 
-    def _say_expiring(self, now: float) -> None:
+    def _log_expiring(self, now: float) -> None:
         for setting, at in self.expiring(now).items():
             expires_at = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
             _log.warning("certificate_expires", extra={"setting": setting, "expires_at": expires_at})
@@ -126,8 +126,8 @@ class Certificates:
     def _can_read(self) -> bool:
         if find_spec("cryptography") is not None:
             return True
-        if not self._said_unknown:
-            self._said_unknown = True
+        if not self._has_logged_unknown:
+            self._has_logged_unknown = True
             _log.warning("certificates_unknown", extra={"next_step": install_hint("certificates")})
         return False
 

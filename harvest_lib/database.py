@@ -339,7 +339,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     if postgres_causes.passes(error):
         if postgres_causes.answered(error):
             return DatabaseUnavailable(
-                f"Postgres {postgres_causes.said(state)}",
+                f"Postgres {postgres_causes.predicate(state)}",
                 evidence=evidence,
                 next_step=postgres_causes.next_step(state),
             )
@@ -376,7 +376,7 @@ def rendered(statement: sql.Composed) -> sql.SQL:
     return sql.SQL(statement.as_string(None))
 
 
-def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
+def log_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
     """Log that a server refuses an operation that it allowed before. An operator has to act; until then it is
     retried."""
     event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"

@@ -133,16 +133,16 @@ class _Calm(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, float] = {}
+        self._passed_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "enable.gapless.guarantee is experimental" in record.getMessage():
             return False  # the setting is intended
         kind = re.sub(r"\d+", "", record.getMessage())
         now = boot_seconds()
-        if now - self._said.get(kind, float("-inf")) < _REPEAT_SECONDS:
+        if now - self._passed_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
-        self._said[kind] = now
+        self._passed_at[kind] = now
         return True
 
 
@@ -270,11 +270,11 @@ def topic_partitions(
     return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
 
 
-def answer_of(asked: Future[T], timeout_seconds: float) -> T:
+def answer_of(future: Future[T], timeout_seconds: float) -> T:
     """Return the answer to a request of an admin client. Raises KafkaException, also without an answer in time: a
     process may have been frozen for longer than its client waits."""
     try:
-        return asked.result(timeout_seconds)
+        return future.result(timeout_seconds)
     except TimeoutError as error:
         raise KafkaException(ClientError(ClientError._TIMED_OUT, "no answer in time")) from error
 
@@ -283,8 +283,8 @@ def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_secon
     """Return the settings of each topic; empty for a topic that is gone, or without the right to see its settings."""
     found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
-    asked: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
-    for resource, answer in asked.items():
+    futures: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
+    for resource, answer in futures.items():
         with suppress(KafkaException):
             entries = answer_of(answer, timeout_seconds)
             found[resource.name] = {name: entry.value for name, entry in entries.items()}
@@ -334,8 +334,8 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
     with AdminClient(client_settings(settings)) as admin:
         topic = NewTopic(name, num_partitions=partitions, config=dict(config))
         try:
-            asked = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
-            answer_of(asked, REACH_TIMEOUT_SECONDS * 2)
+            future = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
+            answer_of(future, REACH_TIMEOUT_SECONDS * 2)
         except KafkaException as error:
             if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
                 return

@@ -107,7 +107,7 @@ def passes(error: BaseException) -> bool:
     return state in _PASSING or state[:2] in _PASSING_CLASSES
 
 
-def said(state: str) -> str:
+def predicate(state: str) -> str:
     """Return a text to follow the word Postgres, for the SQLSTATE of an error that passes."""
     return _WORDS.get(state, "answered with an error that may pass")
 

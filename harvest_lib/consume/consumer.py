@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 END_SECONDS = 10.0
 """Time that a shard may take to end."""
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 5.0
+_COMMIT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
 _SESSION_MS = 45_000  # librdkafka's default
 _GROUP_ONLY = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id"}
@@ -110,14 +110,14 @@ class Consumer:
         try:
             self.certificates.begin(over, time.time)
             group.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-            tell_at = 0.0
+            commit_at = 0.0
             while not stopping.is_set():
                 self.turned_at = boot_seconds()
-                self._look_at(group.poll(_POLL_SECONDS))
+                self._check_error(group.poll(_POLL_SECONDS))
                 self._tend()
-                if boot_seconds() >= tell_at:
-                    tell_at = boot_seconds() + _TELL_SECONDS
-                    self._tell_offsets(group)
+                if boot_seconds() >= commit_at:
+                    commit_at = boot_seconds() + _COMMIT_SECONDS
+                    self._commit_offsets(group)
         finally:
             over.set()
             self.turned_at, self._has_joined, self.trouble = None, False, ""
@@ -132,7 +132,7 @@ class Consumer:
         while due and self._room.admits(at_work):
             due.pop(0).begin()
             at_work += 1
-        self._room.tell(len(due), at_work, sum(each.opened_at is not None for each in owned))
+        self._room.log_waiting(len(due), at_work, sum(each.opened_at is not None for each in owned))
         served = sorted((each for each in owned if each.has_had_its_turn), key=lambda each: each.began_at)
         for each in served[: len(due)]:
             each.end_turn()
@@ -178,7 +178,7 @@ class Consumer:
         for each in owned:
             each.await_end(deadline.remaining_seconds)
 
-    def _look_at(self, message: Any) -> None:
+    def _check_error(self, message: Any) -> None:
         error = message.error() if message is not None else None
         if error is None:
             return
@@ -194,7 +194,7 @@ class Consumer:
         self.trouble = error.str() if not self._has_joined else ""
         _log.info("kafka_says", extra={"reason": error.str()})
 
-    def _tell_offsets(self, group: Any) -> None:
+    def _commit_offsets(self, group: Any) -> None:
         offsets = [
             TopicPartition(shard.topic, shard.partition, each.shard.offset)
             for shard, each in self._owned.items()

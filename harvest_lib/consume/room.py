@@ -41,7 +41,7 @@ class Room:
         self._is_regaining = False  # trying to get back the connections that were held before
         self._evidence = ""
         self._lacks_files_since: float | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def begin(self) -> None:
         """Raise the limit of files, and count the files that are open before any shard begins."""
@@ -95,13 +95,13 @@ class Room:
             self._evidence = error.evidence
         return is_full
 
-    def tell(self, waiting: int, at_work: int, holding: int) -> None:
+    def log_waiting(self, waiting: int, at_work: int, holding: int) -> None:
         """Log that shards wait, once for each cause; begin anew once no shard waits and all at work have a session."""
         if not waiting:
             self._lacks_files_since = None
             if at_work == holding:
                 self._most, self._is_trying = None, False
-                self._said.clear()
+                self._logged.clear()
                 self._held, self._is_regaining = 0, False
                 self._again_seconds = _AGAIN_SECONDS
             return
@@ -118,9 +118,9 @@ class Room:
             if boot_seconds() - self._lacks_files_since < 2 * _OPENING_SECONDS:
                 return
         cause = "database" if by_database else "files"
-        if cause in self._said:
+        if cause in self._logged:
             return
-        self._said.add(cause)
+        self._logged.add(cause)
         if by_database:
             reason = f"the database gives no connection to more than {at_work} partitions: {self._evidence}"
             step = (

@@ -40,15 +40,15 @@ def harvester_acls(
     topics: Collection[str],
     *,
     creates: bool = True,
-    asks_group: bool = False,
+    reads_group: bool = False,
 ) -> list[Acl]:
     """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` is a prefix.
 
-    With `creates` it may make the topics of its own, otherwise they have to exist. With `asks_group` it may read the
+    With `creates` it may make the topics of its own, otherwise they have to exist. With `reads_group` it may read the
     members of the group, which `leadership: auto` does before it leads by the lock in Postgres.
     """
     wanted = list(_harvester(config, topics, creates=creates))
-    if asks_group and config.leadership == "postgres":
+    if reads_group and config.leadership == "postgres":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
     return [*_acls(principal, wanted), *_denials(principal, topics, INTERNAL_TOPICS)]
 

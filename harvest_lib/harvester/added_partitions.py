@@ -116,14 +116,14 @@ class PartitionWatch:
         """Check until the term is over; returns at once. The last check holds up the end of the process."""
         threads.repeat(
             "harvest-partitions",
-            partial(self._look_if_named, stopping),
+            partial(self._check_if_named, stopping),
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
             is_needed=term.is_live,
-            at_end=self._look_at_end if self._memory is not None else None,
+            at_end=self._check_at_end if self._memory is not None else None,
         )
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the brokers' numbers with the known numbers. Raises HarvestError, or KafkaException."""
         if self._known is None:
             self._known = self._memory.load() if self._memory is not None else {}
@@ -161,18 +161,18 @@ class PartitionWatch:
                     continue
             return counted
 
-    def _look_if_named(self, stopping: threading.Event) -> None:
+    def _check_if_named(self, stopping: threading.Event) -> None:
         if self._known is None:
             stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
-        self._try_to_look()
+        self._try_to_check()
 
-    def _look_at_end(self) -> None:
+    def _check_at_end(self) -> None:
         if self._known is None or not self._known.keys() >= set(self._topics()):
-            self._try_to_look()
+            self._try_to_check()
 
-    def _try_to_look(self) -> None:
+    def _try_to_check(self) -> None:
         try:
-            self.look()
+            self.check()
         except (HarvestError, KafkaException) as error:
             _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
 

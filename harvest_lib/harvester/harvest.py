@@ -288,9 +288,9 @@ class Harvest:
     # -- the harvest thread
 
     def _run(self, parts: Parts) -> None:
-        look = parts.watch.look if parts.watch is not None else lambda: None
+        before_term = parts.watch.check if parts.watch is not None else lambda: None
         try:
-            self._guarded(lambda: self._terms.serve(parts.leadership, parts.engine, self._guarded, look))
+            self._guarded(lambda: self._terms.serve(parts.leadership, parts.engine, self._guarded, before_term))
         finally:
             deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
             self._terms.join(deadline, 2 * _SLACK_SECONDS)

@@ -31,8 +31,8 @@ class HarvestHealth:
         if not verdict.is_healthy:
             return verdict
         if shards := self._harvest.led_shards:
-            said = "it leads" if self._harvest.config.shards == 1 else f"it leads shards {', '.join(map(str, shards))}"
-            return Verdict(is_healthy=True, reason=said)
+            leads = "it leads" if self._harvest.config.shards == 1 else f"it leads shards {', '.join(map(str, shards))}"
+            return Verdict(is_healthy=True, reason=leads)
         if trouble := self._harvest.election_trouble or self._kafka.trouble():
             return Verdict(is_healthy=False, reason=f"it does not lead, and could not: {trouble}")
         return Verdict(is_healthy=True, reason="it stands by")

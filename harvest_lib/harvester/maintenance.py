@@ -47,18 +47,18 @@ class Maintenance:
         """Maintain the segments until the term is over; returns at once."""
         threads.repeat(
             "harvest-segments",
-            self._look_now,
+            self._maintain_now,
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS,
             is_needed=term.is_live,
-            on_error=self._say_neglected,
+            on_error=self._log_error,
         )
 
-    def look(self) -> None:
+    def maintain(self) -> None:
         """Run every step, even if another step fails. Raises the first error."""
         errors: list[Exception] = []
         with connect(self._conninfo) as connection:
-            for step in (self._create, self._rotate, self._drop, self._say_detached, self._say_replicated):
+            for step in (self._create, self._rotate, self._drop, self._log_detached, self._log_replicated):
                 try:
                     step(connection)
                 except Exception as error:  # noqa: BLE001 - raised below, after the other steps
@@ -85,18 +85,18 @@ class Maintenance:
 
     def _drop(self, connection: psycopg.Connection[Any]) -> None:
         dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
-        self._say_held(dropped)
+        self._log_held(dropped)
         if dropped.dropped:
             _log.info("segments_changed", extra={"made": 0, "dropped": list(dropped.dropped)})
 
-    def _say_detached(self, connection: psycopg.Connection[Any]) -> None:
+    def _log_detached(self, connection: psycopg.Connection[Any]) -> None:
         detached = [str(each) for each in detached_segments(connection, self._outbox)]
         for each in detached:
             if each not in self._detached:  # once for each state of the segment
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
 
-    def _say_replicated(self, connection: psycopg.Connection[Any]) -> None:
+    def _log_replicated(self, connection: psycopg.Connection[Any]) -> None:
         try:
             check_replication(connection, self._outbox)
             self._replicated = False
@@ -105,7 +105,7 @@ class Maintenance:
                 _log.error("rows_replicated", extra={"reason": error.evidence, "next_step": error.next_step})
             self._replicated = True
 
-    def _say_held(self, dropped: Dropping) -> None:
+    def _log_held(self, dropped: Dropping) -> None:
         held = (dropped.kept, dropped.held_segments)
         if dropped.held_segments and held != self._held:
             _log.warning(
@@ -114,11 +114,11 @@ class Maintenance:
             )
         self._held = held
 
-    def _look_now(self) -> None:
-        self.look()
+    def _maintain_now(self) -> None:
+        self.maintain()
         self._complaint = ""
 
-    def _say_neglected(self, error: BaseException) -> None:
+    def _log_error(self, error: BaseException) -> None:
         reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
         if reason == self._complaint:  # logged once, not every minute or in each term
             return

@@ -62,7 +62,7 @@ class HarvestMeasures:
         self.samples: SimpleQueue[LatencySample | None] | None = None
         """The queue of chosen records, for the thread that queries the database; None without such a thread."""
 
-    def hear(self, shard: int, event: Event) -> None:
+    def count(self, shard: int, event: Event) -> None:
         """Count an event of a shard."""
         label = str(shard)
         match event:

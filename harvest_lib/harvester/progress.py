@@ -40,9 +40,9 @@ class Progress:
 
     def begin(self, stopping: threading.Event) -> None:
         """Write lines until `stopping` is set; returns at once."""
-        threads.repeat("harvest-progress", self.tell, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
+        threads.repeat("harvest-progress", self.log, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log the progress since the last call, if this process leads. The first call only begins the period."""
         before, then = self._before
         delivered, now = self._before = self._delivered(), boot_seconds()

@@ -258,13 +258,13 @@ class StatusReader:
         rows = self._led()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, *_ in rows]
         added = {str(each) for _, _, topics, _ in rows for each in added_of(topics)}
-        said = {_said_of(led, rival) for led, rival in pools if rival is not None}
+        notes = {_rival_note(led, rival) for led, rival in pools if rival is not None}
         for led, _ in pools:
             # A configuration without a group, for example for `harvest status` alone, is in no pool.
             ours = (config.leadership, config.leader_group_id)
             if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
-                said.add(f"another pool harvests this subscription: {led}")
-        return sorted(said | added)
+                notes.add(f"another pool harvests this subscription: {led}")
+        return sorted(notes | added)
 
     def _led(self) -> Sequence[tuple[Any, Any, Any, int]]:
         """Return rows of the configured subscription: leader, refused rival, known topics, shard."""
@@ -277,7 +277,7 @@ class StatusReader:
             return self._connection.execute(statement, (self._config.subscription,)).fetchall()
 
 
-def _said_of(led: Pool | None, rival: Pool) -> str:
+def _rival_note(led: Pool | None, rival: Pool) -> str:
     if led is not None and led.differences(rival) & SUBSCRIPTION:
         return f"another pool tried to harvest {rival.subscription!r} in this election, and was refused: {rival}"
     if led is not None and led.is_one_election(rival):

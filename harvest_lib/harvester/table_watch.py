@@ -30,22 +30,22 @@ class TableWatch:
         """Check every `EVERY_SECONDS` until `stopping` is set; returns at once. `changed` gets the error, once."""
         ended = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             try:
-                self.look()
+                self.check()
             except OutboxTableError as error:
                 ended.set()
                 changed(error)
 
         threads.repeat(
             "harvest-table",
-            look,
+            check,
             stopping=stopping,
             pause_seconds=lambda: EVERY_SECONDS,
             is_needed=lambda: not ended.is_set(),
         )
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise OutboxTableError if the table is native by now. If Postgres does not answer, a later call checks."""
         kind = "goharvest"
         with suppress(DatabaseError, OutboxTableError), connect(self._conninfo) as connection:

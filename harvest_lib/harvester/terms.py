@@ -68,10 +68,10 @@ class Terms:
         leadership: Leadership,
         engine: Engine,
         guarded: Callable[[Callable[[], None]], None],
-        look: Callable[[], None],
+        before_term: Callable[[], None],
     ) -> None:
-        """Serve the terms of an election until `stopping` is set. `guarded` runs the work of a thread; `look` is called
-        before each term."""
+        """Serve the terms of an election until `stopping` is set. `guarded` runs the work of a thread; `before_term` is
+        called before each term."""
         threads = self._threads
         while not self._stopping.is_set():
             self.turned_at = boot_seconds()
@@ -82,7 +82,7 @@ class Terms:
                 engine.stand_by()
             for term in live:
                 if term not in threads and self._may_begin(term, threads):
-                    lead = partial(self._lead, term, engine, look)
+                    lead = partial(self._lead, term, engine, before_term)
                     name = f"harvest-shard-{term.shard}"
                     threads[term] = threading.Thread(target=guarded, args=(lead,), name=name, daemon=True)
                     threads[term].start()
@@ -100,8 +100,8 @@ class Terms:
         is_over = all(other.shard != term.shard for other in threads)
         return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
 
-    def _lead(self, term: Term, engine: Engine, look: Callable[[], None]) -> None:
-        look()
+    def _lead(self, term: Term, engine: Engine, before_term: Callable[[], None]) -> None:
+        before_term()
         shard = term.shard
         callbacks = Callbacks(
             emit=partial(self._emit, shard),
@@ -133,7 +133,7 @@ class Terms:
             self._emit(0, MeterRead(stats=stats))
 
     def _emit(self, shard: int, event: Event) -> None:
-        self.measures.hear(shard, event)
+        self.measures.count(shard, event)
         if not isinstance(event, MeterRead):
             loop = self.loops.get(shard)
             named = {"leader_id": str(loop.leader_id) if loop is not None else None}

@@ -39,11 +39,11 @@ def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider 
         raise type(error)(error.cause, evidence=error.evidence, next_step=f"{error.next_step}; {WITHOUT}") from error
     with AdminClient(client_settings(config.kafka_settings(for_producer=False))) as admin:
         _require_writing(config, admin)
-        _say_removed(config, admin)
+        _log_removed(config, admin)
     try_transactions(config, provider)
 
 
-def _say_removed(config: HarvestConfig, admin: AdminClient) -> None:
+def _log_removed(config: HarvestConfig, admin: AdminClient) -> None:
     """Log that Kafka removes checkpoints by age or size, the default for a topic that the harvester did not make."""
     topic = config.checkpoint_topic
     policy = topic_settings(admin, [topic], timeout_seconds=_SECONDS)[topic].get("cleanup.policy", "")

@@ -63,7 +63,7 @@ class MarkPages:
         self._backoff_seconds = backoff_seconds
         self._mark_at = 0.0  # boot seconds
         self._thread: CallThread[ClaimSource] | None = None
-        self._asked: Future[ClaimedRows] | None = None
+        self._pending: Future[ClaimedRows] | None = None
         self._closed: Future[None] | None = None  # done once no call on the source is left
         self._limit = 0
         self._held: dict[int, None] = {}  # ids of read records that are not known to be in Kafka
@@ -89,7 +89,7 @@ class MarkPages:
         return self.position()
 
     def read(self, limit: int) -> Page | None:
-        if self._asked is None and boot_seconds() < self._mark_at:
+        if self._pending is None and boot_seconds() < self._mark_at:
             return None
         while True:
             claimed, rows, ids = self._claim(limit)
@@ -102,7 +102,7 @@ class MarkPages:
         if self._left:
             self._left.difference_update(ids)
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
-            self._ask(limit)
+            self._request(limit)
         return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
 
     def _claim(self, limit: int) -> tuple[ClaimedRows, Sequence[Row], Sequence[int]]:
@@ -127,7 +127,7 @@ class MarkPages:
     def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
         """Move records out of the table, see `ClaimSource.park`. No later position names them."""
         assert self._thread is not None  # noqa: S101 - made by `open`
-        released = self._thread.ask(lambda source: source.park(refused, behind)).result()
+        released = self._thread.submit(lambda source: source.park(refused, behind)).result()
         for each in {*refused, *behind} - released:
             self._held.pop(each, None)
         self._note_gone({*refused, *behind} - released)
@@ -148,19 +148,19 @@ class MarkPages:
         """Purge delivered rows, durably when it returns; together with the next mark if a mark is due."""
         if self._thread is None or not self._delivered:
             return
-        if self._asked is None and boot_seconds() >= self._mark_at:
-            self._ask(self._limit)
-        if self._asked is not None:
-            self._asked.result()
+        if self._pending is None and boot_seconds() >= self._mark_at:
+            self._request(self._limit)
+        if self._pending is not None:
+            self._pending.result()
         purged = set(self._purging)
         if ids := [each for each in self._delivered if each not in purged]:
-            self._thread.ask(lambda source: self._fetch(source, 0, ids)).result()
+            self._thread.submit(lambda source: self._fetch(source, 0, ids)).result()
             self._delivered = [each for each in self._delivered if each in purged]
             self._note_gone(ids)
 
     def _note_gone(self, ids: Iterable[int]) -> None:
         """Leave rows out of the next page: the pending mark may have found them, unmarked by another leader."""
-        if self._asked is not None:
+        if self._pending is not None:
             self._gone.update(ids)
 
     def give_back(self) -> None:
@@ -169,7 +169,7 @@ class MarkPages:
             return  # a successor could not distinguish them from rows to purge; or the database does not answer
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         with suppress(TimeoutError):
-            self._thread.ask(self._give_back).result(_LAST_ANSWER_SECONDS)
+            self._thread.submit(self._give_back).result(_LAST_ANSWER_SECONDS)
 
     def _give_back(self, source: ClaimSource) -> None:
         self._quiet()
@@ -196,7 +196,7 @@ class MarkPages:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._closed = thread.ask(self._close)
+        self._closed = thread.submit(self._close)
         thread.end(0)
         with suppress(TimeoutError):
             self._closed.result(_LAST_ANSWER_SECONDS)
@@ -217,10 +217,10 @@ class MarkPages:
 
     def _next(self, limit: int) -> ClaimedRows:
         self._limit = limit
-        if self._asked is None:
-            self._ask(limit)
-        assert self._asked is not None  # noqa: S101 - asked just now
-        answer, self._asked = self._asked, None
+        if self._pending is None:
+            self._request(limit)
+        assert self._pending is not None  # noqa: S101 - requested just now
+        answer, self._pending = self._pending, None
         claimed = answer.result()
         self._forget_purged()
         return claimed
@@ -229,11 +229,11 @@ class MarkPages:
         purged, self._purging = set(self._purging), []
         self._delivered = [each for each in self._delivered if each not in purged]
 
-    def _ask(self, limit: int) -> None:
+    def _request(self, limit: int) -> None:
         assert self._thread is not None  # noqa: S101 - made by `open`
         self._purging = purging = list(self._delivered)
         limit = min(limit, _BATCH_IDS // 2)
-        self._asked = self._thread.ask(lambda source: self._fetch(source, limit, purging))
+        self._pending = self._thread.submit(lambda source: self._fetch(source, limit, purging))
 
     def _fetch(self, source: ClaimSource, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
@@ -241,10 +241,10 @@ class MarkPages:
     def _quiet(self) -> None:
         """Wait for prefetched rows, and leave them and the held rows: their leader id ends here. Errors are ignored:
         the next read finds out whether a table is gone, or only hidden, which is awaited."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
             with suppress(DatabaseError, OutboxTableError):
-                self._left.update(ids_of(asked.result().rows))
+                self._left.update(ids_of(pending.result().rows))
                 self._forget_purged()
         self._left.update(self._held)
         self._held = {}

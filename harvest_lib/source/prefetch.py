@@ -34,9 +34,9 @@ class Prefetcher:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._thread = CallThread(connection, "harvest-read")
 
-    def ask(self, call: "Callable[[psycopg.Connection[Any]], Piece | None]") -> "Future[Piece | None]":
+    def submit(self, call: "Callable[[psycopg.Connection[Any]], Piece | None]") -> "Future[Piece | None]":
         """Call `call` with the connection, after all earlier calls."""
-        return self._thread.ask(call)
+        return self._thread.submit(call)
 
     def close(self) -> None:
         """Wait for the calls made so far, and end the thread."""
@@ -61,7 +61,7 @@ class Stream:
         self._statement = statement
         self._all_at_once = all_at_once  # tried first, unless the last piece was cut
         self._values = values
-        self._asked: deque[Future[Piece | None]] = deque()
+        self._pending: deque[Future[Piece | None]] = deque()
         self._rows: Sequence[Row] = []
         self._after = after
         self.is_done = False
@@ -80,17 +80,17 @@ class Stream:
         """Return the id up to which all rows were received."""
         return _LAST if self.is_done else self._after
 
-    def ask(self, prefetcher: Prefetcher, limit: int) -> None:
+    def prefetch(self, prefetcher: Prefetcher, limit: int) -> None:
         """Start reading the next pieces, up to `_AHEAD`."""
-        while not self.is_done and len(self._asked) < _AHEAD:
-            self._asked.append(prefetcher.ask(partial(self._read, limit)))
+        while not self.is_done and len(self._pending) < _AHEAD:
+            self._pending.append(prefetcher.submit(partial(self._read, limit)))
 
     def collect(self, prefetcher: Prefetcher, limit: int) -> None:
         """Wait for the next piece, if no rows are left."""
         while not self._rows and not self.is_done:
             self._is_held = False
-            self.ask(prefetcher, limit)
-            piece = self._asked.popleft().result()
+            self.prefetch(prefetcher, limit)
+            piece = self._pending.popleft().result()
             if piece is None:
                 continue
             rows = rows_of(piece.cursor)
@@ -103,7 +103,7 @@ class Stream:
     def end(self, timeout_seconds: float) -> bool:
         """Read no more. Wait up to `timeout_seconds` for pieces on their way; return True if all have arrived."""
         self._is_over = True
-        return not wait(self._asked, timeout_seconds).not_done
+        return not wait(self._pending, timeout_seconds).not_done
 
     def _read(self, limit: int, connection: psycopg.Connection[Any]) -> Piece | None:
         """Return the next piece. Return None at the end of the stream, and while a record above `PAGE_BYTES` has not
@@ -148,7 +148,7 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Seq
     Empty only when all streams are.
     """
     for stream in streams:
-        stream.ask(prefetcher, limit)
+        stream.prefetch(prefetcher, limit)
     for stream in streams:
         stream.collect(prefetcher, limit)
     reach = min((stream.reach for stream in streams), default=_LAST)
@@ -161,7 +161,7 @@ def merged(streams: Sequence[Stream], prefetcher: Prefetcher, limit: int) -> Seq
             stream.give_back(rows[-1][0], piece)
     if not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
         for stream in streams:
-            stream.ask(prefetcher, limit)
+            stream.prefetch(prefetcher, limit)
     return rows
 
 

@@ -8,19 +8,19 @@ from typing import Any, Generic, TypeVar
 from harvest_lib import threads
 
 Answer = TypeVar("Answer")
-Asked = TypeVar("Asked")
+Argument = TypeVar("Argument")
 
 
-class CallThread(Generic[Asked]):
+class CallThread(Generic[Argument]):
     """Call functions with the same argument, in turn, on a thread of its own. The thread is a daemon: a statement that
     hangs does not keep the process from ending."""
 
-    def __init__(self, asked: Asked, name: str) -> None:
-        self._asked = asked
-        self._calls: SimpleQueue[tuple[Callable[[Asked], Any], Future[Any]] | None] = SimpleQueue()
+    def __init__(self, argument: Argument, name: str) -> None:
+        self._argument = argument
+        self._calls: SimpleQueue[tuple[Callable[[Argument], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threads.start(name, self._serve)
 
-    def ask(self, call: Callable[[Asked], Answer]) -> "Future[Answer]":
+    def submit(self, call: Callable[[Argument], Answer]) -> "Future[Answer]":
         """Call `call` after all earlier calls; its result or error is the answer."""
         answer: Future[Answer] = Future()
         self._calls.put((call, answer))
@@ -32,11 +32,11 @@ class CallThread(Generic[Asked]):
         self._thread.join(timeout_seconds)
 
     def _serve(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            call, answer = asked
+        while (queued := self._calls.get()) is not None:
+            call, answer = queued
             if not answer.set_running_or_notify_cancel():
                 continue
             try:
-                answer.set_result(call(self._asked))
+                answer.set_result(call(self._argument))
             except BaseException as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)

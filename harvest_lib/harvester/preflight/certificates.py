@@ -18,10 +18,10 @@ def check_certificates(config: HarvestConfig, report: Report) -> None:
             report.passed.append(("configuration", f"the certificate of {setting}"))
             continue
         at = datetime.fromtimestamp(expiring[setting], UTC).isoformat(timespec="seconds")
-        said = "has expired" if expiring[setting] <= now else "expires soon"
+        state = "has expired" if expiring[setting] <= now else "expires soon"
         report.warn(
             "configuration",
-            f"the certificate of `{setting}` {said}",
+            f"the certificate of `{setting}` {state}",
             evidence=f"it is valid until {at}",
             next_step="put a new one into the file, and restart the processes that read it",
         )
