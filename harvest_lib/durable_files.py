@@ -23,7 +23,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems without sync of folders, as in Postgres
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # no sync of folders here; Postgres ignores the same errors
             raise
     finally:
         os.close(handle)

@@ -68,7 +68,7 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
         raise CheckpointError(
             f"{table} is read by subscriptions, and `source: mark` would delete records that they have not read",
             evidence=f"{', '.join(map(repr, readers))} in {table.subscriptions}",
-            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if they are out of use: "
+            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if no reader is left: "
             f"`harvest subscriptions remove {readers[0]}`",
         )
     return any(marks and pending for _, marks, pending in found)

@@ -72,7 +72,7 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 
 def _fence(config: HarvestConfig) -> str:
     """Return the fence of a leader against its predecessor, see `leadership.last_leaders`. Marked records are fenced by
-    the leader's id alone: a late leader may still purge rows under its old id."""
+    the leader's id alone, which a late leader may still take for valid."""
     if config.mode.marks:
         return ""
     match config.delivery:
