@@ -1,7 +1,7 @@
 """A DAG that audits when a harvested message arrives.
 
 The watcher reads the topic from its end and commits no offset. Messages that it misses are in the next audit anyway. A
-backlog of messages starts one audit, not one each. Messages that arrive during an audit start one more after it.
+backlog of messages starts a single audit. Messages that arrive during an audit start another audit after it.
 Connection `harvest_kafka_watch`: `auto.offset.reset=latest`, `enable.auto.commit=false`.
 """
 

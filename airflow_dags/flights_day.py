@@ -18,7 +18,7 @@ _DAY = Param("2013-01-01", type="string", format="date", title="Day", descriptio
 
 @task.sensor(task_id="harvested", poke_interval=5, timeout=3600, mode="reschedule")
 def harvested() -> PokeReturnValue:
-    """Wait until all that is committed is in Kafka; the number that waits is in the log."""
+    """Wait until all committed records are in Kafka; the log shows the number of waiting records."""
     file = os.environ.get("HARVEST_CONFIG")
     config = load(file).harvest if file else HarvestConfig()
     with connect(config.data_source.conninfo()) as connection:

@@ -1,6 +1,6 @@
 """A DAG that tests a topic: it produces a message, consumes it and waits for it.
 
-Use a topic for tests, not one that the harvester writes to: an audit would report the messages as foreign. Connection
+Use a topic for tests, not a topic of the harvester: an audit would report the messages as foreign. Connection
 `harvest_kafka`: `auto.offset.reset=earliest`, `enable.auto.commit=false`, a group of its own.
 """
 
@@ -26,7 +26,7 @@ def compare(consumed: list[dict[str, Any]], awaited: dict[str, Any]) -> dict[str
         raise KafkaError(
             "the message that was produced was not read back once",
             evidence=f"consumed {consumed}, awaited {awaited}",
-            next_step="check the topic's retention and who else writes to it",
+            next_step="check the topic's retention, and whether another process writes to it",
         )
     return awaited
 

@@ -1,7 +1,8 @@
 """Expiry of the certificates that a process is configured with: read from their files, by the package cryptography.
 
-Of certificates that we show (a client's and its chain) the first to expire counts. Of those that we trust (authorities)
-it is the last: a file of several is how one is replaced by the next, and a system's has old ones that nobody uses.
+Of the certificates that a client presents (its own and the chain) the first to expire counts. Of trusted authorities
+the last counts: a file holds several while an authority is replaced, and a system's file has old authorities without
+use.
 
 A file may be newer than the version that a client has read: clients read it when they are made.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 WARN_SECONDS = 14 * 86_400.0
-"""So long before one expires it is said."""
+"""Warn this long before expiry."""
 _EVERY_SECONDS = 86_400.0
 _NO_FILES = {"system", "probe"}
 """Values of `sslrootcert` and `ssl.ca.location` that are no path: the client searches."""
@@ -38,15 +39,15 @@ class UnreadableCertificate(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Place of a certificate: a file, or the text itself. `setting` names it, and is all that is published of it."""
+    """Place of a certificate: a file, or the text itself. Only the name `setting` is published."""
 
     setting: str
     shown: bool
-    """True if we show it, False if we trust by it."""
+    """True for a certificate that the client presents, False for trusted authorities."""
     path: Path | None = field(default=None, repr=False)
     text: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
-    """Of a key store."""
+    """Password of a key store."""
 
 
 def _of_kafka(settings: Mapping[str, object]) -> Iterator[_Place]:
@@ -70,19 +71,19 @@ def _of_postgres(parameters: Mapping[str, object]) -> Iterator[_Place]:
 
 
 class Certificates:
-    """Those of a process, by the settings that name them. May be used by any thread."""
+    """The certificates of a process, by the settings that name them. May be used by any thread."""
 
     def __init__(self, *kafka: Mapping[str, object], postgres: Mapping[str, object] | None = None) -> None:
         """`kafka` are librdkafka's settings of its clients, `postgres` the parameters of its connections."""
         found = [place for settings in kafka for place in _of_kafka(settings)]
         self._places = dict.fromkeys([*found, *_of_postgres(postgres or {})])
-        self._read: dict[_Place, tuple[object, float | None]] = {}  # what the file was, and when it expires
-        self._said_unknown = False
+        self._read: dict[_Place, tuple[object, float | None]] = {}  # the file's mark when it was read, and its expiry
+        self._has_logged_unknown = False
         self._lock = threading.Lock()
 
     def expiries(self) -> Mapping[str, float]:
-        """Return when each expires, in Unix seconds, by the setting that names it. Files are read when they change;
-        unreadable ones are left out, and logged once."""
+        """Return the expiry of each certificate, in Unix seconds, by the setting that names it. Files are read when
+        they change; unreadable files are left out, and logged once."""
         found: dict[str, float] = {}
         with self._lock:
             for place in self._places if self._places and self._can_read() else ():
@@ -92,7 +93,7 @@ class Certificates:
         return found
 
     def expiring(self, now: float) -> Mapping[str, float]:
-        """Return those that expire within WARN_SECONDS, or have."""
+        """Return the certificates that expire within WARN_SECONDS or have expired."""
         return {setting: at for setting, at in self.expiries().items() if at - now < WARN_SECONDS}
 
     def begin(self, stopping: threading.Event, clock: Callable[[], float]) -> None:
@@ -101,12 +102,12 @@ class Certificates:
         if self._places:
             threads.repeat(
                 "harvest-certificates",
-                lambda: self._say_expiring(clock()),
+                lambda: self._log_expiring(clock()),
                 stopping=stopping,
                 pause_seconds=lambda: _EVERY_SECONDS,
             )
 
-    def _say_expiring(self, now: float) -> None:
+    def _log_expiring(self, now: float) -> None:
         for setting, at in self.expiring(now).items():
             expires_at = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
             _log.warning("certificate_expires", extra={"setting": setting, "expires_at": expires_at})
@@ -125,18 +126,18 @@ class Certificates:
     def _can_read(self) -> bool:
         if find_spec("cryptography") is not None:
             return True
-        if not self._said_unknown:
-            self._said_unknown = True
+        if not self._has_logged_unknown:
+            self._has_logged_unknown = True
             _log.warning("certificates_unknown", extra={"next_step": install_hint("certificates")})
         return False
 
 
 def _mark(place: _Place) -> object:
-    """Return a value that changes when the file does."""
+    """Return a value that changes with the file."""
     with suppress(OSError, ValueError):
         if place.path is not None:
             stat = place.path.stat()
-            return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino  # its rights change ctime alone
+            return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino  # permissions change only ctime
     return None
 
 
@@ -150,7 +151,7 @@ def _expiry_of(place: _Place) -> float | None:
         raise UnreadableCertificate(getattr(error, "strerror", None) or "it is no path") from None
     try:
         expiries = [each.not_valid_after_utc.timestamp() for each in _certificates_in(content, place.password)]
-    except Exception:  # noqa: BLE001 - the package has many, and their words may quote the content
+    except Exception:  # noqa: BLE001 - the package raises many types, and their texts may quote the content
         raise UnreadableCertificate("no certificate can be read from it") from None
     if not expiries:
         raise UnreadableCertificate("the key store holds no certificate")
@@ -158,8 +159,8 @@ def _expiry_of(place: _Place) -> float | None:
 
 
 def _certificates_in(content: bytes, password: str | None) -> "list[Certificate]":
-    from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12  # noqa: PLC0415 - where one is named
-    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 - likewise
+    from cryptography.hazmat.primitives.serialization.pkcs12 import load_pkcs12  # noqa: PLC0415 - an optional package
+    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415 - an optional package
 
     if password is None:
         return load_pem_x509_certificates(content)

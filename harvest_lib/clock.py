@@ -1,6 +1,6 @@
-"""One deadline, shared by all the steps of a shutdown, and the clock everything here reads.
+"""A deadline, shared by all the steps of a shutdown, and the clock of this package.
 
-The clock is CLOCK_BOOTTIME: it goes on while the machine sleeps and cannot be set, so a process that was frozen or
+The clock is CLOCK_BOOTTIME: it advances while the machine sleeps and cannot be set, so a process that was frozen or
 suspended knows that time has passed.
 """
 
@@ -13,7 +13,7 @@ def boot_seconds() -> float:
 
 
 def unix_ms() -> int:
-    """Return the time of the day, as Kafka and pipelines have it."""
+    """Return the time of the day in milliseconds since 1970, as in Kafka's timestamps."""
     return time.time_ns() // 1_000_000
 
 

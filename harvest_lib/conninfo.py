@@ -1,8 +1,8 @@
 """Connection strings of Postgres, as libpq reads them.
 
-Promises: no error of this module quotes a string, whatever is wrong with it. libpq does, password and all, and so do
-psycopg and the name resolution for a host that is a piece of a password. A module that is given a string therefore
-reads it here before psycopg sees it.
+Promises: no error of this module quotes a connection string. Errors of libpq do, with the password, and so do psycopg's
+and the name resolution's for a host that is a piece of a password. Every module therefore parses a connection string
+here before it passes the string to psycopg.
 """
 
 import re
@@ -19,8 +19,8 @@ SECRETS = frozenset(
     {"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
     | {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar}
 )
-"""Keywords whose values are never shown. libpq marks them: `*` for passwords, `D` for the keys of SCRAM among others.
-An older libpq does not know all of them."""
+"""Keywords of secret values. libpq marks them: `*` for passwords, `D` for the keys of SCRAM among others. An older
+libpq does not know all keywords."""
 
 _HIDDEN = "********"
 _URL = re.compile(r"postgres(?:ql)?://")
@@ -32,11 +32,11 @@ def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
 
     `psycopg.connect(**parameters_of(dsn))` connects as `psycopg.connect(dsn)` does. Raises ConfigError, which names
     `field` and quotes nothing: for a string that libpq cannot read, and for a URL with a bare `@`, `/` or `?` in its
-    password, of which libpq would take the rest for a host, a port or a database and show it.
+    password: libpq would take the rest of the password for a host, a port or a database, and show it.
     """
     parameters = None if "\0" in dsn else _read(dsn)
     if parameters is None or _is_torn(dsn, parameters):
-        # Outside of any `except`: a traceback would show libpq's error as the context of this one.
+        # Outside of any `except`: a traceback would show libpq's error as the context of ConfigError.
         raise ConfigError(
             "the connection string of Postgres cannot be read",
             field=field,
@@ -50,7 +50,7 @@ def parameters_of(dsn: str, *, field: str = "dsn") -> dict[str, Any]:
 def shown(dsn: str) -> str:
     """Return a connection string without its secrets, to be printed. Raises ConfigError, which quotes nothing.
 
-    `options` counts as one there: it may set any setting of the session.
+    `options` counts as a secret there: it may set any setting of the session.
     """
     parameters = parameters_of(dsn)
     hidden = dict.fromkeys((SECRETS | {"options"}) & parameters.keys(), _HIDDEN)
@@ -58,7 +58,7 @@ def shown(dsn: str) -> str:
 
 
 def has_secret(dsn: str) -> bool:
-    """Return True if a connection string holds a secret, or may: one that cannot be read."""
+    """Return True if a connection string holds a secret, or cannot be read."""
     try:
         return any(parameters_of(dsn).get(name) for name in SECRETS)
     except ConfigError:

@@ -1,7 +1,7 @@
 """Connections to Postgres, and the meaning of its errors to a harvester.
 
-Promises: a connection opened here notices a dead server within about 15 s even in the middle of a statement, and every
-error that leaves this module is one of `harvest_lib.errors`, without the password.
+Promises: a connection opened here detects a dead server within about 15 s even in the middle of a statement, and every
+error that leaves this module is from `harvest_lib.errors`, without the password.
 """
 
 import logging
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECONDS = 5
 
 _LIVENESS: dict[str, Any] = {
-    # A server that is gone is noticed while we wait for an answer (keepalives) and while we send (tcp_user_timeout).
+    # A dead server is detected while an answer is awaited (keepalives) and while data is sent (tcp_user_timeout).
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -50,18 +50,18 @@ _SESSION = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "array_nulls": "on",
-    # The server notices a client that is gone, as we notice it: its transaction would keep its locks for two hours.
+    # The server detects a dead client in the same way: its transaction would keep its locks for two hours.
     **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
 }
-"""Settings of each session, whatever its role or database has: durable commits, the spelling of values that we read and
-write, and probes of the connection."""
+"""Settings of each session, whatever its role or database sets: durable commits, the format of values that are read and
+written, and probes of the connection."""
 
 _HAS_IDLE_SESSION_TIMEOUT = 140_000
 LIFT_TIMEOUTS = """
 SELECT set_config(name, '0', false) FROM pg_settings
 WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 """
-"""Those of them that the server has: `transaction_timeout` came with 17."""
+"""Lifts the timeouts that the server knows: `transaction_timeout` came with 17."""
 _ENDED_BY = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
@@ -79,7 +79,7 @@ _NOT_LET_IN = re.compile(
 _TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
 
 _TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
-"""libpq's message if it was to find a server that can be written to, and this one cannot."""
+"""libpq's message for a read-only server, where a server that takes changes was requested."""
 
 _NO_VALUE = re.compile(r"invalid \S+ value: ")
 
@@ -87,10 +87,10 @@ _STARTUP = "unsupported startup parameter"
 """PgBouncer's message about a setting of the session."""
 
 _WOULD_FILTER = "query would be affected by row-level security policy"
-"""`row_security = off` on our connection; in another language of the server's it is a refusal like others."""
+"""Error of a statement under `row_security = off`; in another language of the server it counts as a plain refusal."""
 
 HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
-"""Text that a guarded statement of ours puts into Postgres' own error, instead of missing rows."""
+"""Text that a guarded statement puts into Postgres' own error, instead of missing rows."""
 
 _READ_ONLY_BY = """
 SELECT source, CASE source
@@ -109,7 +109,7 @@ FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_settin
 def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
     """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
 
-    `settings` are of its session, beside those that the connection string has. Raises ConfigError for a string that
+    `settings` are settings of the session, beside the connection string's own. Raises ConfigError for a string that
     cannot be read, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server does not
     take.
     """
@@ -126,14 +126,14 @@ def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycop
 def open_session(
     conninfo: str, settings: Mapping[str, str] | None = None, **more: Any
 ) -> "psycopg.Connection[tuple[object, ...]]":
-    """Open a connection in autocommit whose session spells values as we read them, whatever its role has set.
+    """Open a connection in autocommit with the settings of `_SESSION`, whatever its role has set.
 
-    `-c name=value` in the `options` of the connection string is set once it is open: a pooler refuses such options as
-    it is opened (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found. `more`
-    are psycopg's options. Where `target_session_attrs` is `read-write`, the session can write once its settings are
-    made: libpq asks before, of a role that is read-only unless a session says otherwise. Raises psycopg.Error,
-    ConfigError for a connection string that cannot be read, or DatabaseError for a setting that the server does not
-    take, and for a session that stays read-only.
+    `-c name=value` in the `options` of the connection string is set once the connection is open: at the start a pooler
+    refuses such options (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found.
+    `more` are psycopg's options. With `target_session_attrs=read-write` the session can write once its settings are
+    made; libpq checks before, and would refuse a role that is read-only by default. Raises psycopg.Error, ConfigError
+    for a connection string that cannot be read, or DatabaseError for a setting that the server does not take, and for a
+    session that stays read-only.
     """
     try:
         return _configured(conninfo, settings, more)
@@ -153,33 +153,33 @@ def open_session(
 
 
 def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
-    """Raise DatabaseUnavailable for a session of a primary that is read-only: it may be switched off there."""
+    """Raise DatabaseUnavailable for a read-only session of a primary, with the statement that lifts the setting."""
     found = connection.execute(_READ_ONLY_BY).fetchone()
     if found is not None:
         source, reset = found
         raise DatabaseUnavailable(
             "the session is read-only, though the server is no standby: `default_transaction_read_only` is on",
             evidence=f"the setting comes from the {source}",
-            next_step=f"{reset}; or set `default_transaction_read_only=off` in `dataSource`, for our sessions alone",
+            next_step=f"{reset}; or set `default_transaction_read_only=off` in `dataSource`, for these sessions alone",
         )
 
 
 def _configured(
     conninfo: str, settings: Mapping[str, str] | None, more: Mapping[str, Any]
 ) -> "psycopg.Connection[tuple[object, ...]]":
-    """Open a session, and make the settings of its connection string's `options`, and ours."""
+    """Open a session, and apply the settings of its connection string's `options`, then of `_SESSION`."""
     parameters = parameters_of(conninfo)
     options = parameters.get("options")
-    if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # which may have some
+    if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # a service may have options
         options = os.environ.get("PGOPTIONS")
     own = _settings_in(options) if options is not None else None
     ours = {**_SESSION, **(settings or {})}
     if own is None:
         return _session(conninfo, ours, more)
-    without = make_conninfo("", **{**parameters, "options": ""})  # empty, or that of the environment would count
+    without = make_conninfo("", **{**parameters, "options": ""})  # empty: without it PGOPTIONS would count
     try:
         return _session(without, {**own, **ours}, more)
-    except pg.CantChangeRuntimeParam:  # one of them is for the beginning of a session only
+    except pg.CantChangeRuntimeParam:  # a setting can only be made at the start of a session
         return _session(conninfo, ours, more)
 
 
@@ -190,8 +190,8 @@ def _session(
     connection = psycopg.connect(conninfo, autocommit=True, client_encoding="utf8", **more)
     try:
         if connection.info.server_version >= _HAS_IDLE_SESSION_TIMEOUT:
-            settings = {"idle_session_timeout": "0", **settings}  # ours are kept, and wait
-        # Not by SET, for which a list of schemas is one name.
+            settings = {"idle_session_timeout": "0", **settings}  # these sessions are kept, and idle
+        # Not by SET, which would quote a list of schemas as a single name.
         calls = [sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in settings.items()]
         with _settings_taken():
             connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
@@ -216,7 +216,7 @@ def _settings_taken() -> Iterator[None]:
 
 
 def _settings_in(options: str) -> dict[str, str] | None:
-    """Return the settings that libpq's `options` have; None if there is something else in them."""
+    """Return the settings in libpq's `options`; None if they hold anything else."""
     words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
     found: dict[str, str] = {}
     while words:
@@ -231,30 +231,30 @@ def _settings_in(options: str) -> dict[str, str] | None:
 
 
 def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
-    """Have no timeout of the role cut long work on a connection, or the pauses in it. Raises psycopg.Error."""
+    """Lift the role's timeouts for long work on a connection, and for pauses in it. Raises psycopg.Error."""
     connection.execute(LIFT_TIMEOUTS)
 
 
 def require_session(conninfo: str) -> None:
     """Raise DatabaseError if a pooler hands server processes out by the transaction.
 
-    Session settings, `synchronous_commit=on` first of all, would then hold for the next client, and not for us.
+    Session settings, `synchronous_commit=on` first of all, would then hold for the next client of the server process.
     """
     with connect(conninfo) as ours, connect(conninfo) as other, translated():
         first = ours.execute("SELECT pg_backend_pid()").fetchone()
-        with other.transaction():  # a pooler gives it the process that was given back last
+        with other.transaction():  # a pooler assigns the server process that was released last
             second = other.execute("SELECT pg_backend_pid()").fetchone()
     if first == second:
         raise DatabaseError(
             "the connection to Postgres is not a session: a pooler hands its server processes out by the transaction",
-            evidence=f"two connections that were open at once were served by one process ({first[0] if first else ''})",
+            evidence=f"two connections, open at once, were served by the same process ({first[0] if first else ''})",
             next_step="name Postgres itself in `dataSource`, or a pool by the session (PgBouncer: pool_mode = session)",
         )
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn psycopg's errors into ours."""
+    """Turn psycopg's errors into errors of `harvest_lib.errors`."""
     try:
         yield
     except psycopg.Error as error:
@@ -262,24 +262,24 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
-    """Return our error for one of Postgres': unavailable (comes back by itself), denied, or the table is wrong."""
+    """Return the error for an error of Postgres: unavailable (passes by itself), denied, or the table is wrong."""
     evidence = evidence_of(error)
     state = error.sqlstate or ""
     if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
         return hidden_rows(evidence)
     if isinstance(error, pg.InsufficientPrivilege) and not _NOT_LET_IN.search(evidence):
         return DatabaseAccessDenied(
-            "Postgres refused us a right",
+            "Postgres refused an operation: the role lacks a privilege",
             evidence=evidence,
-            next_step=r"ask the owner of what Postgres names: psql's `\dp` shows what is granted, and "
-            "`harvest grants postgres` prints what a harvester, a reader, a `--writer` and an `--operator` need",
+            next_step=r"ask the owner of the named object for a GRANT: psql's `\dp` shows the grants, and "
+            "`harvest grants postgres` prints the grants of a harvester, a reader, a `--writer` and an `--operator`",
         )
     refusals = pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification
     if isinstance(error, refusals) or _NOT_LET_IN.search(evidence):
         return DatabaseAccessDenied(
-            "Postgres refused us",
+            "Postgres refused the login",
             evidence=evidence,
-            next_step="check user and password in `dataSource`, its `sslmode`, and what pg_hba.conf lets in",
+            next_step="check user and password in `dataSource`, its `sslmode`, and the entries of pg_hba.conf",
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.DatatypeMismatch | pg.UndefinedFunction):
         return OutboxTableError(
@@ -299,17 +299,17 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
             evidence=evidence,
             next_step=f"ALTER ROLE … SET {setting} = 0, for the role that is named in `dataSource`",
         )
-    if not state and _NO_VALUE.search(evidence):  # by a variable of libpq's: `dataSource` is read before
+    if not state and _NO_VALUE.search(evidence):  # from a variable of libpq: `dataSource` is parsed before
         return DatabaseError(
             "a parameter of the connection has a value that libpq does not know",
             evidence=evidence,
-            next_step="correct it in `dataSource`, or in the variable PG… that libpq has for it",
+            next_step="correct it in `dataSource`, or in libpq's environment variable PG… for it",
         )
     if _STARTUP in evidence:
         return DatabaseError(
             "a pooler refuses a parameter of the connection",
             evidence=evidence,
-            next_step="leave it out of `dataSource`, name Postgres itself there, or have the pooler take it "
+            next_step="leave it out of `dataSource`, name Postgres itself there, or let the pooler ignore it "
             "(PgBouncer: ignore_startup_parameters)",
         )
     if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
@@ -320,8 +320,8 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
         return DatabaseUnavailable(
             "the TLS connection to Postgres failed",
             evidence=evidence,
-            next_step="check `sslrootcert`, by which we know the server, `sslmode`, and that `host` is a name its "
-            "certificate is for",
+            next_step="check `sslrootcert`, which verifies the server, `sslmode`, and that the server's certificate "
+            "names `host`",
         )
     if not state and isinstance(error, psycopg.OperationalError) and _TAKES_NO_CHANGES.search(evidence):
         return DatabaseUnavailable(
@@ -339,7 +339,7 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
     if postgres_causes.passes(error):
         if postgres_causes.answered(error):
             return DatabaseUnavailable(
-                f"Postgres {postgres_causes.said(state)}",
+                f"Postgres {postgres_causes.predicate(state)}",
                 evidence=evidence,
                 next_step=postgres_causes.next_step(state),
             )
@@ -354,30 +354,31 @@ def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
 
 
 def hidden_rows(evidence: str) -> DatabaseAccessDenied:
-    """Return the error of a role that does not see all rows of a table."""
+    """Return the error for a role that does not see all rows of a table."""
     return DatabaseAccessDenied(
-        "row-level security hides rows from us, and what is hidden would be passed as if it were not there",
+        "row-level security hides rows from this role, and hidden rows would be skipped",
         evidence=evidence,
-        next_step="as the owner, run what `harvest grants postgres` prints: it has the policy that shows all rows; "
-        "where a restrictive policy takes rows away, ALTER ROLE … BYPASSRLS",
+        next_step="as the owner, run the output of `harvest grants postgres`: it has the policy that shows all rows; "
+        "if a restrictive policy hides rows, ALTER ROLE … BYPASSRLS",
     )
 
 
 def in_statement(part: sql.Composable) -> sql.Composable:
-    """Return a quoted name or value for a statement that is given values: there psycopg reads a % even inside it. In
-    another expression each % is doubled already."""
+    """Return a quoted name or value for a statement with bound values: there psycopg interprets a % even inside quotes.
+    In other expressions each % is doubled already."""
     is_quoted = isinstance(part, sql.Identifier | sql.Literal)
     return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
 
 
 def rendered(statement: sql.Composed) -> sql.SQL:
-    """Return a statement that is executed often as one text: psycopg puts a composed one together at each call, which
-    costs as much as all else that it does for a small one."""
+    """Return a frequent statement as a single text: psycopg joins a composed statement at each call, which costs as
+    much as the rest of its work for a small statement."""
     return sql.SQL(statement.as_string(None))
 
 
-def say_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
-    """Log that a server refuses what it allowed before: somebody has to do something, until then it is waited out."""
+def log_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
+    """Log that a server refuses an operation that it allowed before. An operator has to act; until then it is
+    retried."""
     event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"
     _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
 

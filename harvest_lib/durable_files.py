@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 
 def make_folder(folder: Path) -> None:
-    """Make it, and sync its name to the disk, also if a process that made it was killed before that."""
+    """Make a folder, and sync its name to the disk, also if a process that made it was killed before that."""
     if not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # a folder that others made, and that we may not read
+    with suppress(PermissionError):  # the parent may belong to another user
         sync_folder(folder.parent)
 
 
@@ -23,7 +23,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):  # file systems that sync no folders, as Postgres takes them
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # no sync of folders here; Postgres ignores the same errors
             raise
     finally:
         os.close(handle)
@@ -31,10 +31,10 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of another, or none, once all of it is on the disk.
+    """Open a new file that replaces `path`, which need not exist, once all of it is on the disk.
 
-    Until then it stands beside, under a name that begins with a dot. If the block fails, or the disk refuses, the file
-    before stays as it was, and what was written is removed. Raises OSError.
+    Until then it is beside `path`, under a name that begins with a dot. If the block fails, or the disk refuses, the
+    previous file stays as it was, and the new file is removed. Raises OSError.
     """
     beside = path.with_name(f".{path.name}.new")
     try:

@@ -2,34 +2,34 @@
 
     HarvestError
     ├── ConfigError            a setting is wrong: names the file, the line and the field
-    ├── RecordError            a record that could never be sent, refused before it reaches the server
+    ├── RecordError            a record that could never be sent, refused before it is written
     ├── OutboxTableError       the outbox table is missing, or is not an outbox table
     ├── DatabaseError
     │   ├── DatabaseUnavailable    Postgres does not answer
-    │   ├── DatabaseAccessDenied   Postgres answers and says no
-    │   └── ServerRegressed        the server may lack what was harvested from it before
-    ├── CheckpointError        a checkpoint does not fit: another's, lost, or ahead of what it belongs to
+    │   ├── DatabaseAccessDenied   Postgres answers and refuses
+    │   └── ServerRegressed        the server may lack records that were harvested before
+    ├── CheckpointError        a checkpoint does not fit: of another outbox, lost, or ahead of the server
     ├── PoolConflict           another pool harvests the same outbox, or stands in the same election
     ├── KafkaError
     │   ├── KafkaUnavailable       no broker answers
-    │   ├── KafkaAccessDenied      a broker answers and says no
+    │   ├── KafkaAccessDenied      a broker answers and refuses
     │   ├── TopicMissing           a topic that must exist does not
     │   ├── TopicTooSmall          a topic has fewer partitions than are needed
     │   └── TopicCompacted         a topic does not keep all that is written to it
-    ├── ParkedRecordMissing    a parked record that was asked for is not there
+    ├── ParkedRecordMissing    the requested parked record does not exist
     ├── AdaptorError           a pipeline's source or destination is not as it must be
-    │   ├── MessageRefused         a destination does not take a message: names where it stands in the log
-    │   └── PositionLost           a reader cannot go on from where it was: what lies between is gone
+    │   ├── MessageRefused         a destination does not take a message: names its offset in the log
+    │   └── PositionLost           a reader cannot continue from its position: later changes are gone at the source
     ├── LogError               a commit log or an offset log of a pipeline cannot be used as it is
     │   ├── LogInUse               another process has it open
     │   ├── LogTooNew              a later version of this library wrote it
-    │   ├── LogDamaged             the bytes on the disk are not those written: names file and byte
+    │   ├── LogDamaged             the bytes on the disk have changed since they were written: names file and byte
     │   ├── LogUnwritable          the disk is full, failed, or may only be read
     │   ├── EntryRefused           a message that the format has no room for
     │   └── OffsetBeyondLog        an offset that the log does not have yet
-    ├── PipelineError          a pipeline stopped, or cannot go on
-    ├── LifecycleError         a call that does not fit the state the harvester is in
-    ├── NothingChecked         a check that found nothing to look at
+    ├── PipelineError          a pipeline stopped, or cannot continue
+    ├── LifecycleError         a call that does not fit the state of the harvester
+    ├── NothingChecked         a check that found nothing to check
     ├── OutputLost             a command could not write its output
     └── StackError             the local stack could not be brought up or down
 
@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import ClassVar
 
 FOUND_EXIT_CODE = 13
-"""Exit code of a command that did its work, and whose answer is no: anomalies were found, or nothing runs.
+"""Exit code of a command that succeeded with a negative answer: anomalies were found, or nothing runs.
 
 A command that crashed cannot end with it: interpreters and shells use 1, 2, 120, 126, 127, and 128 with a signal.
 """
@@ -52,15 +52,15 @@ A command that crashed cannot end with it: interpreters and shells use 1, 2, 120
 class HarvestError(Exception):
     """Base of every error this library raises on purpose.
 
-    `cause` says what is wrong, `evidence` how that is known (may be empty), `next_step` what to do about it. None of
-    them ever holds a secret.
+    `cause` is the fault, `evidence` the observation that shows it (may be empty), `next_step` the operator's remedy.
+    None of them ever holds a secret.
     """
 
     exit_code: ClassVar[int] = 1
     """Exit code of the command line when this error ends a command."""
 
     wears_off: bool = False
-    """True if what it says stays true after its evidence has gone: going on later would skip records, silently."""
+    """True if the fault remains after its evidence has gone: going on later would skip records, silently."""
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str) -> None:
         self.cause = cause
@@ -82,7 +82,7 @@ class ConfigError(HarvestError):
         self.source = source
         self.line = line
         self.problems: Sequence[ConfigError] = (self,)
-        """Each of several problems that were found together, as an error of its own."""
+        """The problems that were found together, each as an error of its own."""
         place = f"{source}, line {line}" if source and line else source
         evidence = ", ".join(part for part in (place, f"field `{field}`" if field else "") if part)
         super().__init__(cause, evidence=evidence, next_step=next_step)
@@ -99,7 +99,7 @@ class OutboxTableError(HarvestError):
 
 
 class DatabaseError(HarvestError):
-    """Postgres refused or could not be asked."""
+    """Postgres refused a request or did not answer."""
 
     exit_code = 5
 
@@ -113,7 +113,8 @@ class DatabaseAccessDenied(DatabaseError):
 
 
 class ServerRegressed(DatabaseError):
-    """The server may lack what was harvested before (failover, restore): going on could skip records, silently."""
+    """The server may lack records that were harvested before (failover, restore): going on could skip records,
+    silently."""
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, wears_off: bool = True) -> None:
         self.wears_off = wears_off
@@ -122,7 +123,7 @@ class ServerRegressed(DatabaseError):
 
 
 class CheckpointError(HarvestError):
-    """A checkpoint does not fit its outbox, or is not where it should be: going on could repeat or skip records."""
+    """A checkpoint does not fit its outbox, or is missing: going on could repeat or skip records."""
 
     exit_code = 8
 
@@ -134,12 +135,12 @@ class PoolConflict(HarvestError):
 
     def __init__(self, cause: str, *, evidence: str = "", next_step: str, theirs: Mapping[str, str]) -> None:
         self.theirs = theirs
-        """The other pool's description of itself, as `harvest_lib.leadership.pool.Pool` spells it."""
+        """The other pool's description of itself: JSON of `harvest_lib.leadership.pool.Pool`."""
         super().__init__(cause, evidence=evidence, next_step=next_step)
 
 
 class KafkaError(HarvestError):
-    """Kafka refused or could not be asked."""
+    """Kafka refused a request or did not answer."""
 
     exit_code = 6
 
@@ -153,15 +154,15 @@ class KafkaAccessDenied(KafkaError):
 
 
 class TopicMissing(KafkaError):
-    """A topic that must exist does not, and may not be created: create it with the command given."""
+    """A required topic does not exist, and may not be created: create it with the given command."""
 
 
 class TransactionOpen(KafkaError):
-    """A Kafka transaction stays open, so that what is behind it cannot be judged: wait, or end it with the command."""
+    """A Kafka transaction stays open and hides later records: wait, or end it with the command."""
 
 
 class TopicTooSmall(KafkaError):
-    """A topic has fewer partitions than are needed: add them with the command given."""
+    """A topic has fewer partitions than are needed: add them with the given command."""
 
 
 class TopicCompacted(KafkaError):
@@ -169,7 +170,7 @@ class TopicCompacted(KafkaError):
 
 
 class ParkedRecordMissing(HarvestError):
-    """A parked record that was asked for is not there (any longer): look with `harvest park list`."""
+    """The requested parked record does not exist (any longer): check with `harvest park list`."""
 
 
 class AdaptorError(HarvestError):
@@ -177,11 +178,11 @@ class AdaptorError(HarvestError):
 
 
 class MessageRefused(AdaptorError):
-    """A message that its destination, or the commit log, does not take: look at it with `harvest pipeline show`."""
+    """A message that its destination, or the commit log, does not take: read it with `harvest pipeline show`."""
 
 
 class PositionLost(AdaptorError):
-    """A reader cannot go on from where it was: what came after is gone at the source, so going on would skip it."""
+    """A reader cannot continue from its position: later changes are gone at the source, and would be skipped."""
 
     exit_code = 8
 
@@ -197,15 +198,15 @@ class LogError(HarvestError):
 
 
 class LogInUse(LogError):
-    """Another process has the log open: stop it first, or look without writing."""
+    """Another process has the log open: stop it first, or read without writing."""
 
 
 class LogTooNew(LogError):
-    """A later version of this library wrote the log: use that one."""
+    """A later version of this library wrote the log: use that version."""
 
 
 class LogDamaged(LogError):
-    """The bytes on the disk are not those written there: bring the file back, or have an operator skip the messages."""
+    """The bytes on the disk have changed since they were written: restore the file, or skip the messages."""
 
     def __init__(
         self, cause: str, *, path: Path, byte: int, offsets: range | None = None, evidence: str = "", next_step: str
@@ -213,7 +214,7 @@ class LogDamaged(LogError):
         self.path = path
         self.byte = byte
         self.offsets = offsets
-        """Offsets that it may concern, None where all of the log."""
+        """Offsets that may be damaged, None for the whole log."""
         super().__init__(cause, evidence=f"{path}, byte {byte}{evidence and f': {evidence}'}", next_step=next_step)
 
 
@@ -226,11 +227,11 @@ class EntryRefused(LogError):
 
 
 class OffsetBeyondLog(LogError):
-    """An offset that the log does not have yet: the log was cut or replaced, or the offset is another log's."""
+    """An offset that the log does not have yet: the log was cut or replaced, or the offset is of another log."""
 
 
 class PipelineError(HarvestError):
-    """A pipeline stopped, or cannot go on: its logs are as they were, so it resumes once the cause is gone."""
+    """A pipeline stopped, or cannot continue: its logs are unchanged, so it resumes once the cause is gone."""
 
     exit_code = 9
 
@@ -240,13 +241,13 @@ class LifecycleError(HarvestError):
 
 
 class NothingChecked(HarvestError):
-    """A check found nothing to look at, which proves nothing: name what should be there, or allow an empty result."""
+    """A check found nothing to check, which proves nothing: name the expected records, or allow an empty result."""
 
     exit_code = 10
 
 
 class ArchiveError(HarvestError):
-    """The archive of segments cannot be written or read, is damaged, or is that of another outbox."""
+    """The archive of segments cannot be written or read, is damaged, or belongs to another outbox."""
 
     exit_code = 11
 
@@ -264,8 +265,8 @@ class StackError(HarvestError):
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that adds an extra to this installation, the way it was made: from a clone, a folder or a
-    wheel, by pip, uv, uv tool or pipx."""
+    """Return the command that adds an extra to this installation, in the way of its installation: from a clone, a
+    folder or a wheel, by pip, uv, uv tool or pipx."""
     # Loaded here because errors are part of the quickest commands.
     import json  # noqa: PLC0415
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
@@ -279,11 +280,11 @@ def install_hint(extra: str) -> str:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     place = str(origin.get("url", ""))
     path = unquote(urlsplit(place).path)
-    if vcs := origin.get("vcs_info", {}):  # PEP 610 keeps the address without what pip needs to know it by
+    if vcs := origin.get("vcs_info", {}):  # PEP 610 keeps the address without the scheme and commit that pip needs
         place = f"{vcs['vcs']}+{place}@{vcs['commit_id']}"
     is_folder, is_editable = "dir_info" in origin, origin.get("dir_info", {}).get("editable", False)
     if is_editable and Path(sys.prefix, ".ready").is_file():
-        return f"make setup (in {path})"  # the environment of a clone, which has them all
+        return f"make setup (in {path})"  # the environment of a clone, which has all extras
     wanted = f"{path}[{extra}]" if is_folder else f"{name} @ {place}" if place else name
     if "pipx" in Path(sys.prefix).parts:
         return f"pipx install --force '{wanted}'"

@@ -7,7 +7,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterStats:
-    """One reading. Rates are records per second; `start` is the clock's value, in seconds, when counting began."""
+    """A reading. Rates are records per second; `start` is the clock's value, in seconds, when counting began."""
 
     name: str
     start: float
@@ -87,7 +87,7 @@ class LeaderFenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRead:
-    """Throughput; comes with a delivery, once `limits.minMetricsInterval` has passed since the one before."""
+    """Throughput; comes with a delivery, once `limits.minMetricsInterval` has passed since the last reading."""
 
     stats: MeterStats
 

@@ -1,7 +1,7 @@
-"""Common parts of our Kafka clients: settings that are never left to chance, reachability, errors.
+"""Common parts of the Kafka clients: settings that are always set, reachability, errors.
 
-Promises: a broker that cannot be reached or refuses us is reported by `harvest_lib.errors`, with librdkafka's own last
-words as evidence; nothing that this module says holds a secret.
+Promises: a broker that cannot be reached, or refuses the client, is reported by `harvest_lib.errors`, with librdkafka's
+last error as evidence. No text of this module holds a secret.
 """
 
 import logging
@@ -27,21 +27,21 @@ REACH_TIMEOUT_SECONDS = 5.0
 T = TypeVar("T")
 
 # A producer that is closed aborts its open transaction, and warns when it cannot: it was fenced, or no broker answers.
-# The next user of the transactional id aborts it in any case. Not `catch_warnings`, which is for one thread alone.
+# The next user of the transactional id aborts it in any case. Not `catch_warnings`, which is for a single thread.
 warnings.filterwarnings("ignore", message=r"Producer (abort_transaction|flush) failed during close")
 
 
 class KafkaProducer(Protocol):
-    """Interface of a producer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+    """Interface of a producer: confluent_kafka's, or a wrapper of it. Errors are confluent_kafka's."""
 
     def produce(self, topic: str, value: Any = None, key: Any = None, *options: Any, **named: Any) -> None:
-        """Queue one message. Its callback `on_delivery` (error, message) is called by a later poll, flush or purge; of
-        a record of the outbox it comes by that name, as timestamp and headers do, behind topic, value, key and
+        """Queue a message. A later poll, flush or purge calls its callback `on_delivery` (error, message). For a record
+        of the outbox the callback is passed by that name, as timestamp and headers are, after topic, value, key and
         partition."""
         ...
 
     def __len__(self) -> int:
-        """Return how many messages are queued, on the wire or not reported yet."""
+        """Return the number of messages that are queued, on the wire or not reported yet."""
         ...
 
     def poll(self, timeout: float) -> int:
@@ -49,19 +49,20 @@ class KafkaProducer(Protocol):
         ...
 
     def flush(self, timeout: float) -> int:
-        """Serve callbacks until the queue is empty or `timeout` seconds have passed; return how many are left."""
+        """Serve callbacks until the queue is empty or `timeout` seconds have passed; return the number of messages
+        left."""
         ...
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:  # noqa: FBT001, FBT002 - confluent_kafka's signature
-        """Fail messages that are queued, and those on the wire."""
+        """Fail messages that are queued or on the wire."""
         ...
 
     def close(self) -> bool:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
         ...
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        """Ask the brokers for a topic, and so connect to them."""
+        """Query the brokers for a topic, and so connect to them."""
         ...
 
     def init_transactions(self, timeout: float) -> None:
@@ -78,7 +79,7 @@ class KafkaProducer(Protocol):
 
 
 class KafkaConsumer(Protocol):
-    """Interface of a consumer: confluent_kafka's, or one that wraps it. Errors are confluent_kafka's."""
+    """Interface of a consumer: confluent_kafka's, or a wrapper of it. Errors are confluent_kafka's."""
 
     def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
         """Join the group; callbacks come by poll and close."""
@@ -97,11 +98,11 @@ class KafkaConsumer(Protocol):
         ...
 
     def memberid(self) -> str | None:
-        """Return the id that the group knows it by, once it has joined."""
+        """Return the id of the member in the group, once it has joined."""
         ...
 
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> tuple[int, int] | None:
-        """Return the first offset of a partition and its end, as far as the client knows them if `cached`."""
+        """Return the first offset of a partition and its end; if `cached`, the client's last known values."""
         ...
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class KafkaConsumer(Protocol):
         ...
 
 
-# They return a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes say it otherwise.
+# They return a KafkaProducer and a KafkaConsumer; the stubs of confluent_kafka's own classes differ.
 KafkaProducerProvider = Callable[[dict[str, Any]], Any]
 """Make a KafkaProducer from librdkafka settings; `confluent_kafka.Producer` is a provider."""
 KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
@@ -118,7 +119,7 @@ KafkaConsumerProvider = Callable[[dict[str, Any]], Any]
 _REPEAT_SECONDS = 30.0
 
 _STEP_SECONDS = 0.2
-# Errors of a broker for a partition that it does not lead yet: it was just created, or changes hands.
+# Errors of a broker for a partition that it does not lead yet: the partition is new, or its leader changes.
 _NO_LEADER_YET = (
     ClientError.LEADER_NOT_AVAILABLE,
     ClientError.NOT_LEADER_FOR_PARTITION,
@@ -127,20 +128,21 @@ _NO_LEADER_YET = (
 
 
 class _Calm(logging.Filter):
-    """Let each complaint of librdkafka through once in a while: it repeats them for every attempt to connect."""
+    """Limit each warning of librdkafka, which repeats them for every attempt to connect, to one in
+    `_REPEAT_SECONDS`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, float] = {}
+        self._passed_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "enable.gapless.guarantee is experimental" in record.getMessage():
-            return False  # we know
+            return False  # the setting is intended
         kind = re.sub(r"\d+", "", record.getMessage())
         now = boot_seconds()
-        if now - self._said.get(kind, float("-inf")) < _REPEAT_SECONDS:
+        if now - self._passed_at.get(kind, float("-inf")) < _REPEAT_SECONDS:
             return False
-        self._said[kind] = now
+        self._passed_at[kind] = now
         return True
 
 
@@ -168,12 +170,12 @@ def count_error(error: ClientError) -> None:
 
 
 def is_refusal(error: ClientError) -> bool:
-    """Return True if an error means that we lack the permission."""
+    """Return True if an error means that the client lacks a permission."""
     return error.code() in _DENIED
 
 
 class LastError:
-    """Keep librdkafka's last error: calls that time out do not say why."""
+    """Keep librdkafka's last error: a call that times out does not report the cause."""
 
     def __init__(self) -> None:
         self._errors: dict[int, ClientError] = {}
@@ -184,7 +186,7 @@ class LastError:
 
     @property
     def denied(self) -> ClientError | None:
-        """Return the newest error that means that we were refused."""
+        """Return the newest refusal of the client."""
         return next((error for code, error in self._errors.items() if code in _DENIED), None)
 
     @property
@@ -194,9 +196,9 @@ class LastError:
 
 
 def client_settings(settings: Mapping[str, object], **own: object) -> dict[str, Any]:
-    """Return the settings of a client: the user's, then ours, then a logger that does not repeat itself.
+    """Return the settings of a client: the user's, then `own`, then a logger that does not repeat itself.
 
-    A broker that comes back is tried within a second; librdkafka would wait up to ten.
+    A broker that is available again is tried within a second; librdkafka would wait up to ten.
     """
     made = {"reconnect.backoff.max.ms": 1000, **settings, **own, "logger": _LOGGER}
     return made | {name: _harmless(made[name]) for name in _OBSERVERS if callable(made.get(name))}
@@ -213,8 +215,8 @@ def _harmless(observer: Any) -> Callable[..., None]:
 
 
 def refused_setting(settings: Mapping[str, object]) -> str:
-    """Return librdkafka's complaint about a setting that it does not know or a value that is invalid; "" without one.
-    Connects to nothing, and ignores files that this machine lacks, such as that of a certificate."""
+    """Return librdkafka's error for an unknown setting or an invalid value; "" without an error. Connects to nothing,
+    and ignores missing files, such as a certificate's."""
     try:
         Producer({**{name: value for name, value in settings.items() if name != "bootstrap.servers"}, "log_level": 0})
     except KafkaException as error:
@@ -232,27 +234,27 @@ def refused_settings(field: str = "baseKafkaConfig or producerKafkaConfig") -> I
         raise ConfigError(
             f"librdkafka does not take the settings: {error.args[0].str()}",
             field=field,
-            next_step="correct the setting that it names",
+            next_step="correct the named setting",
         ) from error
 
 
 def translate(error: ClientError, *, settings: Mapping[str, object], said: str = "") -> KafkaError:
-    """Return the error, with cause and next step, for a client's error."""
+    """Return the HarvestError for a client's error."""
     servers = settings.get("bootstrap.servers", "")
     evidence = "; ".join(part for part in (error.str(), said) if part)
     if is_refusal(error):
         return KafkaAccessDenied(
-            f"Kafka at {servers} refused us",
+            f"Kafka at {servers} refused the client",
             evidence=evidence,
             next_step="check the `sasl.*` and `ssl.*` settings in `baseKafkaConfig`, and the ACLs: "
-            "`harvest grants kafka` prints those that are needed",
+            "`harvest grants kafka` prints the needed ACLs",
         )
     if _TLS_FAILED.search(evidence):
         return KafkaUnavailable(
             f"the TLS connection to Kafka at {servers} failed",
             evidence=evidence,
-            next_step="check `ssl.ca.location`, by which we know the brokers, and `ssl.certificate.location` and "
-            "`ssl.key.location`, by which they know us, in `baseKafkaConfig`, and that no certificate has expired",
+            next_step="check in `baseKafkaConfig` `ssl.ca.location`, which verifies the brokers, and "
+            "`ssl.certificate.location` and `ssl.key.location` of the client, and that no certificate has expired",
         )
     return KafkaUnavailable(
         f"Kafka at {servers} does not answer",
@@ -264,25 +266,25 @@ def translate(error: ClientError, *, settings: Mapping[str, object], said: str =
 def topic_partitions(
     settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS
 ) -> dict[str, int]:
-    """Return the topics that exist with how many partitions each has; raises KafkaUnavailable or KafkaAccessDenied."""
+    """Return the number of partitions of each topic; raises KafkaUnavailable or KafkaAccessDenied."""
     return {name: len(topic.partitions) for name, topic in _metadata(settings, timeout_seconds).topics.items()}
 
 
-def answer_of(asked: Future[T], timeout_seconds: float) -> T:
-    """Return the answer that an admin client was asked for. Raises KafkaException, also if there is none in time: a
+def answer_of(future: Future[T], timeout_seconds: float) -> T:
+    """Return the answer to a request of an admin client. Raises KafkaException, also without an answer in time: a
     process may have been frozen for longer than its client waits."""
     try:
-        return asked.result(timeout_seconds)
+        return future.result(timeout_seconds)
     except TimeoutError as error:
         raise KafkaException(ClientError(ClientError._TIMED_OUT, "no answer in time")) from error
 
 
 def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_seconds: float) -> dict[str, dict[str, str]]:
-    """Return the settings of each topic; none of one that is gone, or whose settings we may not see."""
+    """Return the settings of each topic; empty for a topic that is gone, or without the right to see its settings."""
     found: dict[str, dict[str, str]] = {topic: {} for topic in topics}
     resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in found]
-    asked: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
-    for resource, answer in asked.items():
+    futures: Any = admin.describe_configs(resources, request_timeout=timeout_seconds) if resources else {}
+    for resource, answer in futures.items():
         with suppress(KafkaException):
             entries = answer_of(answer, timeout_seconds)
             found[resource.name] = {name: entry.value for name, entry in entries.items()}
@@ -290,9 +292,9 @@ def topic_settings(admin: AdminClient, topics: Collection[str], *, timeout_secon
 
 
 def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: float) -> tuple[int, int]:
-    """Return the first offset of a partition that exists and its end, waiting for a leader if it has none yet.
+    """Return the first offset of a partition and its end; wait for a leader if the partition has none yet.
 
-    Raises KafkaException if nobody answers in time.
+    Raises KafkaException if no broker answers in time.
     """
     deadline = Deadline(timeout_seconds)
     while True:
@@ -308,7 +310,7 @@ def log_range(consumer: Any, topic: str, partition: int, *, timeout_seconds: flo
 
 
 def cluster_id(settings: Mapping[str, object], *, timeout_seconds: float = REACH_TIMEOUT_SECONDS) -> str:
-    """Return the id of the cluster, empty if it has none; raises KafkaUnavailable or KafkaAccessDenied."""
+    """Return the id of the cluster, empty without an id; raises KafkaUnavailable or KafkaAccessDenied."""
     return str(_metadata(settings, timeout_seconds).cluster_id or "")
 
 
@@ -323,24 +325,24 @@ def _metadata(settings: Mapping[str, object], timeout_seconds: float) -> Any:
                 return admin.list_topics(timeout=min(1.0, timeout_seconds))
             except KafkaException as error:
                 admin.poll(0)
-                if last.denied or deadline.passed:  # a refusal will not pass by itself, silence may
+                if last.denied or deadline.passed:  # a refusal does not pass by itself, silence may
                     raise translate(last.denied or error.args[0], settings=settings, said=last.text) from error
 
 
 def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, config: Mapping[str, str]) -> None:
-    """Create a topic, or find that it exists; raises TopicMissing when it may not be created."""
+    """Create a topic unless it exists; raises TopicMissing if it may not be created."""
     with AdminClient(client_settings(settings)) as admin:
         topic = NewTopic(name, num_partitions=partitions, config=dict(config))
         try:
-            asked = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
-            answer_of(asked, REACH_TIMEOUT_SECONDS * 2)
+            future = admin.create_topics([topic], operation_timeout=REACH_TIMEOUT_SECONDS)[name]
+            answer_of(future, REACH_TIMEOUT_SECONDS * 2)
         except KafkaException as error:
             if error.args[0].code() == ClientError.TOPIC_ALREADY_EXISTS:
                 return
             missing = topic_missing(name, partitions=partitions, evidence=error.args[0].str())
             if is_refusal(error.args[0]):
                 raise TopicMissing(
-                    f"the topic {name!r} is not there, or not ours to see, and we may not create it",
+                    f"the topic {name!r} does not exist, or this user may not see it, and may not create it",
                     evidence=missing.evidence,
                     next_step=f"{missing.next_step}, and the ACLs that `harvest grants kafka` prints",
                 ) from error
@@ -348,7 +350,7 @@ def create_topic(settings: Mapping[str, object], name: str, *, partitions: int, 
 
 
 def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMissing:
-    """Return the error for a topic that has to be made by hand, with the command that makes it."""
+    """Return the error for a topic that has to be made by hand, with the command."""
     return TopicMissing(
         f"the topic {name!r} does not exist and could not be created",
         evidence=evidence,
@@ -357,7 +359,7 @@ def topic_missing(name: str, *, partitions: int, evidence: str = "") -> TopicMis
 
 
 def topic_too_small(name: str, *, partitions: int, needed: int, why: str) -> TopicTooSmall:
-    """Return the error for a topic that partitions have to be added to by hand, with the command that adds them."""
+    """Return the error for a topic that needs more partitions, with the command that adds them."""
     return TopicTooSmall(
         f"the topic {name!r} has fewer partitions than it needs: {why}",
         evidence=f"{partitions}, of {needed}",

@@ -1,4 +1,4 @@
-"""Names of levels of the log, of the file and of the command line: goharvest's, and Python's."""
+"""Names of log levels in the configuration file and on the command line: goharvest's, and Python's."""
 
 LOGGING_LEVELS = {
     "all": "debug",

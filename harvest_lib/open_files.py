@@ -1,4 +1,4 @@
-"""Files that this process may have open, and has: each Kafka client and each connection takes some."""
+"""The number of open files of this process, and its limit: each Kafka client and each connection needs files."""
 
 import resource
 from contextlib import suppress
@@ -19,13 +19,13 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """Return how many files this process may have open."""
+    """Return the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
 def used() -> int:
-    """Return how many files this process has open; 0 where the system does not say."""
+    """Return the number of files that this process has open; 0 where the system does not report it."""
     with suppress(OSError):
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     return 0

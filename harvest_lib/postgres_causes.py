@@ -1,8 +1,8 @@
 """The cause of an error that came from Postgres: whether it passes by itself, and whether the server answered at all.
 
-An error is looked for in the whole chain: `__cause__`, `orig` (SQLAlchemy's), and, of a library's own error,
-`__context__` unless it was suppressed, so an application may wrap it. It is judged by its SQLSTATE, never by its
-text, which may be in any language. Errors of psycopg, psycopg2 and asyncpg are known.
+The whole chain of an error is searched: `__cause__`, `orig` (SQLAlchemy's), and, of a library's own error,
+`__context__` unless it was suppressed. So an application may wrap the error. Its SQLSTATE decides, never its text,
+which may be in any language. Errors of psycopg, psycopg2 and asyncpg are known.
 
 | class of SQLSTATE | passes |
 | --- | --- |
@@ -21,26 +21,26 @@ from collections.abc import Iterator
 _PASSING_CLASSES = frozenset({"08", "26", "40", "53", "55", "57", "58"})
 _PASSING = frozenset({"25006", "25P03", "25P04", "72000"})
 _LASTING = frozenset({"40002", "55P02", "55P04", "57P04"})
-"""Of these classes, and yet final: an integrity constraint, a fixed parameter, a new enum value, a dropped database."""
+"""Final errors of passing classes: an integrity constraint, a fixed parameter, a new enum value, a dropped database."""
 _STALE_PLAN = "RevalidateCachedQuery"
-"""The function of Postgres that finds that a prepared statement fits no more."""
+"""The function of Postgres that detects a stale prepared statement."""
 _NO_IDENTITY = "CheckCmdReplicaIdentity"
-"""The function of Postgres that refuses changes of a published table in which nothing identifies a row."""
+"""The function of Postgres that refuses changes of a published table without a replica identity."""
 _FAILED_BEFORE = "25P02"
 """Statements of a transaction that has failed: the first error is the cause."""
 _CONNECTION = "08"
 _NO_SESSION = re.compile(r"failed: \S+ ?:  ")
-"""libpq, of what the server said as it was asked for a session: the severity, in its language, and two spaces."""
+"""libpq's text of the server's answer to a request for a session: the severity, in its language, and two spaces."""
 _CONNECTION_ERRORS = frozenset({"OperationalError", "InterfaceError"})
 _DRIVERS = frozenset({"psycopg", "psycopg2", "psycopg_pool"})
-"""Their errors of a connection have no SQLSTATE. Those of asyncpg have one."""
+"""Drivers whose connection errors have no SQLSTATE. asyncpg's have an SQLSTATE."""
 _CONNECTION_IS_GONE = re.compile("connection .*(closed|lost|broken)")
-"""An InterfaceError of a lost connection, in the drivers' English; others are misuse: of a cursor, of a type."""
+"""An InterfaceError of a lost connection, in the drivers' English; other texts mean misuse of a cursor or a type."""
 _TELL_THEIR_CAUSE = _DRIVERS | {
     *("asyncpg", "sqlite3", "sqlalchemy", "django"),
     *("urllib", "urllib3", "requests", "httpx", "redis"),
 }
-"""Libraries whose errors are raised where they handle their cause. An application's own may have another reason."""
+"""Libraries that raise an error while they handle its cause. An application's own error may have another reason."""
 
 _WORDS = {
     "25006": "takes no changes: the session is read-only, or it is a standby",
@@ -49,7 +49,7 @@ _WORDS = {
     "53100": "has no room on its disk",
     "53200": "has no memory left",
     "53300": "has too many connections",
-    "55006": "says that an object is in use",
+    "55006": "reports that an object is in use",
     "55P03": "did not get a lock in time",
     "57014": "cancelled a statement",
     "57P01": "ended the session",
@@ -59,40 +59,40 @@ _WORDS = {
 
 _STEPS = {
     "25006": "name the primary in `dataSource`, or all servers: host=a,b; or lift `default_transaction_read_only`",
-    "40001": "it is tried again; if it does not pass, look for long transactions on the same rows",
+    "40001": "it is tried again; if it does not pass, check for long transactions on the same rows",
     "40P01": "it is tried again; if it does not pass, the server's log names the other process",
     "53100": "make room on the server's disk; it is tried again",
     "53200": "give the server memory; it is tried again",
     "53300": "raise `max_connections`, or the role's or database's CONNECTION LIMIT; it is tried again",
-    "55P03": "find who holds the lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
+    "55P03": "find the lock holder: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
     "role's `lock_timeout`",
-    "57014": "find who holds a lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
+    "57014": "find the lock holder: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity; or raise the "
     "role's `statement_timeout`",
 }
 _OTHER_STEP = "it is tried again; if it does not pass, see the server's log"
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of the nearest error of Postgres in a chain; empty if there is none, or no answer came."""
+    """Return the SQLSTATE of the nearest error of Postgres in a chain; empty without such an error, or an answer."""
     return _state(_cause(error))
 
 
 def answered(error: BaseException) -> bool:
-    """Return True if the server gave a reason, also why it opens no session: no connection was lost, and none timed
-    out."""
+    """Return True if the server answered with a reason, also for opening no session: no connection was lost, and no
+    connection attempt timed out."""
     cause = _cause(error)
     state = _state(cause)
     return state[:2] != _CONNECTION if state else opens_no_session(str(cause or ""))
 
 
 def opens_no_session(text: str) -> bool:
-    """Return True if libpq's text says that the server answered, and opens no session. It has no SQLSTATE."""
+    """Return True if libpq's text, which has no SQLSTATE, shows that the server answered, and opens no session."""
     return _NO_SESSION.search(text) is not None
 
 
 def passes(error: BaseException) -> bool:
-    """Return True if an error of Postgres passes by itself, so that the same may be tried again. False for errors of
-    the statement or its values, and for those that are not of Postgres at all."""
+    """Return True if an error of Postgres passes by itself, so that a retry may succeed. False for errors of the
+    statement or its values, and for errors that did not come from Postgres."""
     cause = _cause(error)
     if cause is None:
         return False
@@ -107,18 +107,18 @@ def passes(error: BaseException) -> bool:
     return state in _PASSING or state[:2] in _PASSING_CLASSES
 
 
-def said(state: str) -> str:
-    """Return what Postgres did, in words after its name, for the SQLSTATE of an error that passes."""
+def predicate(state: str) -> str:
+    """Return a text to follow the word Postgres, for the SQLSTATE of an error that passes."""
     return _WORDS.get(state, "answered with an error that may pass")
 
 
 def next_step(state: str) -> str:
-    """Return what an operator does about an error that passes, by its SQLSTATE."""
+    """Return the operator's next step for an error that passes, by its SQLSTATE."""
     return _STEPS.get(state, _OTHER_STEP)
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the nearest error of Postgres in a chain; one of a transaction that had failed before counts last."""
+    """Return the nearest error of Postgres in a chain; an error of an already failed transaction counts last."""
     after = None
     for each in chain(error):
         state = _state(each)
@@ -146,7 +146,7 @@ def _library(error: BaseException) -> str:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and all that led to it, nearest first, each once."""
+    """Yield an error and its causes, nearest first, each once."""
     left: list[BaseException | None] = [error]
     known: set[int] = set()
     while left:

@@ -1,7 +1,7 @@
 """Databases without an encoding (`SQL_ASCII`): their text is bytes, and need not be UTF-8.
 
-A server refuses to send such text as UTF-8, with all that was asked for along with it. So it is asked for as it is, and
-other bytes are escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
+A server refuses to send such text as UTF-8, and fails the whole query. So the text is read as it is, and bytes that are
+not UTF-8 are escaped in Python's text (`surrogateescape`), which goes back to the server as the same bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from psycopg.types.string import StrBinaryDumper, StrDumper, StrDumperUnknown
 ESCAPED = "surrogateescape"
 """Handling of errors as their text is decoded."""
 _TEXTS = (0, "text", "varchar", "bpchar", "name")
-"""Types of text; 0 stands for those that psycopg does not know."""
+"""Types of text; 0 stands for types that psycopg does not know."""
 
 
 class _TextLoader(Loader):
@@ -47,7 +47,7 @@ class _BinaryTextDumper(StrBinaryDumper):
 
 class _Cursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any) -> "_Cursor":
-        """Encode names in a statement as UTF-8: psycopg would refuse all that is not ASCII."""
+        """Encode names in a statement as UTF-8: psycopg would refuse characters outside of ASCII."""
         if isinstance(query, str | sql.Composable):
             query = query.encode() if isinstance(query, str) else query.as_bytes(None)
         return super().execute(query, params, **options)

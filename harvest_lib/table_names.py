@@ -18,6 +18,6 @@ def name_parts(name: str, suffix: str = "") -> tuple[str, ...]:
 
 
 def is_no_table(name: str) -> bool:
-    """Return True if a name has an empty part, a NUL, or more dots than one outside of double quotes."""
+    """Return True if a name has an empty part, a NUL, or more than a single dot outside of double quotes."""
     is_plain = _QUOTED_SCHEMA.fullmatch(name) is None
     return "\0" in name or not all(name_parts(name)) or (is_plain and name.count(".") > 1)

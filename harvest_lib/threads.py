@@ -1,4 +1,4 @@
-"""Threads whose errors are always heard of.
+"""Threads that report every error.
 
 Promises
 - An error of any kind (SystemExit, KeyboardInterrupt, asyncio's CancelledError, a panic in an extension too) that ends
@@ -14,28 +14,28 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""A periodic thread ends within this time after it is not needed any more, and pauses at least so long after an
+"""A periodic thread ends within this time after it is not needed any more, and pauses at least this time after an
 error."""
 
 OnError = Callable[[BaseException], None]
 
 
 class NoException(Exception):
-    """Stands for a raised object that is no exception: some versions of confluent-kafka can raise one."""
+    """Stands for a raised object that is no exception: some versions of confluent-kafka can raise such an object."""
 
 
 def start(
     name: str, work: Callable[[], object], *, on_error: OnError | None = None, is_daemon: bool = True
 ) -> threading.Thread:
-    """Start a thread that does some work; the process waits for one that is no daemon. An error that ends it is logged
-    as `thread_died`, and passed to `on_error` on that thread. Raises RuntimeError if the machine has no room for a
-    thread."""
+    """Start a thread that does some work; without `is_daemon` the process waits for its end. An error that ends the
+    thread is logged as `thread_died`, and passed to `on_error` on the thread. Raises RuntimeError if the machine has no
+    room for a thread."""
 
     def run() -> None:
         error: BaseException | None = NoException("an object was raised that is no exception")
         try:
             error = error_of(work)
-        finally:  # no `except` sees an object that is no exception
+        finally:  # no `except` catches an object that is no exception
             if error is not None:
                 _end(name, error, on_error)
 
@@ -58,12 +58,12 @@ def repeat(
 
     It ends once `stopping` is set, or soon after `is_needed` returns False. `on_error` is called with each error of the
     work, on that thread. Without `on_error`, and for an error of `on_error` itself, `thread_troubled` is logged: once
-    until the work succeeds or the reason changes. `at_end` is work for when it ends; the process waits for that, so
-    the thread is no daemon then, and ends with the main thread.
+    until the work succeeds or the reason changes. `at_end` is called at the end; the process waits for that, so the
+    thread is no daemon then, and ends with the main thread.
     """
 
     def goes_on() -> bool:
-        # A thread that is no daemon keeps the process from ending, which is not to wait for more than `at_end`.
+        # A thread that is no daemon keeps the process alive, which should wait only for `at_end`.
         return is_needed() and (at_end is None or threading.main_thread().is_alive())
 
     def rounds() -> None:
@@ -83,10 +83,10 @@ def repeat(
 
 
 def error_of(work: Callable[[], object]) -> BaseException | None:
-    """Do some work, and return the error that ended it, of any kind; None if it came to its end."""
+    """Call `work`, and return the error that ended it, of any kind; None if it succeeded."""
     try:
         work()
-    except BaseException as error:  # noqa: BLE001 - the caller decides what follows from it
+    except BaseException as error:  # noqa: BLE001 - the caller handles it
         return error
     return None
 
@@ -95,8 +95,8 @@ def reason_of(error: BaseException) -> str:
     """Return the type and the text of an error."""
     try:
         text = str(error)
-    except BaseException as failed:  # noqa: BLE001 - of any kind, as the error itself
-        text = f"its text cannot be had ({type(failed).__name__})"
+    except BaseException as failed:  # noqa: BLE001 - `__str__` may raise anything
+        text = f"its text is unavailable ({type(failed).__name__})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

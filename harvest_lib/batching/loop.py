@@ -40,7 +40,7 @@ from harvest_lib.batching.rights import Rights
 from harvest_lib.batching.term_checkpoints import TermCheckpoints
 from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.clock import boot_seconds
-from harvest_lib.database import say_denied
+from harvest_lib.database import log_denied
 from harvest_lib.delivery import BatchCommitted
 from harvest_lib.errors import (
     DatabaseAccessDenied,
@@ -110,7 +110,7 @@ class BatchLoop:
                     with self._ports.translate_errors():
                         self.turn()
                 except (DatabaseAccessDenied, KafkaAccessDenied) as error:
-                    say_denied(error)
+                    log_denied(error)
                     self._restart(Restart(reopens=True))
                 except (DatabaseUnavailable, KafkaUnavailable) as error:
                     _log.warning("harvest_interrupted", extra={"reason": error.evidence or error.cause})

@@ -128,8 +128,8 @@ def kafka(
     topics = names_as_given(topic)
     _check_topics(topics, "--topic")
     who, whose = (_principal_name(each) if each else "" for each in (harvester, reader))
-    harvest, asks_group = elected(configured), configured.leadership == "auto"
-    acls = harvester_acls(harvest, who, topics, creates=create, asks_group=asks_group) if who else []
+    harvest, reads_group = elected(configured), configured.leadership == "auto"
+    acls = harvester_acls(harvest, who, topics, creates=create, reads_group=reads_group) if who else []
     acls += reader_acls(harvest, whose, topics) if whose else []
     _show_acls(acls, harvest, as_json=as_json)
 

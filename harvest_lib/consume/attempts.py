@@ -1,9 +1,9 @@
 """Failures of the user's functions so far: their messages, their number, and the search for the message to blame.
 
 A message that fails is counted. A failure as a transaction is finalized has no known message. The next transactions
-then take one acknowledgement each; if a transaction of a single message fails, the failure counts for that message. Of
-several messages, the first are finalized in *trials* that are rolled back, half of the suspects at a time, until a
-message is found with which they fail and without which they pass. Pure.
+then take a single acknowledgement each; if a transaction of a single message fails, the failure counts for that
+message. With several messages, the first are finalized in *trials* that are rolled back, half of the suspects at a
+time, until a message is found: with it a trial fails, without it the trial passes. Pure.
 """
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -38,7 +38,7 @@ class Attempts:
         self._passed: list[int] = []  # failed messages that passed in the present transaction
         self._in_a_row = self._careful = 0
         self._good = self._bad = 0  # numbers of first messages of an acknowledgement that pass, and that fail
-        self._suspect = (0, "")  # the last message of the failing ones, and the reason
+        self._suspect = (0, "")  # the last message of the failing trial, and the reason
 
     @property
     def trial(self) -> int | None:
@@ -89,7 +89,7 @@ class Attempts:
         return attempts, min(_FIRST_PAUSE_SECONDS * 2.0 ** min(attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
     def _narrow(self, refused: FunctionFailed) -> None:
-        """Put down to its message what fails as an acknowledgement of several is finalized, once it is found."""
+        """Count a failed finalization of several messages for the message to blame, once it is found."""
         if isinstance(refused, TrialPassed):
             self._good = refused.taken
         elif refused.offset is None and refused.taken > 1 and self.one_at_a_time:

@@ -1,6 +1,6 @@
 """The cause of an error of a user's function: whether it passes by itself, and no message is to blame.
 
-It is looked for in the whole chain, as an application, or a library such as SQLAlchemy, may wrap it:
+The whole chain of an error is searched, as an application, or a library such as SQLAlchemy, may wrap the cause:
 
 | cause | passes |
 | --- | --- |
@@ -66,8 +66,8 @@ def passes(error: BaseException) -> bool:
 
 
 def follows_what_passes(error: BaseException) -> bool:
-    """Return True if an error was raised where an error of Postgres that passes was handled. That is its cause if the
-    transaction has failed, too; else it may have another."""
+    """Return True if an error was raised while a passing error of Postgres was handled. The latter is the cause only if
+    the transaction has failed, too."""
     handled = error.__context__
     while handled is not None:
         if postgres_causes.sqlstate(handled) and passes(handled):

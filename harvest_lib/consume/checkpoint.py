@@ -1,4 +1,4 @@
-"""The checkpoint of a shard of a consumer: all that its next owner needs to go on as if nothing had happened."""
+"""The checkpoint of a shard of a consumer: all that its next owner needs to continue exactly after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from harvest_lib.sequencing.sequencer import ProducerState
 
 
 class ShardId(NamedTuple):
-    """A partition of a topic, as one consumer reads it. `consumer` names the consumer and its consumer group."""
+    """A partition of a topic, as a consumer reads it. `consumer` names the consumer and its consumer group."""
 
     consumer: str
     topic: str
@@ -25,12 +25,12 @@ class ShardId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Kept with the state it belongs to, in one transaction.
+    """The checkpoint, kept in the same transaction as its state.
 
     Messages before `offset` were read, `producers` is the state of the sequencer by then, `intents` are the
-    acknowledgements of published messages: to be written, again if need be, once this is kept. `topic_id` is Kafka's
-    own id of the topic, and differs for a recreated topic of the same name; empty if it is unknown. `last` identifies
-    the last record before the offset: a log that lost its end, and grew again, lacks that record.
+    acknowledgements of published messages, which are written, again if need be, once the checkpoint is kept. `topic_id`
+    is Kafka's own id of the topic, and differs for a recreated topic of the same name; empty if it is unknown. `last`
+    identifies the last record before the offset: a log that lost its end, and grew again, lacks that record.
     """
 
     shard: ShardId
@@ -41,7 +41,7 @@ class Checkpoint:
     last: LastRead | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON knows. Clocks are text: some readers of JSON cannot hold 64 bits."""
+        """Return the checkpoint as values for JSON. Clocks are text: some readers of JSON cannot hold 64 bits."""
         return {
             "shard": list(self.shard),
             "topic_id": self.topic_id,
@@ -72,10 +72,10 @@ class Checkpoint:
         )
 
     def require(self, shard: ShardId, topic_id: str) -> None:
-        """Raise CheckpointError unless this is of that shard, and of the topic that has that id now."""
+        """Raise CheckpointError unless the checkpoint is of this shard, and of the topic with this id."""
         if self.shard != shard:
             raise CheckpointError(
-                f"the checkpoint that is kept for {shard} is another's",
+                f"the checkpoint that is kept for {shard} belongs to another shard",
                 evidence=f"it names the shard {self.shard}",
                 next_step="its rows were copied or renamed: give the consumer a name that was never used, or put the "
                 "right checkpoint back from a backup",

@@ -1,7 +1,7 @@
 """A consumer: processes that share the partitions of topics, and own each as a shard.
 
 The owner of a partition is agreed on in a consumer group of Kafka; that alone does not stop a process that was frozen,
-or has not noticed yet that it lost the partition. The fence of the store does: only one owner can commit.
+or has not noticed yet that it lost the partition. The fence of the store does: only a single owner can commit.
 
 Promises
 - A partition that is assigned is owned by a thread until it is revoked; a revoked partition is released within
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 END_SECONDS = 10.0
 """Time that a shard may take to end."""
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 5.0
+_COMMIT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
 _SESSION_MS = 45_000  # librdkafka's default
 _GROUP_ONLY = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id"}
@@ -54,7 +54,7 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 
 
 class Consumer:
-    """One member of the group; start as many as you like, on as many machines."""
+    """A member of the group; start any number of members, on any number of machines."""
 
     def __init__(
         self,
@@ -80,21 +80,21 @@ class Consumer:
         self._room = ShardRoom()
         self._owned: dict[ShardId, Ownership] = {}
         self.session_seconds = float(str(settings.get("session.timeout.ms", _SESSION_MS))) / 1000
-        """After this time the group knows that a member is gone, and a member that it is."""
+        """After this time the group drops a silent member, and the member knows it."""
         self._counting = threading.Lock()
         self._at_work: set[Ownership] = set()  # also of revoked partitions, until they end
         self._done: dict[str, ShardCounts] = {}  # by topic, of shards that have ended
         self.fenced = 0
         """Transactions that were refused, as another owner had begun."""
         self.retention = RetentionWatch(self._settings, self._positions)
-        """Its distance from losing records that it has not read."""
+        """The distance of the consumer from losing records that it has not read."""
         self.certificates = Certificates(self._settings)
         """Certificates that its clients are configured with."""
         self._has_joined = False
         self.trouble = ""
-        """Why it has not joined the group; empty once it has, or if nothing is known."""
+        """The reason that the consumer has not joined the group; empty once it has, or if the reason is unknown."""
         self.turned_at: float | None = None
-        """Time of the last poll of the group, in boot seconds; None if it does not run."""
+        """Time of the last poll of the group, in boot seconds; None if the consumer does not run."""
 
     def run(self, stopping: threading.Event) -> None:
         """Consume until a stop is requested. Raises TopicMissing, KafkaAccessDenied, ConfigError for a setting or an
@@ -110,14 +110,14 @@ class Consumer:
         try:
             self.certificates.begin(over, time.time)
             group.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-            tell_at = 0.0
+            commit_at = 0.0
             while not stopping.is_set():
                 self.turned_at = boot_seconds()
-                self._look_at(group.poll(_POLL_SECONDS))
+                self._check_error(group.poll(_POLL_SECONDS))
                 self._tend()
-                if boot_seconds() >= tell_at:
-                    tell_at = boot_seconds() + _TELL_SECONDS
-                    self._tell_offsets(group)
+                if boot_seconds() >= commit_at:
+                    commit_at = boot_seconds() + _COMMIT_SECONDS
+                    self._commit_offsets(group)
         finally:
             over.set()
             self.turned_at, self._has_joined, self.trouble = None, False, ""
@@ -132,7 +132,7 @@ class Consumer:
         while due and self._room.admits(at_work):
             due.pop(0).begin()
             at_work += 1
-        self._room.tell(len(due), at_work, sum(each.opened_at is not None for each in owned))
+        self._room.log_waiting(len(due), at_work, sum(each.opened_at is not None for each in owned))
         served = sorted((each for each in owned if each.has_had_its_turn), key=lambda each: each.began_at)
         for each in served[: len(due)]:
             each.end_turn()
@@ -162,7 +162,7 @@ class Consumer:
         group.incremental_unassign(partitions)
 
     def _lost(self, group: Any, partitions: list[TopicPartition]) -> None:
-        """Another member may own them by now: the fence decides, there is nothing to wait for."""
+        """Another member may own the partitions by now: the fence decides, there is nothing to wait for."""
         self._has_joined = False
         self._end(self._shards(partitions), seconds=0.0)
         group.incremental_unassign(partitions)
@@ -178,7 +178,7 @@ class Consumer:
         for each in owned:
             each.await_end(deadline.remaining_seconds)
 
-    def _look_at(self, message: Any) -> None:
+    def _check_error(self, message: Any) -> None:
         error = message.error() if message is not None else None
         if error is None:
             return
@@ -194,7 +194,7 @@ class Consumer:
         self.trouble = error.str() if not self._has_joined else ""
         _log.info("kafka_says", extra={"reason": error.str()})
 
-    def _tell_offsets(self, group: Any) -> None:
+    def _commit_offsets(self, group: Any) -> None:
         offsets = [
             TopicPartition(shard.topic, shard.partition, each.shard.offset)
             for shard, each in self._owned.items()

@@ -1,7 +1,7 @@
-"""Calls the user's functions, and finds the message to blame for an error of theirs.
+"""Calls the user's functions, and finds the message to blame for an error of a function.
 
-Each call is made within the transaction that is open. Where the message to blame is not known, the next transactions
-take one acknowledgement each and check after every message, until the message is found (`Attempts`).
+Each call is made within the open transaction. While the message to blame is unknown, the next transactions take a
+single acknowledgement each and check after every message, until the message is found (`Attempts`).
 """
 
 import os
@@ -27,7 +27,7 @@ _forks = 0
 
 
 def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - of the process, as forks are
+    global _forks  # noqa: PLW0603 - a count of the whole process
     _forks += 1
 
 
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class OpenTransaction:
-    """The transaction that is open, and the messages it has taken in."""
+    """The open transaction, and the messages that it has taken in."""
 
     def __init__(self, transaction: Transaction, began: float, span: TransactionSpan | None = None) -> None:
         self.transaction, self.began = transaction, began
@@ -69,7 +69,7 @@ class OpenTransaction:
 class Dispatch:
     """Hands the messages of a shard to the application.
 
-    Exceptions of its functions become FunctionFailed, except errors of Kafka: no message causes these. So do
+    Exceptions of its functions become FunctionFailed, except errors of Kafka, which no message causes. So do
     SystemExit, CancelledError and the like, and panics of extensions: each would end the thread unseen.
     """
 
@@ -79,13 +79,13 @@ class Dispatch:
         self._forks = _forks
 
     def takes_at_once(self, group: Iterable[Message]) -> TypeGuard[Batch]:
-        """Return True if all of a group goes into one call. A single message does not, nor a transaction that is read
-        again: it may be of any length."""
+        """Return True if a whole group goes into a single call. A single message does not, nor a transaction that is
+        read again, which may be of any length."""
         is_batch = self._by_groups is not None and isinstance(group, Batch) and len(group) > 1
         return is_batch and not self._attempts.is_watching
 
     def take_at_once(self, opened: OpenTransaction, group: Batch) -> None:
-        assert self._by_groups is not None, "ask takes_at_once"  # noqa: S101
+        assert self._by_groups is not None, "call takes_at_once first"  # noqa: S101
         opened.about = None
         opened.linked(group)
         try:
@@ -100,7 +100,7 @@ class Dispatch:
         opened.last = group.offsets[-1]
 
     def take(self, opened: OpenTransaction, messages: Iterable[Message]) -> None:
-        """Call for each of some messages, one at least."""
+        """Call the function for each message; `messages` is not empty."""
         messages = opened.linked(messages)
         if self._attempts.is_watching:
             self._take_with_care(opened, messages)
@@ -175,14 +175,14 @@ class Dispatch:
             raise TrialPassed("", taken=opened.taken)
 
     def _pass_on(self, error: BaseException) -> None:
-        """Raise again what no message is to blame for."""
+        """Raise an error again for which no message is to blame."""
         self._end_child(error)
         if isinstance(error, KafkaError):
             raise error
 
     def _end_child(self, error: BaseException | None = None) -> None:
-        """End a process that a function has forked, and that comes back from it: it has its parent's connections, and
-        would end the parent's transaction."""
+        """End a forked child that returns from the user's function: it has its parent's connections, and would end the
+        parent's transaction."""
         if _forks != self._forks:
             code = error.code if isinstance(error, SystemExit) else int(error is not None)
             os._exit(code if isinstance(code, int) else int(code is not None))

@@ -12,7 +12,7 @@ _LASTING = {
     ),
     ClientError.GROUP_MAX_SIZE_REACHED: (
         "the group {group!r} has as many members as the brokers allow",
-        "stop members: those without a partition do nothing; or raise `group.max.size` of the brokers",
+        "stop members: a member without a partition does nothing; or raise `group.max.size` of the brokers",
     ),
     ClientError.FENCED_INSTANCE_ID: (
         "another process has joined the group {group!r} under the same `group.instance.id`",

@@ -1,7 +1,6 @@
 """A small state for applications without tables of their own: JSON values by key, in Postgres.
 
-Keys belong to a shard. Only its owner changes them, and changes are written in one statement as the transaction
-ends.
+Keys belong to a shard. Only its owner changes them, and a single statement writes the changes as the transaction ends.
 """
 
 from collections.abc import Iterable
@@ -62,7 +61,7 @@ class KeyValues:
         self._values |= {key: found.get(key) for key in wanted}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value as this transaction sees it. To change it, put it."""
+        """Return a value as this transaction sees it. Change a value with `put`."""
         self.load((key,))
         value = self._values[key]
         return default if value is None else value
@@ -73,7 +72,7 @@ class KeyValues:
         self._changed.add(key)
 
     def write(self) -> None:
-        """Write the changes, in the order of the keys, so that two that share rows do not wait for each other."""
+        """Write the changes, in the order of the keys, so that two writers of the same rows cannot deadlock."""
         changed = {key: self._values[key] for key in sorted(self._changed)}
         kept = {key: Jsonb(value) for key, value in changed.items() if value is not None}
         gone = [key for key, value in changed.items() if value is None]

@@ -7,12 +7,12 @@ from harvest_lib.sequencing.sequencer import RING_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLimits:
-    """Of each shard of a consumer."""
+    """Limits of each shard of a consumer."""
 
     max_txn_duration_seconds: float = 1.0
     """A transaction ends after this time, although more is ready."""
     min_txn_duration_seconds: float = 0.0
-    """Before, it does not end, although nothing is ready."""
+    """A transaction does not end before this time, although nothing is ready."""
     ring: int = 8_192
     """Pending messages that are held; the rest is read again."""
     ring_bytes: int = RING_BYTES

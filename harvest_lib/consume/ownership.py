@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _LONGEST_TURN_SECONDS = 900.0
-"""A turn ends by then, whatever it has kept. Five calls for a message, of two minutes each, fail in less."""
+"""Limit of a turn, whatever it has kept. Five calls for a message, of two minutes each, fail in less."""
 
 
 class ShardCounts(NamedTuple):
@@ -72,7 +72,7 @@ class Owner(Protocol):
 
 
 class Ownership:
-    """An owned partition. `begin`, `stop` and `await_end` are for one thread; the rest for any."""
+    """An owned partition. `begin`, `stop` and `await_end` are for a single thread; the rest for any thread."""
 
     def __init__(self, owner: Owner, shard: ShardId) -> None:
         self.shard: Shard | None = None
@@ -120,14 +120,14 @@ class Ownership:
         )
 
     def let_go(self) -> None:
-        """Let the present shard go, and remember where it was."""
+        """Drop the present shard, and keep its place."""
         if self.shard is not None:
             self._position = self.shard.position
         self.shard = None
 
     @property
     def is_due(self) -> bool:
-        """Return True if the shard is to begin, and nothing of it is left."""
+        """Return True if the shard is to begin, and its previous thread has ended."""
         return not self.is_at_work and not self._stopping.is_set() and boot_seconds() >= self.begin_at
 
     @property
@@ -210,7 +210,7 @@ class Ownership:
             return  # it waits for its turn, which is no failure, and keeps its place: `begin_at` is the same
         is_fenced = isinstance(error, Fenced)
         self._pause(self._owner.session_seconds if is_fenced else None)
-        # After a transaction that was kept, a new connection may be all that it takes.
+        # After a kept transaction a new connection may be enough.
         was_good = isinstance(error, DatabaseUnavailable) and self.shard is not None and self.shard.transactions > 0
         if is_fenced:
             # The other process likely owns it now: fence it in turn only if the group still assigns the shard here.

@@ -21,7 +21,7 @@ from harvest_lib.sequencing.batch import Message
 from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
-"""Time that a transaction may send Postgres nothing: a function that is called for a message may take no longer."""
+"""Longest silence of a transaction towards Postgres: a function that is called for a message may take no longer."""
 
 _TELL_WAITS = """
 SELECT set_config('lock_timeout', (statement.setting::bigint / 2)::text, false)
@@ -140,7 +140,7 @@ class PostgresStore:
             raise DatabaseError(
                 f"the checkpoint of {self.shard} cannot be written",
                 evidence="INSERT … RETURNING gave no row",
-                next_step="check the table of consumers for triggers and rules: they may not keep its rows away",
+                next_step="check the table of consumers for triggers and rules: they must not suppress its rows",
             )
         self._fence, kept = row
         return Checkpoint.of_json(kept)

@@ -1,8 +1,8 @@
 """Reads a partition from an offset on: all messages, or committed messages only.
 
-Promises: messages come by rising offset; messages that retention removed before they were read are an error, never a
-silent gap; so is a log that lost its end since a position was kept, however long it has grown again; a transaction
-that is read again comes piece by piece, however long it is.
+Promises: messages come by rising offset. Messages that retention removed before they were read are an error, never a
+silent gap; so is a log that lost its end since a position was kept, however long it has grown again. A transaction that
+is read again comes piece by piece, however long it is.
 """
 
 from bisect import bisect_left
@@ -34,8 +34,8 @@ _SILENCE_SECONDS = 30.0
 NOTHING_READY: Final[Sequence[Message]] = ()
 """The group if nothing more is ready; other groups that are empty mean only that a batch commits nothing."""
 _HOW_TO_GO_ON = (
-    "see what Kafka lost (an unclean election of a leader, a volume that was put back), compare the state with the "
-    "log, and stop the consumer; NAME is its name, and `consumers` the table of its `PostgresStore`. To go on from "
+    "see which records Kafka lost (an unclean election of a leader, a restored volume), compare the state with the "
+    "log, and stop the consumer; NAME is its name, and `consumers` the table of its `PostgresStore`. To continue "
     "there: UPDATE consumers SET checkpoint = checkpoint - 'last' WHERE consumer = 'NAME' AND ROW; to read again from "
     """an offset N instead, SET checkpoint = checkpoint - 'last' || '{"offset": N, "producers": []}'. With a """
     "`SqliteStore`, recreate the recovery log: all is read again, into a new state"
@@ -91,7 +91,7 @@ def read_committed(
     isolation: Isolation = "read_committed",
     provider: KafkaConsumerProvider = Consumer,
 ) -> Generator[Iterable[Message], None, None]:
-    """Return committed messages from the sequencer's position on; each group has all messages of one acknowledgement.
+    """Return committed messages from the sequencer's position on; each group has all messages of an acknowledgement.
 
     Take each to its end before the next: if a group is left earlier, or fails, the sequencer is of no more use, and
     the request for the next group raises RuntimeError. NOTHING_READY comes where there is nothing more for now, and
@@ -295,10 +295,10 @@ def _translated(error: KafkaError, settings: Mapping[str, object], place: TopicP
     where = f"{place.topic!r}, partition {place.partition}"
     if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:
         return CheckpointError(
-            f"the log of {where} does not have offset {place.offset}, from which on it is to be read",
+            f"the log of {where} does not have offset {place.offset}, the next offset to read",
             evidence=error.str(),
-            next_step="retention has removed what was not read yet, or the topic was recreated: lengthen "
-            "`retention.ms`, and decide from which offset to go on",
+            next_step="retention has removed unread records, or the topic was recreated: lengthen "
+            "`retention.ms`, and choose the offset to continue from",
         )
     if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:
         return TopicMissing(

@@ -6,7 +6,7 @@ Kafka's, its head comes last. The topic is compacted: it holds each page about o
 depends on the size of the database, not on its age.
 
 Promise: playing back gives all that was committed, or an error. The digest reveals a page that is missing or changed,
-whatever retention, or a person, did to the log. A topic that was recreated is a new log.
+by retention or by hand. A topic that was recreated is a new log.
 """
 
 import json
@@ -42,7 +42,7 @@ _DIGESTS = 1 << 8 * _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """The partition in which a shard has its log: the one of the topic `log` that has the number of the shard's."""
+    """The partition of a shard's log: the partition of the topic `log` with the number of the shard's partition."""
 
     log: str
     shard: ShardId
@@ -109,7 +109,7 @@ def first_offset(settings: Mapping[str, object], place: LogPlace) -> int:
     policy = config["cleanup.policy"].value
     if policy != "compact":
         raise CheckpointError(
-            f"{place} would lose what is still needed",
+            f"{place} would lose pages that are still needed",
             evidence=f"the `cleanup.policy` of the topic is {policy!r}, not 'compact'",
             next_step=f"`kafka-configs.sh --bootstrap-server … --alter --entity-type topics --entity-name {place.log} "
             "--add-config cleanup.policy=compact`",
@@ -172,7 +172,7 @@ def _understood(place: LogPlace, record: Any) -> tuple[int, bytes | None] | dict
         return {name: head[name] for name in ("shard", "page_count", "digest")}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{place} holds what is not of a recovery log",
+            f"{place} holds a record that is not of a recovery log",
             evidence=f"the record at offset {record.offset()} has the key {key!r}",
             next_step="name a topic that only this consumer's shards write to",
         ) from error
@@ -180,7 +180,7 @@ def _understood(place: LogPlace, record: Any) -> tuple[int, bytes | None] | dict
 
 def _incomplete(place: LogPlace, evidence: str) -> CheckpointError:
     return CheckpointError(
-        f"{place} lacks records: retention, or a hand, has removed or changed some",
+        f"{place} lacks records: some were removed or changed, by retention or by hand",
         evidence=evidence,
         next_step="the state cannot be restored from it: mirror it back from a copy, or start over with another "
         "consumer name and another log, from the messages themselves",

@@ -34,7 +34,7 @@ _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, Kafk
 
 
 class RecoveryLogWriter:
-    """Writes for a shard, on one thread."""
+    """Writes for a shard, on a single thread."""
 
     def __init__(
         self,

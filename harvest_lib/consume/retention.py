@@ -55,7 +55,7 @@ class RetentionWatch:
         )
 
     def seen(self) -> Sequence[Retained]:
-        """Return the last answer; query again if that was long ago. For any thread."""
+        """Return the last answer; query again if it is older than a minute. For any thread."""
         return self._answer.seen()
 
 
@@ -90,7 +90,7 @@ def retained(settings: Mapping[str, object], positions: Mapping[Place, int]) -> 
 
 
 def retention_readings(seen: Sequence[Retained]) -> Iterator[Reading]:
-    """Yield the metrics of the partitions that are closest to a loss; unread records of the rest are one sum."""
+    """Yield the metrics of the partitions that are closest to a loss; unread records of the rest are summed up."""
     closest = sorted(seen, key=lambda each: (not each.unread, each.retained))
     labelled = [((each.topic, str(each.partition)), each) for each in closest[:MOST_SERIES]]
     unread: dict[Labels, float] = {label: float(each.unread) for label, each in labelled}

@@ -17,18 +17,18 @@ _log = logging.getLogger(__name__)
 
 TURN_SECONDS = 10.0
 _FILES_EACH, _RESERVED_FILES = 16, 64
-"""Files of a shard: 14 were counted with one broker. If more are counted, more are assumed."""
+"""Files of a shard: 14 were counted with a single broker. If more are counted, more are assumed."""
 _FILES_UNMEASURED = 128
 """Assumed until the files of a shard are counted: each broker takes two."""
 _OPENING_SECONDS = 3.0
-"""Files of a shard that began are not all open before."""
+"""Time until a shard that began has opened all its files."""
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 2.0, 60.0
-"""After this time twice as many connections are tried; later each time that this is in vain."""
+"""Pause before twice as many connections are tried; it doubles after each failure."""
 _NO_CONNECTION = re.compile("too many (connections|clients)|connection slots are reserved")
 
 
 class ShardRoom:
-    """Used by one thread, but for `refused`."""
+    """Admits shards. Used by a single thread, except `refused`."""
 
     def __init__(self) -> None:
         self._files_before = open_files.used()
@@ -36,20 +36,20 @@ class ShardRoom:
         self._began: list[float] = []
         self._most: int | None = None  # shards for which there are connections, as far as known
         self._again_at, self._again_seconds = 0.0, _AGAIN_SECONDS
-        self._held = 0  # the most that had a session at once, while others waited
+        self._held = 0  # the most shards that had a session at once, while other shards waited
         self._is_trying = False  # trying more shards than there were connections
         self._is_regaining = False  # trying to get back the connections that were held before
         self._evidence = ""
         self._lacks_files_since: float | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def begin(self) -> None:
-        """Raise the limit of files, and count those that are open before any shard begins."""
+        """Raise the limit of files, and count the files that are open before any shard begins."""
         open_files.raise_limit()
         self._files_before = open_files.used()
 
     def admits(self, at_work: int) -> bool:
-        """Return True if there is room for one shard more, beside those at work; count it as begun."""
+        """Return True if there is room for another shard, beside `at_work` shards; count it as begun."""
         now = boot_seconds()
         self._began = [began for began in self._began if now - began < _OPENING_SECONDS]
         if self._most is not None and at_work >= self._most and now < self._again_at:
@@ -66,7 +66,7 @@ class ShardRoom:
         return True
 
     def _try_more(self, at_work: int, now: float) -> None:
-        if self._is_trying:  # and it was not in vain
+        if self._is_trying:  # the last try has succeeded
             self._again_seconds = _AGAIN_SECONDS
         self._is_regaining = self._held > at_work
         self._is_trying = not self._is_regaining
@@ -76,8 +76,8 @@ class ShardRoom:
     def refused(self, error: BaseException, others: int, holding: int, *, has_opened: bool) -> bool:
         """Return True if an error means that the database gives no further connection, while `others` are at work.
 
-        `holding` of them have a session. `has_opened`: another shard got a session since this shard requested one. The
-        server, whose messages may be in any language, was then neither starting nor shutting down.
+        `holding` of them have a session. `has_opened`: another shard got a session since this shard requested its own.
+        The server, whose messages may be in any language, was then neither starting nor shutting down.
         """
         if not isinstance(error, DatabaseUnavailable) or not others:
             return False
@@ -87,7 +87,7 @@ class ShardRoom:
         if is_full:
             if self._is_trying:
                 self._again_seconds = min(2 * self._again_seconds, _LONGEST_AGAIN_SECONDS)
-            if self._is_regaining:  # in vain: another client has them
+            if self._is_regaining:  # failed: another client has the connections
                 self._held = holding
             seconds = _AGAIN_SECONDS if others < self._held else self._again_seconds
             self._is_trying = self._is_regaining = False
@@ -95,13 +95,13 @@ class ShardRoom:
             self._evidence = error.evidence
         return is_full
 
-    def tell(self, waiting: int, at_work: int, holding: int) -> None:
-        """Log that shards wait, once for each cause; once none does, and all at work have a session, forget it."""
+    def log_waiting(self, waiting: int, at_work: int, holding: int) -> None:
+        """Log that shards wait, once for each cause; begin anew once no shard waits and all at work have a session."""
         if not waiting:
             self._lacks_files_since = None
             if at_work == holding:
                 self._most, self._is_trying = None, False
-                self._said.clear()
+                self._logged.clear()
                 self._held, self._is_regaining = 0, False
                 self._again_seconds = _AGAIN_SECONDS
             return
@@ -113,14 +113,14 @@ class ShardRoom:
         used, limit = open_files.used(), open_files.limit()
         if by_database:
             self._lacks_files_since = None
-        elif used + self._files_each + _RESERVED_FILES <= limit:  # they are kept free for shards that begin
+        elif used + self._files_each + _RESERVED_FILES <= limit:  # the rest is kept free for shards that begin
             self._lacks_files_since = self._lacks_files_since or boot_seconds()
             if boot_seconds() - self._lacks_files_since < 2 * _OPENING_SECONDS:
                 return
         cause = "database" if by_database else "files"
-        if cause in self._said:
+        if cause in self._logged:
             return
-        self._said.add(cause)
+        self._logged.add(cause)
         if by_database:
             reason = f"the database gives no connection to more than {at_work} partitions: {self._evidence}"
             step = (

@@ -1,14 +1,14 @@
-"""One shard of a consumer: a partition that is read, state that follows from it, and messages that follow from both.
+"""A shard of a consumer: a partition that is read, state that follows from it, and messages that follow from both.
 
     restore (fence) ─► intents again ─► consume, … ─► flush ─► commit: state, offset, producers, intents
                                           ▲                       │
                                           └── next transaction ◄──┴─► acknowledge, while that already runs
 
 Promises, whatever crashes, freezes or fails over
-- Each message changes the kept state in one kept transaction, and in no other.
+- Each message changes the kept state once, in a single kept transaction.
 - A published message is read once by readers of committed messages: it is pending until the transaction is kept, and is
   acknowledged only then.
-- All messages of one acknowledgement are in one transaction.
+- All messages of an acknowledgement are in the same transaction.
 - A message that the user's function refuses is parked with its reason after some attempts, and only that message.
 """
 
@@ -57,7 +57,7 @@ class Fenced(Exception):
 
 
 class Shard:
-    """Used by one thread. Any thread may read its counts."""
+    """Used by a single thread. Any thread may read its counts."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Shard:
         self.stuck_since: float | None = None
         """Begin of the first transaction since the last commit, in boot seconds; None without a transaction."""
         self.caught_up = False
-        """It has been without a message that waited, since it began."""
+        """True once the shard has read all messages that were there."""
         self.going_since: float | None = None
         """Time of its first commit, catching up, or passing error, in boot seconds; None before."""
         self._store = store
@@ -181,7 +181,7 @@ class Shard:
         self.going_since = self.going_since or boot_seconds()
 
     def _take(self, group: Iterable[Message]) -> None:
-        """Take in the messages of one acknowledgement."""
+        """Take in the messages of an acknowledgement."""
         if self._dispatch.takes_at_once(group):
             self._open = self._open or self._begin()
             self._dispatch.take_at_once(self._open, group)
@@ -250,7 +250,7 @@ class Shard:
 
     def _prune(self, sequencer: Sequencer) -> None:
         age = int(self._limits.prune_after_seconds * CLOCKS_PER_SECOND)
-        # By the log's time, or a backlog would be forgotten as it is read; never by a time in the future.
+        # By the log's time: by the present time a backlog would be forgotten as it is read. Never by a future time.
         if forgotten := sequencer.prune(min(sequencer.newest, clock_at(time.time_ns())) - age):
             _log.info("producers_forgotten", extra={**self._log_fields, "count": forgotten})
 

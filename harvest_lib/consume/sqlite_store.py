@@ -69,7 +69,7 @@ _PARK = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BEGIN = "BEGIN IMMEDIATE -- the store's own"
-"""No user's statement has this text: statements are cached by text, and a cached one is not authorized again."""
+"""No user's statement has this text: statements are cached by text, and not authorized again."""
 _NO_FILE = -1
 _NOT_THE_USERS = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 
@@ -157,7 +157,7 @@ class SqliteStore:
 
     def commit(self, checkpoint: Checkpoint) -> bool:
         connection = self._returned()
-        if not connection.in_transaction:  # as after ON CONFLICT ROLLBACK; later statements commit singly
+        if not connection.in_transaction:  # for example after ON CONFLICT ROLLBACK; later statements commit singly
             self.close()
             raise RuntimeError("a statement of the user's ended the transaction, and the function went on after it")
         try:

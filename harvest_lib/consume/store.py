@@ -22,7 +22,7 @@ class StateRefused(Exception):
 
 
 class Store(Protocol):
-    """The store of a shard, used by one thread."""
+    """The store of a shard, used by a single thread."""
 
     def restore(self) -> Checkpoint:
         """Fence off the previous owner of the shard, and return the checkpoint."""
@@ -57,8 +57,8 @@ class Store(Protocol):
         ...
 
     def park(self, message: Message, reason: str) -> None:
-        """Park a message that the user's function does not take, in the present transaction. Where one of its offset
-        is parked already, of a topic that was recreated since, it takes its place."""
+        """Park a message that the user's function does not take, in the present transaction. It replaces a parked
+        message of the same offset, from before the topic was recreated."""
         ...
 
     def rollback(self) -> None:
@@ -71,8 +71,8 @@ class Store(Protocol):
 
 
 def headers_as_json(record: Any) -> list[list[str | None]]:
-    """Return the headers of a message that is parked, as JSON takes them: their bytes in hexadecimal. None are there if
-    the client cannot read them."""
+    """Return the headers of a parked message for JSON: their bytes in hexadecimal; no headers if the client cannot read
+    them."""
     headers = headers_of(record) or ()
     return [[storable(name), value if value is None else bytes(value).hex()] for name, value in headers]
 
@@ -82,7 +82,7 @@ def reason_of(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as failed:  # noqa: BLE001 - the user's, of any kind
-        text = f"its text cannot be had ({type(failed).__name__})"
+        text = f"its text is unavailable ({type(failed).__name__})"
     return storable(f"{type(error).__name__}: {text}")[:_LONGEST_REASON]
 
 

@@ -16,7 +16,7 @@ _UNRESPONSIVE_SECONDS = 60.0
 
 
 class ConsumerTelemetry:
-    """Waits for no server. The retention of its topics is queried from Kafka beside, once a minute."""
+    """Metrics and health of a consumer. Waits for no server; Kafka is queried beside, once a minute, for retention."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -65,7 +65,7 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason="it turns")
 
     def ready(self) -> Verdict:
-        """Return a healthy verdict if it runs: with partitions, or as a standby. Not if it cannot join its group."""
+        """Return a healthy verdict if the consumer runs, with partitions or as a standby, and can join its group."""
         verdict = self.live()
         if not verdict.is_healthy:
             return verdict
@@ -74,7 +74,8 @@ class ConsumerTelemetry:
         return Verdict(is_healthy=True, reason=f"it owns {len(self._consumer.owned())} partitions")
 
     def progress(self, within_seconds: float) -> Verdict:
-        """Return a healthy verdict unless an owned partition has failed, or been in one transaction, for longer."""
+        """Return a healthy verdict unless an owned partition has failed, or been in the same transaction, for
+        longer."""
         now = boot_seconds()
         for each in self._consumer.owned():
             if each.stuck_since is not None and now - each.stuck_since >= within_seconds:

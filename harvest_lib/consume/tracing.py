@@ -1,8 +1,8 @@
 """The span of a consumer's transaction, where the process has a tracer provider.
 
-It goes from the first message to the commit, has links to the spans in which messages were written, as far as these are
-recorded, and is the current span while the user's functions run. If a tracer, a sampler or a span processor raises,
-only the span is lost, both before the commit and after it.
+The span goes from the first message to the commit, has links to the recorded spans that wrote the messages, and is the
+current span while the user's functions run. If a tracer, a sampler or a span processor raises, only the span is lost,
+both before the commit and after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _MOST_MESSAGES = 1_000
-"""Headers of no more messages of a transaction are read."""
+"""Maximum of messages of a transaction with headers that are read."""
 
 
 class TransactionSpan:
-    """A span from its construction to `end`, on one thread."""
+    """A span from its construction to `end`, on a single thread."""
 
     def __init__(self, tracer: "Tracer", shard: ShardId, harmless: Harmless) -> None:
-        """Begin it; raises what the tracer raises. Afterwards `harmless` has the errors."""
+        """Begin the span; raises the tracer's errors. Later errors go to `harmless`."""
         from opentelemetry import context, trace  # noqa: PLC0415 - installed wherever a tracer is
 
         attributes = {
@@ -39,7 +39,7 @@ class TransactionSpan:
         self._token = context.attach(trace.set_span_in_context(self._span.span))
 
     def take(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Return the same messages, to whose writers it is linked: now, or as they are read if that is once."""
+        """Return the same messages, and link the span to their writers: now, or as a single-pass iterable is read."""
         if not isinstance(messages, (tuple, Batch)):
             return self._read(messages)
         for message in messages[: self._left] if self._span.room else ():

@@ -12,7 +12,7 @@ from harvest_lib.sequencing.batch import Batch, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """One consumer transaction: all of it is kept, or nothing."""
+    """A consumer transaction: all of it is kept, or nothing."""
 
     shard: ShardId
     state: Any
@@ -45,7 +45,7 @@ class GroupApplication(Application, Protocol):
     """
 
     def consume_messages(self, transaction: Transaction, messages: Batch) -> None:
-        """Take in the messages of one acknowledgement, in their order: at most as many as the ring holds.
+        """Take in the messages of an acknowledgement, in their order: at most as many as the ring holds.
 
         `messages.records` are the Kafka client's alone.
         """
@@ -81,7 +81,7 @@ def require_done(returned: object) -> None:
         if inspect.iscoroutine(returned):
             returned.close()
         kind = type(returned).__name__
-        raise TypeError(f"the function returned a {kind}, and its work was not done: nothing runs what it returns")
+        raise TypeError(f"the function returned a {kind}, and its work was not done: a returned {kind} is never run")
 
 
 def _not_usable(name: str, cause: str, next_step: str) -> ConfigError:

@@ -1,10 +1,10 @@
-"""A debit and a credit of each transfer: one message in, two out, and the sum of all money stays the same.
+"""A debit and a credit of each transfer: a message in, two out, and the sum of all money stays the same.
 
     transfers ─► {"from", "to", "amount"} ─┬─► legs: {"account", "amount"}, a debit and a credit
                                            └─► balances, a table
 
-Where both legs go to one partition of one topic, a reader of its committed records sees the sum unchanged after
-each transaction: all of it is read at once. With debits in one topic and credits in another, that holds only once the
+If both legs go to the same partition of the same topic, a reader of committed records sees the sum unchanged after each
+transaction, which is read as a whole. With debits and credits in different topics, the sum is unchanged only once the
 acknowledgements in both were read: the promise ends at a partition.
 """
 
@@ -26,7 +26,7 @@ ON CONFLICT (account) DO UPDATE SET balance = balances.balance + excluded.balanc
 
 
 class BankTransfer:
-    """The application. Legs go to the partition that their transfer is in."""
+    """The application. Legs go to the partition of their transfer."""
 
     def __init__(self, debits: str, credits: str) -> None:  # noqa: A002 - a bank's words
         self._debits, self._credits = debits, credits

@@ -2,7 +2,7 @@
 
     flights ─► + 1 in `flight_counts` ─► (a topic of counts, each as of a transaction)
 
-The messages of a transaction are summed up in memory, and written by one statement as it ends.
+The messages of a transaction are summed up in memory, and written by a single statement as it ends.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     orders ─► {"customer", "cents"} ─► + 1 and + cents in `order_totals`
 
-The messages of a transaction are summed up in memory, and written by one statement as it ends.
+The messages of a transaction are summed up in memory, and written by a single statement as it ends.
 """
 
 import json

@@ -75,9 +75,9 @@ def run(
 
 
 def write_sums(transaction: Transaction, statement: LiteralString, sums: Mapping[str, int]) -> Any:
-    """Write sums by one statement, which takes their keys and the sums as arrays. Return its cursor.
+    """Write sums by a single statement, which takes keys and sums as arrays. Return its cursor.
 
-    It gets them in the order of the keys: two shards that share some keys do not wait for each other.
+    The arrays are in the order of the keys: two shards that share keys cannot deadlock.
     """
     keys = sorted(sums)
     return transaction.state.execute(statement, (keys, [sums[key] for key in keys]))

@@ -17,14 +17,15 @@ _VALUES = "SELECT, INSERT, UPDATE, DELETE"
 
 
 def consumer_grants(role: str, table: str = "consumers", *, key_values: bool = False) -> str:
-    """Return the grants on the tables of `create_tables`, and with `key_values` on that of `create_key_values`."""
+    """Return the grants on the tables of `create_tables`, and, with `key_values`, on the table of
+    `create_key_values`."""
     return "".join(f"{line}\n" for line in _lines(role, table, key_values=key_values))
 
 
 def _lines(role: str, table: str, *, key_values: bool) -> Iterator[str]:
-    yield "-- What a consumer needs on its own tables, and nothing more. Run it as their owner, once they are there"
-    yield "-- (`create_tables`, `create_key_values`); it may be run again. The role has to exist. What the application"
-    yield "-- itself reads and writes is yours to grant."
+    yield "-- The minimal privileges of a consumer on its own tables. Run this as their owner, once they exist"
+    yield "-- (`create_tables`, `create_key_values`); it may be run again. The role has to exist. Grants on the"
+    yield "-- application's own tables are not included."
     yield "BEGIN;"
     name, parts = sql.Identifier(role), name_parts(table)
     if len(parts) > 1:

@@ -1,8 +1,8 @@
 """Minimal ACLs of a harvester, a reader and a consumer in Kafka, as commands or as data.
 
-A harvester's and a reader's follow from the configuration: who elects the leader, how records are delivered, which
-topics are made if missing. Where the beginning of names covers topics of Kafka's own, or those of a pool's election and
-checkpoints, writing to these is denied: a denial overrides a permission.
+The ACLs of a harvester and a reader follow from the configuration: `leadership`, `delivery`, and the topics that are
+made if missing. If a prefix covers internal topics of Kafka, or topics of a pool's election and checkpoints, writing to
+them is denied: a denial overrides a permission.
 """
 
 import shlex
@@ -15,13 +15,13 @@ from harvest_lib.record import INTERNAL_TOPICS
 
 Resource = Literal["topic", "group", "transactional-id"]
 _Wanted = tuple[Resource, str, bool, tuple[str, ...]]
-"""A resource, whether its name is the beginning of names, and the operations."""
+"""A resource, its name, whether the name is a prefix, and the operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """One permission: a principal may do an operation on a resource, or on all whose names begin with its name. Or may
-    not, if it is `denied`."""
+    """A permission of a principal for an operation on a resource, or, if `prefixed`, on all resources with this prefix.
+    A denial if `denied`."""
 
     principal: str
     resource: Resource
@@ -40,21 +40,21 @@ def harvester_acls(
     topics: Collection[str],
     *,
     creates: bool = True,
-    asks_group: bool = False,
+    reads_group: bool = False,
 ) -> list[Acl]:
-    """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` stands for all that begin so.
+    """Return the ACLs of a harvester that delivers to `topics`; a name that ends in `*` is a prefix.
 
-    With `creates` it may make the topics of its own, otherwise they have to be there. With `asks_group` it may ask who
-    still elects through Kafka, which `leadership: auto` does before it leads by the lock in Postgres.
+    With `creates` it may make the topics of its own, otherwise they have to exist. With `reads_group` it may read the
+    members of the group, which `leadership: auto` does before it leads by the lock in Postgres.
     """
     wanted = list(_harvester(config, topics, creates=creates))
-    if asks_group and config.leadership == "postgres":
+    if reads_group and config.leadership == "postgres":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
     return [*_acls(principal, wanted), *_denials(principal, topics, INTERNAL_TOPICS)]
 
 
 def reader_acls(config: HarvestConfig, principal: str, topics: Collection[str]) -> list[Acl]:
-    """Return the ACLs of `harvest audit` and `harvest status`: to read `topics`, and to look at the election."""
+    """Return the ACLs of `harvest audit` and `harvest status`: to read `topics` and the members of the election."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     if config.leadership == "neli":
         wanted.append(("group", config.leader_group_id, False, ("Describe",)))
@@ -70,9 +70,9 @@ def consumer_acls(
     logs: Collection[str] = (),
     pool: Collection[str] = (),
 ) -> list[Acl]:
-    """Return the ACLs of the consumer `name` to read `topics` and publish to others, and with a `SqliteStore` to keep
-    its recovery logs. Those are made by others, see `create_recovery_log`. `pool` are the topics of a pool's own, which
-    it may not write to."""
+    """Return the ACLs of the consumer `name` to read `topics` and to write `published`, and, with a `SqliteStore`, its
+    recovery `logs`. Another principal makes the logs, see `create_recovery_log`. `pool` are a pool's own topics, which
+    the consumer may not write."""
     wanted: list[_Wanted] = [("topic", *_prefix(each), ("Read", "Describe")) for each in topics]
     wanted.append(("group", name, False, ("Read",)))
     wanted += [("topic", *_prefix(each), ("Write", "Describe")) for each in published]
@@ -84,7 +84,7 @@ def consumer_acls(
 
 
 def commands(acls: Sequence[Acl], *, servers: str) -> list[str]:
-    """Return the commands that add them, one for each resource."""
+    """Return the commands that add `acls`, a command for each resource."""
     grouped: dict[tuple[str, Resource, str, bool, bool], list[str]] = {}
     for acl in acls:
         place = acl.principal, acl.resource, acl.name, acl.prefixed, acl.denied
@@ -112,7 +112,7 @@ def _acls(principal: str, wanted: Iterable[_Wanted]) -> list[Acl]:
 
 
 def _denials(principal: str, topics: Collection[str], kept: Collection[str]) -> list[Acl]:
-    """Return denials of writing to the topics in `kept` that the beginnings of names among `topics` cover."""
+    """Return denials of writing to the topics in `kept` that prefixes among `topics` cover."""
     beginnings = [topic.removesuffix("*") for topic in topics if topic.endswith("*")]
     return [
         Acl(principal=principal, resource="topic", name=each, operation="Write", denied=True)
@@ -135,5 +135,5 @@ def _harvester(config: HarvestConfig, topics: Collection[str], *, creates: bool)
 
 
 def _prefix(topic: str) -> tuple[str, bool]:
-    """Return a name and whether it is the beginning of names; `*` alone is Kafka's own sign for all."""
+    """Return a name and whether it is a prefix; `*` alone is Kafka's own wildcard."""
     return (topic[:-1], True) if topic.endswith("*") and topic != "*" else (topic, False)

@@ -1,4 +1,4 @@
-"""Rights outside of the outbox's tables: the error that names exactly the GRANT that a role lacks."""
+"""Rights outside of the outbox's tables: errors with exactly the GRANT that a role lacks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ FROM found
 def creating(
     connection: psycopg.Connection[Any], what: str, table: sql.Identifier, *, makes_schema: bool = False
 ) -> Iterator[None]:
-    """Name the rights to make a table, and its schema where that is made too, that our role lacks.
+    """Add the missing rights to make a table, and its schema if `makes_schema`, to the error of the block.
 
     The block ends its transaction. Raises DatabaseAccessDenied.
     """
@@ -49,7 +49,7 @@ def creating(
 
 @contextmanager
 def using(connection: psycopg.Connection[Any], table: sql.Identifier, privileges: LiteralString) -> Iterator[None]:
-    """Name the privileges that are needed on a table, where our role lacks one. Raises DatabaseAccessDenied."""
+    """Add the needed privileges on a table to the error of the block. Raises DatabaseAccessDenied."""
     try:
         with translated():
             yield

@@ -1,13 +1,13 @@
 """Minimal grants of each role on an outbox, as SQL for its owner.
 
 Promises
-- A script first revokes the roles' grants on these tables. It may be run again. Rules by row, once made,
-  stay until another run replaces them.
-- Nothing is taken from a role that owns a table, by itself, by membership or as a superuser.
-- A role that does not exist costs only its own part: a warning says so, and all others get theirs.
+- A script first revokes the roles' grants on these tables. It may be run again. Policies by row, once made, stay until
+  another run replaces them.
+- Nothing is revoked from a role that owns a table, by itself, by membership or as a superuser.
+- A role that does not exist skips only its own part, with a warning.
 - Where row-level security is on, harvester and reader get a policy that shows all rows.
-- Writers may insert the columns that are theirs to fill. They cannot set an id, a mark or a transaction, nor read.
-- With a list of topics a writer's row for another one is refused by Postgres, whatever the writer runs.
+- Writers may insert the columns of a message. They cannot set an id, a mark or a transaction, and cannot read.
+- With a list of topics Postgres refuses a writer's row for another topic, whatever the writer runs.
 - Names and values are quoted by psycopg; none is in a comment, which a line break would end.
 """
 
@@ -30,7 +30,7 @@ _SAVED = ("low_watermark", "retention_hold", "checkpoint", "updated_at", "epoch"
 _LISTED = ("subscription", "shard", "id", "kafka_topic", "kafka_key", "reason", "held", "transaction_id")
 _RELISTED = ("reason", "held", "retry")
 
-# The sequence may have any name: its own would have to be looked up.
+# The sequence may have any name, so the script looks it up.
 _SEQUENCE = """EXECUTE format(
   'GRANT USAGE ON SEQUENCE %s TO %I', pg_get_serial_sequence({table}, 'id'), {role}
 )"""
@@ -105,7 +105,7 @@ def harvester_needs(outbox: OutboxTable, mode: ReadingMode) -> list[Need]:
 
 
 def missing_grants(connection: psycopg.Connection[Any], needs: Collection[Need]) -> list[str]:
-    """Return the GRANT statements that our own role lacks. Tables and columns that are not there are passed over."""
+    """Return the GRANT statements that the connection's role lacks. Missing tables and columns are skipped."""
     lacking = []
     with translated():
         for need in needs:
@@ -121,7 +121,7 @@ def missing_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
 
 
 def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need]) -> None:
-    """Raise DatabaseAccessDenied, with the GRANT statements, if our own role lacks privileges."""
+    """Raise DatabaseAccessDenied, with the GRANT statements, if the connection's role lacks privileges."""
     if missing := missing_grants(connection, needs):
         raise DatabaseAccessDenied(
             f"{connection.info.user!r} lacks privileges",
@@ -132,16 +132,16 @@ def require_grants(connection: psycopg.Connection[Any], needs: Collection[Need])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """The roles of one outbox. An empty name leaves a role out. `writers` are names with the topics that each may
-    write, None for any. `subscriptions` are those that the harvester may lead, none for any. `has_column_mapping`: a
-    table of another layout, which has writers of its own."""
+    """The roles of an outbox. An empty name leaves a role out. `writers` are names with the topics that each may write,
+    None for any. `subscriptions` may be led by the harvester; empty for any. `has_column_mapping`: a table of another
+    layout, which has writers of its own."""
 
     outbox: OutboxTable
     mode: ReadingMode
     harvester: str = "harvester"
     reader: str = "reader"
     operator: str = ""
-    """The role of people and of cron who run `park` and `subscriptions`, and read as a reader does."""
+    """The role for the commands `park` and `subscriptions`, which also reads as a reader."""
     writers: Mapping[str, Collection[str] | None] = field(default_factory=lambda: {"writer": None})
     subscriptions: Collection[str] = ()
     has_column_mapping: bool = False
@@ -161,15 +161,15 @@ class Grants:
         return [name for name in named if name not in there]
 
     def _parts(self) -> Iterator[str]:
-        yield "-- What each role needs on the outbox, and nothing more. Run it as the owner of the tables, once they"
-        yield "-- are there (`harvest init`); it may be run again. A role that is not there is passed over with a"
-        yield "-- warning: CREATE ROLE … LOGIN, and \\password in psql, so that no log has a password; then again."
+        yield "-- The minimal privileges of each role on the outbox. Run this as the owner of the tables, after"
+        yield "-- `harvest init`; it may be run again. A missing role is skipped with a warning: CREATE ROLE … LOGIN,"
+        yield "-- and \\password in psql, so that no log has a password; then run this again."
         yield "BEGIN;"
         if self.mode.marks and self.mode.keeps_checkpoints:
-            yield "\n-- where checkpoints are mirrored, whatever the layout of the outbox"
+            yield "\n-- the tables for mirrored checkpoints, whatever the layout of the outbox"
             yield from map(_text, beside_statements(self.outbox))
         if self._has_topics:
-            yield "\n-- writers by topic; from here on who has no rule, other than the owner, sees and writes nothing"
+            yield "\n-- writers by topic; from here on only roles with a policy, and the owner, see and write rows"
             yield _text(_enable(self.outbox))
         if self.subscriptions and self.mode.keeps_checkpoints:
             yield "\n-- the harvester by subscription"
@@ -178,21 +178,21 @@ class Grants:
             yield "\n-- the harvester"
             yield _text(self._role(self.harvester, self._harvester()))
         for writer, topics in self.writers.items() if not self.has_column_mapping else ():
-            yield "\n-- a writer: what it may fill, and ids from the sequence"
+            yield "\n-- a writer: the columns of a message, and ids from the sequence"
             yield _text(self._role(writer, self._writer(writer, topics)))
         if self.reader:
             yield "\n-- a reader: `harvest status`, `harvest audit`"
             yield _text(self._role(self.reader, self._reader()))
         if self.operator:
-            yield "\n-- an operator: `harvest park`, `harvest subscriptions`, and what a reader does"
+            yield "\n-- an operator: `harvest park`, `harvest subscriptions`, and all that a reader may do"
             yield _text(self._role(self.operator, self._operator()))
         yield "COMMIT;"
         if self.mode.reads_segments:
             yield "\n-- Segments are changed by the owner: run `harvest segments ensure`, `rotate --due` and"
             yield "-- `drop` from cron, as the owner."
         if self.mode.keeps_checkpoints:
-            yield "\n-- After a failover the harvester asks for EXECUTE on pg_read_file(text), by which it could read"
-            yield "-- any file of the server's data folder: grant it then, revoke it afterwards."
+            yield "\n-- After a failover the harvester needs EXECUTE on pg_read_file(text), which reads any file of the"
+            yield "-- server's data folder: grant it then, revoke it afterwards."
 
     def _tables(self) -> list[OutboxTable]:
         outbox = self.outbox
@@ -206,7 +206,7 @@ class Grants:
         return not self.has_column_mapping and any(topics is not None for topics in self.writers.values())
 
     def _role(self, role: str, grants: Iterator[sql.Composed]) -> sql.Composed:
-        """Return the part of one role: its old grants are revoked, then it gets those of `grants`."""
+        """Return the part of a role: its old grants are revoked, then `grants` are given."""
         statements = [sql.SQL(_REVOKE).format(table=each.identifier, **_names(role, each)) for each in self._tables()]
         if len(self.outbox.parts) > 1:
             schema = sql.Identifier(self.outbox.parts[0])
@@ -216,7 +216,7 @@ class Grants:
             quoted=sql.Literal(sql.Identifier(role).as_string(None)),
             statements=sql.SQL("\n").join(sql.SQL("{};").format(each) for each in (*statements, *grants)),
         )
-        # A literal and not dollars: no name can end it.
+        # A quoted literal instead of dollar quotes: no name can end it.
         return sql.SQL("DO {}").format(sql.Literal(body.as_string(None)))
 
     def _harvester(self) -> Iterator[sql.Composed]:
@@ -228,7 +228,7 @@ class Grants:
             yield _sees_all(outbox.parked, role, "FOR ALL")
         if not self.mode.keeps_checkpoints:
             return
-        if self.mode.reads_segments:  # to tell, in `harvest status`, those that were detached by hand
+        if self.mode.reads_segments:  # `harvest status` lists segments that were detached by hand
             yield _grant("SELECT", outbox.segments, role)
             yield _sees_all(outbox.segments, role, "FOR SELECT")
         if self.subscriptions:

@@ -1,10 +1,10 @@
 """Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
 
-While a term lasts, a thread of its own asks the brokers every half minute how many partitions the topics have that its
-records name, or that the subscription delivered to before. A shorter term, as in `run --drain`, is
-looked at once as it ends. The findings stand beside the subscription's epoch (column `leader`), so that a harvester
-which was not running when partitions were added says so when it starts. Under `source: mark` there is no such row:
-then only changes in the life of a process are noticed.
+While a term lasts, a thread of its own queries the brokers every half minute for the number of partitions of the
+topics that its records name, or that the subscription delivered to before. In a shorter term, as in `run --drain`, it
+queries once at the end. The findings are stored beside the subscription's epoch (column `leader`): a harvester that was
+not running when partitions were added logs them when it starts. `source: mark` has no such row: only changes in the
+life of a process are detected.
 """
 
 import json
@@ -36,7 +36,7 @@ _FIRST_SECONDS = 1.0
 _EVERY_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _MOST_TOPICS = 1_000
-"""Those of more are not written down."""
+"""Facts of further topics are not stored."""
 
 _READ = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
 
@@ -46,7 +46,7 @@ WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
 """
 
 Known = dict[str, dict[str, Any]]
-"""By topic: `partitions`, and where some were added `before` and `noticed_at`."""
+"""By topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
 
 
 _READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
@@ -54,7 +54,7 @@ _READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """Partitions that were added to a topic: how many it had and has, and when that was noticed."""
+    """Partitions that were added to a topic: the numbers before and after, and the time of the detection."""
 
     topic: str
     before: int
@@ -65,13 +65,13 @@ class Added:
         at, moved = self.noticed_at.isoformat(timespec="seconds"), moved_share(self.before, self.after)
         return (
             f"the topic {self.topic!r} was given partitions, {self.before} before and {self.after} now, noticed at "
-            f"{at}: {moved:.0%} of its keys go to other partitions since (`harvest partition` says which), so that a "
+            f"{at}: {moved:.0%} of its keys go to other partitions since (see `harvest partition`), so that a "
             "key's records of before and after have no order among them"
         )
 
 
 class Memory:
-    """Facts that one shard of a subscription stores in Postgres about its topics."""
+    """Facts that a shard of a subscription stores in Postgres about its topics."""
 
     def __init__(self, conninfo: str, table: sql.Identifier, name: str, shard: int) -> None:
         self._conninfo = conninfo
@@ -85,7 +85,7 @@ class Memory:
         return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
 
     def save(self, known: Known) -> bool:
-        """Write it down; False if there is no row for it as yet."""
+        """Store the known topics; return False if the shard has no row yet."""
         kept = dict(list(known.items())[:_MOST_TOPICS])
         with connect(self._conninfo) as connection, translated():
             written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
@@ -96,7 +96,7 @@ class Memory:
 
 
 class PartitionWatch:
-    """Notices added partitions of the topics that `topics` returns. `kafka` are the base settings of the user."""
+    """Detects added partitions of the topics that `topics` returns. `kafka` are the base settings of the user."""
 
     def __init__(
         self, kafka: Mapping[str, object], topics: Callable[[], Collection[str]], memory: Memory | None = None
@@ -109,22 +109,22 @@ class PartitionWatch:
 
     @property
     def added(self) -> Sequence[Added]:
-        """Return the added partitions that were noticed. May be read by any thread."""
+        """Return the added partitions that were detected. May be read by any thread."""
         return added_of((self._known or {}).copy())
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
-        """Look until the term is over; returns at once. The last look holds up the end of the process."""
+        """Check until the term is over; returns at once. The last check holds up the end of the process."""
         threads.repeat(
             "harvest-partitions",
-            partial(self._look_if_named, stopping),
+            partial(self._check_if_named, stopping),
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
             is_needed=term.is_live,
-            at_end=self._look_at_end if self._memory is not None else None,
+            at_end=self._check_at_end if self._memory is not None else None,
         )
 
-    def look(self) -> None:
-        """Compare what the brokers say with what is known. Raises HarvestError, or KafkaException."""
+    def check(self) -> None:
+        """Compare the brokers' numbers with the known numbers. Raises HarvestError, or KafkaException."""
         if self._known is None:
             self._known = self._memory.load() if self._memory is not None else {}
         names = list({*self._known, *self._topics()})  # also topics of its row: a record may come at any time
@@ -157,33 +157,33 @@ class PartitionWatch:
             for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
                 try:
                     counted[topic] = len(answer_of(answer, 2 * _ANSWER_SECONDS).partitions)
-                except KafkaException:  # gone, or not ours to see
+                except KafkaException:  # gone, or without the right to see it
                     continue
             return counted
 
-    def _look_if_named(self, stopping: threading.Event) -> None:
+    def _check_if_named(self, stopping: threading.Event) -> None:
         if self._known is None:
             stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
-        self._try_to_look()
+        self._try_to_check()
 
-    def _look_at_end(self) -> None:
+    def _check_at_end(self) -> None:
         if self._known is None or not self._known.keys() >= set(self._topics()):
-            self._try_to_look()
+            self._try_to_check()
 
-    def _try_to_look(self) -> None:
+    def _try_to_check(self) -> None:
         try:
-            self.look()
+            self.check()
         except (HarvestError, KafkaException) as error:
             _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
 
 
 def added_of(known: object) -> list[Added]:
-    """Return the topics to which partitions were added, of those one shard knows; malformed entries are skipped."""
+    """Return a shard's known topics to which partitions were added; malformed entries are skipped."""
     if not isinstance(known, Mapping):
         return []
     found = []
     for topic, entry in sorted(known.items()):
-        with suppress(KeyError, TypeError, ValueError):  # an entry without, or one written by hand
+        with suppress(KeyError, TypeError, ValueError):  # no partitions were added, or the entry was written by hand
             before, after = int(entry["before"]), int(entry["partitions"])
             noticed_at = datetime.fromisoformat(entry["noticed_at"])
             if 0 < before < after:
@@ -192,7 +192,7 @@ def added_of(known: object) -> list[Added]:
 
 
 def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
-    """Return added partitions that a subscription's shards know, each topic once. `outbox` is placed in its schema."""
+    """Return the added partitions of a subscription's shards, each topic once. `outbox` is placed in its schema."""
     if (table := outbox.beside(connection, "subscriptions")) is None:
         return []
     statement = sql.SQL(_READ_ALL).format(table=in_statement(table.identifier))

@@ -1,4 +1,4 @@
-"""Ages of checkpoints in Postgres, over samples: a new term writes to the row of a shard too, and moves nothing."""
+"""Ages of checkpoints in Postgres, over samples: a new term also writes a shard's row, without a new checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -8,14 +8,14 @@ from harvest_lib.telemetry.counts import Labels
 
 
 class CheckpointAges:
-    """By subscription and shard. Used by one thread."""
+    """Ages by subscription and shard. Used by a single thread."""
 
     def __init__(self) -> None:
         self._seen: dict[Labels, tuple[tuple[int, int], datetime]] = {}
 
     def of(self, shards: Sequence[SubscriptionShard]) -> Mapping[Labels, float]:
-        """Return seconds since each checkpoint was written, by the database's clock, of the shards that have one. A row
-        that was written since the last sample counts if its checkpoint is another one."""
+        """Return the seconds since each checkpoint was written, by the database's clock. A row that was written since
+        the last sample counts if its checkpoint differs. Shards without a checkpoint are left out."""
         before, self._seen = self._seen, {}
         ages: dict[Labels, float] = {}
         for shard in shards:

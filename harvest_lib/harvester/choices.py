@@ -20,12 +20,12 @@ def reads_table(config: HarvestConfig) -> bool:
 def read_choices(
     config: HarvestConfig, connection: psycopg.Connection[Any], table: OutboxTable, *, marks: bool = False
 ) -> Choices:
-    """Return the choices of a configuration for this table. Raises OutboxTableError if there is none."""
+    """Return the choices of a configuration for this table. Raises OutboxTableError if the table is missing."""
     return choices_of(config, table.kind(connection) if reads_table(config) and not marks else None, marks=marks)
 
 
 def choices_of(config: HarvestConfig, kind: Table | None = None, *, marks: bool = False) -> Choices:
-    """Return the choices of a configuration for a table of a kind, which has to be known if it is to be read."""
+    """Return the choices of a configuration for a table of a kind; `kind` is required where `reads_table` is true."""
     found = "mapped" if config.columns is not None else kind
     return choose(
         found,
@@ -45,7 +45,7 @@ def chosen(config: HarvestConfig, choices: Choices) -> HarvestConfig:
 
 
 def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> HarvestConfig:
-    """Do as `chosen`. Raises ConfigError for settings that do not go with the choices."""
+    """Return the configuration with its choices. Raises ConfigError for settings that contradict the choices."""
     used = chosen(config, choices)
     if used.mode.marks and config.shards > 1:
         raise ConfigError(
@@ -59,5 +59,5 @@ def resolved(config: HarvestConfig, choices: Choices, table: OutboxTable) -> Har
 
 
 def not_chosen(setting: str) -> AssertionError:
-    """Return the bug of a part that is to be made before its setting was chosen."""
+    """Return the error for using a setting before `auto` is resolved."""
     return AssertionError(f"`{setting}` is still auto: see `resolved`")

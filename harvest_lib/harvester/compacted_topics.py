@@ -1,8 +1,7 @@
-"""Topics that a delivery by acknowledgements cannot use, found out before anything starts where a subscription is
-limited to them.
+"""Start-up check for topics that a delivery by acknowledgements cannot use, where a subscription is limited to them.
 
-An acknowledgement has no key, and a compacted topic takes no message without one; and compaction would remove pending
-records that a reader has still to find. A record that names such a topic stops nobody: it is parked, see
+An acknowledgement has no key, and a compacted topic takes no message without a key; and compaction would remove pending
+records that a reader has still to find. A record that names such a topic is parked and stops no delivery, see
 `harvest_lib.delivery.Topics`.
 """
 
@@ -22,15 +21,15 @@ _FILTER = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscriptio
 def refuse_compacted(
     connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, topics: Topics
 ) -> None:
-    """Raise TopicCompacted if one of the topics is that the subscription is limited to. Kafka's own are compacted by
-    right: their records are parked."""
+    """Raise TopicCompacted if the subscription is limited to a compacted topic. Kafka's internal topics do not count:
+    their records are parked."""
     with translated():
         statement = sql.SQL(_FILTER).format(subscriptions=in_statement(outbox.subscriptions.identifier))
         found = {topic for (topic,) in connection.execute(statement, {"subscription": subscription})}
     if compacted := topics.compacted(found):
         raise TopicCompacted(
-            f"the topic {compacted[0]!r} is compacted, and `delivery: sequenced` cannot use it: what acknowledges "
-            "records has no key, and compaction removes records that are still to be acknowledged",
+            f"the topic {compacted[0]!r} is compacted, and `delivery: sequenced` cannot use it: acknowledgements have "
+            "no key, and compaction removes records that are still to be acknowledged",
             evidence=f"`cleanup.policy` has `compact`, of {len(compacted)} of the {len(found)} topics that the "
             f"subscription {subscription!r} is limited to",
             next_step=f"kafka-configs.sh --bootstrap-server … --alter --topic {compacted[0]} --add-config "

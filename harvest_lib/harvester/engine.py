@@ -83,7 +83,7 @@ class Callbacks:
     emit: Callable[[Event], None]
     delivered: Callable[[int], None]
     measures: ShardMeasures = field(default_factory=lambda: HarvestMeasures().shard(0))
-    """The counts of its shard."""
+    """The counts of the loop's shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +229,9 @@ class Engine:
 
 
 def make_size(config: HarvestConfig, most: int = LARGEST_BATCH) -> BatchSize:
-    """Return the size of a shard's batches, at most `most` records and no more than the limits that are set."""
+    """Return the size of a shard's batches, at most `most` records and within the configured limits."""
     in_flight, read = config.limits.max_in_flight_records, config.limits.mark_query_records
-    if in_flight is not None:  # one process may lead all shards
+    if in_flight is not None:  # a process may lead all shards
         most = min(most, max(1, in_flight // config.shards))
     return BatchSize(most, read)
 

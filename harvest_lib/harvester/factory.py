@@ -53,25 +53,26 @@ def make_source(config: HarvestConfig, table: OutboxTable) -> ClaimSource:
 
 
 def _marking(config: HarvestConfig) -> str:
-    """Return how to connect so that others see that we mark, unless the user has chosen another name."""
+    """Return the conninfo with an application name that shows other processes a marking session, unless the user has
+    set a name."""
     return make_conninfo(config.data_source.conninfo(), fallback_application_name=MARKS)
 
 
 def make_topics(config: HarvestConfig) -> Topics:
-    """Return the facts about topics, none as yet."""
+    """Return the knowledge about topics, empty at first."""
     settings = config.kafka_settings(for_producer=True)
     return Topics(settings, keep_all=config.delivery == "sequenced", own=config.is_own_topic)
 
 
 def certificates_of(config: HarvestConfig) -> Certificates:
-    """Return the certificates that the clients of a configuration have."""
+    """Return the certificates of a configuration's clients."""
     kafka = (config.kafka_settings(for_producer=producer) for producer in (False, True))
     return Certificates(*kafka, postgres=conninfo_to_dict(config.data_source.conninfo()))
 
 
 def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerProvider) -> None:
-    """Raise ConfigError for a setting that librdkafka does not take, before anything starts: with the timeouts of the
-    delivery, once that is chosen."""
+    """Raise ConfigError for a setting that librdkafka refuses, before anything starts. The timeouts of the delivery are
+    checked once `delivery` is chosen."""
     settings, topics = _batch_settings(config, producer_provider), make_topics(config)
     if config.delivery == "transactional":
         place = _checkpoint_place(config, 0)
@@ -81,7 +82,7 @@ def refuse_bad_settings(config: HarvestConfig, producer_provider: KafkaProducerP
 
 
 def make_batch_source(config: HarvestConfig, table: OutboxTable, shard: int) -> BatchSource:
-    """Return the source that `source` names, of one shard's records. One that marks has a place for parked records
+    """Return the source that `source` names, for a shard's records. A source that marks has a table for parked records
     unless the policy is to stop."""
     if config.mode.marks:
         parked = table.parked.identifier if config.mode.parks_rows else None
@@ -99,7 +100,7 @@ def make_batch_source(config: HarvestConfig, table: OutboxTable, shard: int) -> 
 
 
 def make_selection(config: HarvestConfig, table: OutboxTable, shard: int | None = None) -> Selection:
-    """Return the records of the outbox, or of one shard, with the column mapping of `columns`."""
+    """Return the selection of the outbox, or of a shard, with the column mapping of `columns`."""
     columns = COLUMNS if config.columns is None else columns_of(config.columns)
     conditions = [] if shard is None else shard_conditions(shard, config.shards, columns)
     return Selection(table=table.identifier, columns=columns, conditions=conditions)
@@ -115,7 +116,7 @@ def make_delivery(
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> tuple[Delivery, CheckpointStore]:
-    """Return the delivery of one shard's batches that `delivery` names, and the store of their checkpoints."""
+    """Return the delivery that `delivery` names, for a shard's batches, and the store of their checkpoints."""
     settings = _batch_settings(config, producer_provider)
     acknowledge = partial(acknowledge_again, settings.kafka, provider=producer_provider, topics=topics)
     match config.delivery:
@@ -146,9 +147,9 @@ def make_delivery(
 def make_purging_pages(config: HarvestConfig, source: ClaimSource, term: Term) -> MarkPages:
     """Return the pages of a table that is marked and delivered at least once.
 
-    Once another may lead, nothing is marked, and delivered rows are purged only under the key barrier. Pipelined, the
-    other may have sent the first of them again: if the rest were purged, that one would be the last of its key that
-    consumers get.
+    Once another process may lead, nothing is marked, and delivered rows are purged only under the key barrier. With
+    `pipelined` the other process may have sent the first rows again: if the rest were purged, consumers would get the
+    repeated row as the last record of its key.
     """
     always = config.delivery == "barrier"
     return MarkPages(
@@ -168,7 +169,7 @@ def make_purging_delivery(
     delivery: Delivery | None = None,
 ) -> tuple[Delivery, CheckpointStore]:
     """Return the delivery of a table that is marked and delivered at least once, or the `delivery` of an embedder, and
-    its store: to purge counts as the checkpoint."""
+    the store: a purge is the checkpoint."""
     return delivery or AtLeastOnce(_batch_settings(config, producer_provider), topics), PurgeStore(pages.purge)
 
 
@@ -192,7 +193,7 @@ def make_kafka_store(
     consumer_provider: KafkaConsumerProvider,
     producer_provider: KafkaProducerProvider,
 ) -> KafkaStore:
-    """Return the store of one shard's checkpoints in the checkpoint topic."""
+    """Return the store of a shard's checkpoints in the checkpoint topic."""
     return KafkaStore(
         checkpoints,
         config.kafka_settings(for_producer=False),
@@ -207,7 +208,7 @@ def make_kafka_store(
 def make_checkpoints(
     config: HarvestConfig, table: OutboxTable, kind: str, shard: int, pool: Pool | None = None
 ) -> CheckpointTable:
-    """Return one shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another one."""
+    """Return a shard's checkpoints in Postgres; with a `pool`, they refuse to depose a leader of another pool."""
     subscription, conninfo = subscription_of(config, kind, shard), config.data_source.conninfo()
     rivals = make_rivals(config, pool) if pool is not None else None
     return CheckpointTable(
@@ -223,7 +224,7 @@ def make_parking(
     source: BatchSource,
 ) -> BatchParking | MarkedParking:
     """Return the parking of records that can never be sent."""
-    if isinstance(source, MarkPages):  # marked records are purged once passed: parked by id alone they would be lost
+    if isinstance(source, MarkPages):  # a purge would delete records that are parked by id alone
         return MarkedParking(config.parking, topics, source)
     rows = make_selection(config, table)
     places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
@@ -231,7 +232,7 @@ def make_parking(
 
 
 def subscription_of(config: HarvestConfig, kind: str, shard: int = 0) -> Subscription:
-    """Return the subscription that a configuration names, read as `kind` says."""
+    """Return the subscription that a configuration names, read by the source `kind`."""
     return Subscription(name=config.subscription, shard=shard, shards=config.shards, source=kind)
 
 

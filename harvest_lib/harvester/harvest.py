@@ -3,8 +3,8 @@
     CREATED ──start──► RUNNING ──stop──► STOPPING ──► STOPPED
                           └───────── an error that will not pass ─────────►
 
-Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of one; the only one that touches its delivery), those
-that wait for the database (`harvest-mark`, `harvest-read`, `harvest-progress`) and the leadership's own.
+Threads: `harvest` (waits for terms), `harvest-shard-N` (the loop of a shard; no other thread touches its delivery),
+threads that wait for the database (`harvest-mark`, `harvest-read`, `harvest-progress`), and the leadership's own.
 """
 
 import enum
@@ -45,7 +45,7 @@ STOP_TIMEOUT_SECONDS = 10.0
 """Limit of all steps of a stop together."""
 _SLACK_SECONDS = 1.0
 _UNRESPONSIVE_SECONDS = 60.0
-"""A check of the pool while on standby waits for servers for less."""
+"""Longer than a standby's check of the pool waits for servers."""
 
 
 class State(enum.Enum):
@@ -66,10 +66,10 @@ class Drained:
 
 
 class Harvest:
-    """Harvest one outbox. Also a context manager: starts on entry, stops and waits on exit.
+    """Harvest an outbox. Also a context manager: starts on entry, stops and waits on exit.
 
     `source` (the database binding), `delivery` and `leadership` replace the parts that the configuration would choose;
-    the providers make the Kafka clients of those that it does choose.
+    the providers make the Kafka clients of the configuration's parts.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Harvest:
         self._engine: Engine | None = None
         self._leadership = leadership
         self._state = State.CREATED
-        self._state_lock = threading.RLock()  # a signal handler may stop what its thread is starting
+        self._state_lock = threading.RLock()  # a signal handler may call `stop` on the thread that is in `start`
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._stop_deadline: Deadline | None = None
@@ -103,17 +103,17 @@ class Harvest:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self.measures = self._terms.measures
-        """Its counts: see `harvest_lib.harvester.telemetry`."""
+        """The harvester's counts: see `harvest_lib.harvester.telemetry`."""
         self.certificates = certificates_of(config)
-        """Those that its clients are configured with."""
+        """The certificates of its clients."""
 
     # -- lifecycle
 
     def start(self) -> None:
         """Check that Postgres, the outbox table and Kafka can be used, then begin.
 
-        Raises HarvestError when one of them cannot: a fault has to show when it starts. Later, the same troubles are
-        waited out.
+        Raises HarvestError if a server or the table cannot be used: a fault has to show at the start. Later, the
+        harvester waits until such a fault is over.
         """
         with self._state_lock:
             if self._state is not State.CREATED:
@@ -146,7 +146,7 @@ class Harvest:
         parts.log(self._table)
 
     def stop(self) -> None:
-        """Ask the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
+        """Request the harvester to stop and return at once. Safe to repeat, and from a signal handler."""
         with self._state_lock:
             if self._state is State.RUNNING:
                 self._state = State.STOPPING
@@ -154,7 +154,7 @@ class Harvest:
         self._stopping.set()
 
     def await_stopped(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the harvester has stopped and return True if it has; raises the error that killed it, if any."""
+        """Wait until the harvester has stopped and return True if it has; raises the error that ended it, if any."""
         if self._state is State.CREATED:
             raise LifecycleError("the harvester was never started", next_step="call `start` first")
         stopped = self._stopped.wait(timeout_seconds)
@@ -163,7 +163,7 @@ class Harvest:
         return stopped
 
     def drain(self, timeout_seconds: float | None = None) -> Drained:
-        """Start, harvest until the backlog is empty and nothing is in flight, stop, and return what was done.
+        """Start, harvest until the backlog is empty and nothing is in flight, stop, and return the result.
 
         Waits for leadership if another process has it. Raises LifecycleError if `timeout_seconds` pass first.
         """
@@ -176,7 +176,7 @@ class Harvest:
                     raise LifecycleError(
                         f"the outbox was not empty after {timeout_seconds:g} s",
                         evidence=f"{self._terms.delivered_records} records delivered, leader: {self.is_leader}",
-                        next_step="allow more time, or see with `harvest status` who leads",
+                        next_step="allow more time, or see the leader with `harvest status`",
                     )
         return Drained(records=self._terms.delivered_records, seconds=time.monotonic() - began)
 
@@ -198,7 +198,7 @@ class Harvest:
                 raise LifecycleError(
                     f"the harvester did not stop within {STOP_TIMEOUT_SECONDS:g} s",
                     evidence=f"{self.in_flight_records} records in flight",
-                    next_step="look for a server that does not answer; unacknowledged records stay in the outbox",
+                    next_step="check which server does not answer; unacknowledged records stay in the outbox",
                 )
 
     # -- status, for any thread
@@ -210,17 +210,17 @@ class Harvest:
 
     @property
     def has_started(self) -> bool:
-        """Return True if `start` was called, and found nothing wrong."""
+        """Return True if `start` was called and has succeeded."""
         return self._thread is not None
 
     @property
     def is_responsive(self) -> bool:
-        """Return True if it runs and its loop has turned within the last minute, whatever the servers do."""
+        """Return True if the harvester runs and its loop has turned within the last minute, whatever the servers do."""
         return self._state is State.RUNNING and boot_seconds() - self._terms.turned_at < _UNRESPONSIVE_SECONDS
 
     @property
     def is_leader(self) -> bool:
-        """Return True if this process leads at least one shard."""
+        """Return True if this process leads a shard."""
         return bool(self._terms.loops)
 
     @property
@@ -236,49 +236,49 @@ class Harvest:
 
     @property
     def led_shards(self) -> list[int]:
-        """Return the shards that this process leads now under terms that are proved."""
+        """Return the shards that this process leads now, with a live lease."""
         return self._terms.shards
 
     @property
     def hand_over(self) -> str:
-        """Return by what records are handed over to Kafka, `native` or `python`; empty before it has started."""
+        """Return the implementation that hands records over to Kafka, `native` or `python`; empty before the start."""
         return implementation().name if self._engine is not None else ""
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """Return the topics to which partitions were added, where only this process knows it: `source: mark`."""
+        """Return the topics to which partitions were added, if only this process stores them: `source: mark`."""
         return self._engine.added_partitions if self._engine is not None else ()
 
     @property
     def election_trouble(self) -> str:
         """Return the trouble that would keep this process from leading; empty if none is known."""
-        return str(getattr(self._leadership, "trouble", ""))  # an embedder's own leadership may not say
+        return str(getattr(self._leadership, "trouble", ""))  # an embedder's own leadership may lack it
 
     @property
     def config(self) -> HarvestConfig:
-        """Return the configuration that it was made with; once it has started, with `auto` resolved."""
+        """Return the configuration of the harvester; after the start, with `auto` resolved."""
         return self._config
 
     @property
     def in_flight_records(self) -> int:
-        """Return how many records were sent and are not acknowledged yet, over all shards that this process leads."""
+        """Return the number of records that were sent and are not acknowledged yet, over all led shards."""
         return sum(loop.in_flight for loop in self._terms.loops.copy().values())
 
     @property
     def in_flight_record_keys(self) -> list[str] | None:
-        """Return the keys of these records, in the order in which they were sent, each once. None while this process
-        leads and `delivery` is not `barrier`: keys are noted only where one of them has at most one record in flight.
+        """Return the keys of the records in flight, in the order in which they were sent, each once. None while this
+        process leads with a `delivery` other than `barrier`, which alone sends a single record of a key at a time.
         """
         found = [loop.keys_in_flight for loop in self._terms.loops.copy().values()]
         return None if None in found else [key for keys in found for key in keys or ()]
 
     @property
     def delivered_records(self) -> int:
-        """Return how many records this instance has delivered."""
+        """Return the number of records that this instance has delivered."""
         return self._terms.delivered_records
 
     def set_event_handler(self, handler: EventHandler | None) -> None:
-        """Have `handler` called with each event, on the harvester's thread: it should return soon."""
+        """Call `handler` with each event, on the harvester's thread: it should return soon."""
         self._terms.handler = handler
 
     def _go_to(self, state: State) -> None:
@@ -288,16 +288,16 @@ class Harvest:
     # -- the harvest thread
 
     def _run(self, parts: Parts) -> None:
-        look = parts.watch.look if parts.watch is not None else lambda: None
+        before_term = parts.watch.check if parts.watch is not None else lambda: None
         try:
-            self._guarded(lambda: self._terms.serve(parts.leadership, parts.engine, self._guarded, look))
+            self._guarded(lambda: self._terms.serve(parts.leadership, parts.engine, self._guarded, before_term))
         finally:
             deadline = self._stop_deadline or Deadline(STOP_TIMEOUT_SECONDS)
             self._terms.join(deadline, 2 * _SLACK_SECONDS)
             self._go_to(State.STOPPING)
             try:
                 parts.leadership.stop(max(0.0, deadline.remaining_seconds - _SLACK_SECONDS))
-            except BaseException as error:  # noqa: BLE001 - as below; the first failure is the one that counts
+            except BaseException as error:  # noqa: BLE001 - await_stopped raises the first failure
                 self._failure = self._failure or error
             self._go_to(State.STOPPED)
             # Logged before waiters are notified: this is a daemon's thread, and the process may end at once.
@@ -305,19 +305,19 @@ class Harvest:
             self._stopped.set()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do the work of a thread; an error that ends it ends the harvester, and `await_stopped` raises it."""
+        """Run the work of a thread; an error that ends the thread ends the harvester, and `await_stopped` raises it."""
         is_done = False
         try:
             work()
             is_done = True
-        except HarvestError as error:  # its words are safe to show; the traceback of its cause may quote a row
+        except HarvestError as error:  # its text is safe to log; the traceback of its cause may quote a row
             self._end(error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, await_stopped raises it
+        except BaseException as error:  # noqa: BLE001 - await_stopped raises it
             self._failure = self._failure or error
             _log.exception("harvester_died")
         finally:
             if not is_done:
-                # confluent-kafka can raise an object that is no exception: no clause above sees it.
+                # confluent-kafka can raise an object that is no exception, which no clause above catches.
                 ended_by_itself = LifecycleError("the harvester ended by itself", next_step="see the log above")
                 self._failure = self._failure or ended_by_itself
                 self._stopping.set()

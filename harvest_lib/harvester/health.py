@@ -31,8 +31,8 @@ class HarvestHealth:
         if not verdict.is_healthy:
             return verdict
         if shards := self._harvest.led_shards:
-            said = "it leads" if self._harvest.config.shards == 1 else f"it leads shards {', '.join(map(str, shards))}"
-            return Verdict(is_healthy=True, reason=said)
+            leads = "it leads" if self._harvest.config.shards == 1 else f"it leads shards {', '.join(map(str, shards))}"
+            return Verdict(is_healthy=True, reason=leads)
         if trouble := self._harvest.election_trouble or self._kafka.trouble():
             return Verdict(is_healthy=False, reason=f"it does not lead, and could not: {trouble}")
         return Verdict(is_healthy=True, reason="it stands by")
@@ -40,10 +40,10 @@ class HarvestHealth:
     def progress(self, within_seconds: float) -> Verdict:
         seen = self._sampler.seen()
         if seen.sample is None:
-            reason = f"what waits is not known: {seen.reason}"
+            reason = f"the backlog is unknown: {seen.reason}"
             return Verdict(is_healthy=seen.stalled_seconds < within_seconds, reason=reason)
         if seen.sample.records is None:
-            return Verdict(is_healthy=True, reason="the subscription was never begun: nobody knows what waits for it")
+            return Verdict(is_healthy=True, reason="the subscription was never begun: its backlog is unknown")
         waits = f"{'about ' if seen.sample.is_estimate else ''}{seen.sample.records:,} records wait"
         if seen.stalled_seconds >= within_seconds:
             reason = f"{waits}, and none was delivered for {seen.stalled_seconds:.0f} s"

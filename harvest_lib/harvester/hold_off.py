@@ -1,12 +1,12 @@
-"""Hold-off: the wait before a process leads a shard again, after a term that ended badly. Pure, but for its clock.
+"""Hold-off: the wait before a process leads a shard again, after a term that ended badly. Pure, except for its clock.
 
 - Its records on the wire may still arrive. Another process would lead after the session timeout at the earliest, and
-  this one keeps to the same: records that arrive then are too old for the topic's limit.
-- It was fenced. The leader that fenced it would be fenced in turn, and so without end, if both began again at once. So
-  it holds off, except where its next term fences the previous leader:
-    - if another leader has raised the epoch since: that was its successor, and is over;
-    - twice in a session timeout: a former leader that was frozen before it began fences its successor as it thaws, and
-      once more if its client repeats the request before it stops.
+  this process waits as long: records that arrive then are too old for the topic's limit.
+- It was fenced. If the fenced leader and its successor both began again at once, they would fence each other without
+  end. So the fenced leader holds off, unless its next term fences the previous leader, and
+    - another leader has raised the epoch since: that successor's term is over;
+    - or this is the first or second time in a session timeout: a former leader that was frozen before it began fences
+      its successor as it thaws, and once more if its client repeats the request before it stops.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.leadership import Term
 
 _INTERRUPTIONS = 2
-"""A fenced leader goes on so often: two that begin again and again would fence each other without end."""
+"""Times that a fenced leader begins again at once: without a limit two leaders would fence each other without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class _HoldOff:
     epoch: int | None
     """The epoch of the previous term."""
     count: int
-    """Number of hold-offs, this one included, none of which had passed when the next began."""
+    """Number of hold-offs up to this, each begun before its predecessor had passed."""
 
 
 class HoldOffs:
-    """Those of a process, by shard. `seconds` is the session timeout."""
+    """The hold-offs of a process, by shard. `seconds` is the session timeout."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = boot_seconds) -> None:
         self._seconds = seconds
@@ -38,7 +38,7 @@ class HoldOffs:
         self._latest: dict[int, _HoldOff] = {}
 
     def begin(self, shard: int, epoch: int | None) -> None:
-        """Hold off from now on, after a term that led under `epoch`; None if it had none."""
+        """Hold off from now on, after a term that led under `epoch`; None for a term without an epoch."""
         now, before = self._clock(), self._latest.get(shard)
         count = 1 if before is None or now >= before.until else before.count + 1
         self._latest[shard] = _HoldOff(until=now + self._seconds, epoch=epoch, count=count)

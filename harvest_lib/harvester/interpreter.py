@@ -1,19 +1,20 @@
-"""Settings of the interpreter for a process that does nothing but harvest or consume; they concern all of it."""
+"""Settings of the interpreter for a process that only harvests or consumes; they affect the whole process."""
 
 import gc
 import sys
 
 _SWITCH_SECONDS = 0.0001
 _COLLECT_AFTER_OBJECTS = 200_000
-"""More than wait in memory at a time: these are gone before the collector has checked them once."""
+"""More objects than wait in memory at a time: they are freed before the collector has checked them once."""
 
 
 def tune_interpreter() -> None:
     """Let threads take turns sooner, and collect garbage less often: for a process that harvests.
 
-    The thread that sends holds the interpreter for as long as it may, 5 ms by default, while the one that asks the
-    database waits for it with an answer in hand. That and the collector cost a drain a quarter of its rate, measured
-    by `harvest bench`. `harvest run` and `harvest pipeline run` do this; a program that embeds one decides for itself.
+    The sending thread holds the interpreter for the whole switch interval, 5 ms by default, while the reading thread
+    waits for the interpreter with an answer from the database. This wait and the collector cost a drain a quarter of
+    its rate, measured by `harvest bench`. `harvest run` and `harvest pipeline run` do this; a program that embeds a
+    harvester decides for itself.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     tune_collector()
@@ -22,8 +23,7 @@ def tune_interpreter() -> None:
 def tune_collector() -> None:
     """Collect garbage less often: for a process that harvests or consumes.
 
-    Records on their way are many objects that form no cycles, which the collector looks through again and again.
-    Consumers do without the rest of `tune_interpreter`: their threads do all the same, and to take turns sooner only
-    costs.
+    Records on their way are many objects without cycles, which the collector scans again and again. Consumers do not
+    need the rest of `tune_interpreter`: their threads do the same work, and shorter turns only cost time.
     """
     gc.set_threshold(_COLLECT_AFTER_OBJECTS, 20, 50)

@@ -1,9 +1,9 @@
-"""Maintenance beside harvesting: segments are created ahead of need, left when they are old, and dropped once nobody
-needs them.
+"""Maintenance beside harvesting: segments are created ahead of need, rotated when they are old, and dropped once no
+subscription needs them.
 
 The leader of shard 0 does it, every minute, on a thread and a connection of its own: it holds up no record, and its
-errors are logged and retried. It takes the table's owner; where the harvester is not that, run `harvest segments` from
-cron instead.
+errors are logged and retried. It requires the table's owner; if the harvester has another role, run `harvest segments`
+from cron instead.
 """
 
 import logging
@@ -24,13 +24,14 @@ _log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 60.0
 _PATIENCE_SECONDS = 1.0
-"""Limit of one round of attempts at a change that keeps writers waiting. Behind a transaction that is open for hours
-it is attempted for hours, and each attempt may take 0.2 s of theirs."""
+"""Limit of a round of attempts at a change that keeps writers waiting. Behind a transaction that is open for hours the
+attempts continue for hours, and each may hold writers up for 0.2 s."""
 
 
 class Maintenance:
-    """Look after the segments of one outbox, for as long as a term lasts, term after term. An error is logged once,
-    until it works again; so is the holder of segments that cannot be dropped, and again when they are more."""
+    """Maintain the segments of an outbox while a term lasts, term after term. An error is logged once, until the
+    maintenance succeeds again. The holder of segments that cannot be dropped is logged once, and for each change of
+    their number."""
 
     def __init__(self, config: HarvestConfig, outbox: OutboxTable) -> None:
         self._conninfo = config.data_source.conninfo()
@@ -43,24 +44,24 @@ class Maintenance:
         self._replicated = False
 
     def begin(self, term: Term, stopping: threading.Event) -> None:
-        """Look after them until the term is over; returns at once."""
+        """Maintain the segments until the term is over; returns at once."""
         threads.repeat(
             "harvest-segments",
-            self._look_now,
+            self._maintain_now,
             stopping=stopping,
             pause_seconds=lambda: _EVERY_SECONDS,
             is_needed=term.is_live,
-            on_error=self._say_neglected,
+            on_error=self._log_error,
         )
 
-    def look(self) -> None:
-        """Do the steps that are due: each, even if others fail. Raises the first error."""
+    def maintain(self) -> None:
+        """Run every step, even if another step fails. Raises the first error."""
         errors: list[Exception] = []
         with connect(self._conninfo) as connection:
-            for step in (self._create, self._rotate, self._drop, self._say_detached, self._say_replicated):
+            for step in (self._create, self._rotate, self._drop, self._log_detached, self._log_replicated):
                 try:
                     step(connection)
-                except Exception as error:  # noqa: BLE001 - it is raised below, and the other steps are due too
+                except Exception as error:  # noqa: BLE001 - raised below, after the other steps
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -84,18 +85,18 @@ class Maintenance:
 
     def _drop(self, connection: psycopg.Connection[Any]) -> None:
         dropped = drop_passed(connection, self._outbox, keep_seconds=self._keep_seconds)
-        self._say_held(dropped)
+        self._log_held(dropped)
         if dropped.dropped:
             _log.info("segments_changed", extra={"made": 0, "dropped": list(dropped.dropped)})
 
-    def _say_detached(self, connection: psycopg.Connection[Any]) -> None:
+    def _log_detached(self, connection: psycopg.Connection[Any]) -> None:
         detached = [str(each) for each in detached_segments(connection, self._outbox)]
         for each in detached:
-            if each not in self._detached:  # once for each state that it is found in
+            if each not in self._detached:  # once for each state of the segment
                 _log.error("segment_detached", extra={"reason": each})
         self._detached = detached
 
-    def _say_replicated(self, connection: psycopg.Connection[Any]) -> None:
+    def _log_replicated(self, connection: psycopg.Connection[Any]) -> None:
         try:
             check_replication(connection, self._outbox)
             self._replicated = False
@@ -104,7 +105,7 @@ class Maintenance:
                 _log.error("rows_replicated", extra={"reason": error.evidence, "next_step": error.next_step})
             self._replicated = True
 
-    def _say_held(self, dropped: Dropping) -> None:
+    def _log_held(self, dropped: Dropping) -> None:
         held = (dropped.kept, dropped.held_segments)
         if dropped.held_segments and held != self._held:
             _log.warning(
@@ -113,13 +114,13 @@ class Maintenance:
             )
         self._held = held
 
-    def _look_now(self) -> None:
-        self.look()
+    def _maintain_now(self) -> None:
+        self.maintain()
         self._complaint = ""
 
-    def _say_neglected(self, error: BaseException) -> None:
+    def _log_error(self, error: BaseException) -> None:
         reason = (error.evidence or error.cause) if isinstance(error, HarvestError) else type(error).__name__
-        if reason == self._complaint:  # once, not every minute, nor in each term
+        if reason == self._complaint:  # logged once, not every minute or in each term
             return
         self._complaint = reason
         is_ours = isinstance(error, HarvestError | psycopg.Error)

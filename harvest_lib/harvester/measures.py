@@ -1,8 +1,8 @@
-"""Counts of a harvester, and the wrappers of its ways into Kafka that count.
+"""Counts of a harvester, and the observers that count.
 
-Nothing is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. The latency from
-creation to acknowledgement is measured of one record a second: it is chosen as it is handed over, and the database is
-asked on another thread.
+No work is done for each record: a batch is counted as a whole, and a slice of it as it is handed over. The latency from
+creation to acknowledgement is measured for a single record a second: the record is chosen as it is handed over, and
+another thread queries the database for its age.
 """
 
 import random
@@ -20,12 +20,12 @@ from harvest_lib.telemetry.counts import AGE_BOUNDS, Counts, Histogram
 OUTCOMES = ("committed", "failed", "fenced")
 END_REASONS = ("revoked", "fenced")
 _LATENCY_EVERY_SECONDS = 1.0
-"""A record is chosen no more often than this, of which the database is asked for its creation."""
+"""Shortest time between two records that are chosen for the latency; the database is queried for the age of each."""
 
 
 class LatencySample:
-    """One record that was chosen: how old it was when the database was asked, and when it was acknowledged. Whichever
-    of the two comes last observes the latency."""
+    """A chosen record: its age at the time of the query, and the time of its acknowledgement. The later of the two
+    calls observes the latency."""
 
     def __init__(self, record_id: int, observe: Callable[[float], None]) -> None:
         self.record_id = record_id
@@ -35,13 +35,13 @@ class LatencySample:
         self._acked_at: float | None = None
 
     def aged(self, age_seconds: float, now: float) -> None:
-        """Take how old the record was at a time, by the database's clock."""
+        """Record the age at the time `now`, by the database's clock."""
         with self._lock:
             self._created_at = now - age_seconds
             self._observe_if_known()
 
     def acked(self, now: float) -> None:
-        """Take when the record was acknowledged."""
+        """Record the time of the acknowledgement."""
         with self._lock:
             self._acked_at = now
             self._observe_if_known()
@@ -52,7 +52,7 @@ class LatencySample:
 
 
 class HarvestMeasures:
-    """The counts of one harvester, over all its terms. Filled by its threads, read by any."""
+    """The counts of a harvester, over all its terms. Filled by its threads, read by any thread."""
 
     def __init__(self) -> None:
         self.terms, self.refreshes, self.terms_ended = Counts(), Counts(), Counts()
@@ -60,9 +60,9 @@ class HarvestMeasures:
         self.batch_seconds, self.commit_seconds = Histogram(), Histogram()
         self.latency_seconds = Histogram(AGE_BOUNDS)
         self.samples: SimpleQueue[LatencySample | None] | None = None
-        """The queue of chosen records, for the thread that asks the database; None while there is none."""
+        """The queue of chosen records, for the thread that queries the database; None without such a thread."""
 
-    def hear(self, shard: int, event: Event) -> None:
+    def count(self, shard: int, event: Event) -> None:
         """Count an event of a shard."""
         label = str(shard)
         match event:
@@ -80,12 +80,12 @@ class HarvestMeasures:
                 assert_never(other)
 
     def shard(self, number: int) -> "ShardMeasures":
-        """Return the measures that the loop of one shard fills."""
+        """Return the measures that the loop of a shard fills."""
         return ShardMeasures(self, str(number))
 
 
 class ShardMeasures:
-    """Measures filled by the loop of one term, `BatchObserver` of its batches. Used by its thread."""
+    """Measures filled by the loop of a term, `BatchObserver` of its batches. Used by the loop's thread."""
 
     def __init__(self, measures: HarvestMeasures, label: str) -> None:
         self._measures = measures
@@ -96,7 +96,7 @@ class ShardMeasures:
         self._choose_at = 0.0
 
     def choose(self, rows: Sequence[Row], place: int, now: float) -> None:
-        """Have the latency of the record at a place measured, if the next measurement is due."""
+        """Queue the record at a place for the latency, if the next measurement is due."""
         samples = self._measures.samples
         if samples is None or now < self._choose_at or self._chosen is not None:
             return
@@ -106,7 +106,7 @@ class ShardMeasures:
         samples.put(self._chosen)
 
     def acked(self, now: float) -> None:
-        """Take that the chosen record was acknowledged, if there is one."""
+        """Record that the chosen record, if any, was acknowledged."""
         if self._chosen is not None:
             self._chosen.acked(now)
             self._chosen = None
@@ -119,7 +119,7 @@ class ShardMeasures:
         self._sent += len(rows)
 
     def committed(self, outcome: BatchOutcome, began: float) -> None:
-        """Count a commit that began at a time and has just ended."""
+        """Count a commit that began at `began` and has just ended."""
         now = boot_seconds()
         if not self._sent:
             return
@@ -138,7 +138,7 @@ class ShardMeasures:
                 assert_never(other)
 
     def abandoned(self, *, repeats: bool) -> None:
-        """Forget the open batch; its records may be sent again, to be seen twice if that `repeats`."""
+        """Drop the counts of the open batch. If `repeats`, its records may be sent again and seen twice."""
         if self._sent and repeats:
             self._measures.possible_duplicates.add(self._label, amount=self._sent)
         self._sent = 0

@@ -1,8 +1,8 @@
 """Checks before a term that marks and purges: for pending acknowledgements of its past, and for other readers.
 
-- Acknowledgements of `sequenced` that a leader died before it wrote. Their rows are purged, so nobody else knows of
-  them, and readers would never see those records.
-- Subscriptions that only read. Marking would delete what they have not read.
+- Acknowledgements of `sequenced` that a leader stored, and died before it wrote them to Kafka. Their rows are purged,
+  so no other process writes them, and readers would never see the records.
+- Subscriptions that only read. Marking would delete records that they have not read.
 """
 
 import logging
@@ -42,7 +42,7 @@ WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription,
 
 
 def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, step: Callable[[], object]) -> None:
-    """Do what has to be done before a term marks; servers that are away are waited for."""
+    """Run `step` before a term marks; wait and retry while a server is unavailable."""
     complaint = ""
     while term.is_live() and not stopping.is_set():
         try:
@@ -58,7 +58,7 @@ def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, st
 
 def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
     """Raise CheckpointError if a subscription reads the table that `mark` would empty; return True if acknowledgements
-    of this one are pending. Where our role may not read the subscriptions, nothing is known of them."""
+    of the configured subscription are pending. A role that may not read the subscriptions finds none."""
     found: list[tuple[Any, ...]] = []
     if (subscriptions := table.beside(connection, "subscriptions")) is not None:
         statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
@@ -66,9 +66,9 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
             found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
     if readers := sorted({name for name, marks, _ in found if not marks}):
         raise CheckpointError(
-            f"{table} is read by subscriptions, and `source: mark` would delete what they have not read",
+            f"{table} is read by subscriptions, and `source: mark` would delete records that they have not read",
             evidence=f"{', '.join(map(repr, readers))} in {table.subscriptions}",
-            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if nobody reads any more: "
+            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if no reader is left: "
             f"`harvest subscriptions remove {readers[0]}`",
         )
     return any(marks and pending for _, marks, pending in found)
@@ -77,8 +77,8 @@ def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, t
 def acknowledge_pending(
     config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
 ) -> None:
-    """Write pending acknowledgements, as a leader whose epoch fences the one before. Those whose topic is missing stay
-    pending. Raises HarvestError."""
+    """Write pending acknowledgements, under an epoch that fences the previous leader. Acknowledgements for a missing
+    topic stay pending. Raises HarvestError."""
     with connect(config.data_source.conninfo()) as connection:
         if not refuse_readers(connection, config, table):
             return
@@ -89,6 +89,6 @@ def acknowledge_pending(
 
 
 def refuse_readers_now(config: HarvestConfig, table: OutboxTable) -> None:
-    """Do as `refuse_readers`, on a connection of its own."""
+    """Call `refuse_readers` on a connection of its own."""
     with connect(config.data_source.conninfo()) as connection:
         refuse_readers(connection, config, table)

@@ -29,7 +29,7 @@ from harvest_lib.telemetry.counts import OTHER
 
 _COUNTED_PARKED = 10_000
 MOST_TOPICS = 20
-"""A metric tells so many apart."""
+"""Maximum of topics with a label of their own in a metric."""
 
 _AGE_OF_ONE = """
 SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
@@ -51,8 +51,8 @@ GROUP BY kafka_topic, held ORDER BY count(*) DESC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSample:
-    """One sample of an outbox. `records` is None if the backlog is unknown; `mark` changes with each record that
-    anybody delivers. `quiet_seconds`: time since the last checkpoint was written, 0 where there is none."""
+    """A sample of an outbox. `records` is None if the backlog is unknown; `mark` changes with each record that any
+    process delivers. `quiet_seconds`: time since the last checkpoint was written, 0 without a checkpoint."""
 
     records: int | None
     is_estimate: bool = False
@@ -62,13 +62,13 @@ class OutboxSample:
     parked: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By topic and state, `parked` or `held`."""
     shards: Sequence[SubscriptionShard] = ()
-    """Of all subscriptions."""
+    """The shards of all subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RareSample:
-    """Slowly changing facts, sampled once a minute. `held`: by subscription, empty where there are no segments, or
-    they may not be seen. `sizes`: None before the first answer. `added`: topics to which partitions were added."""
+    """Slowly changing facts, sampled once a minute. `held`: by subscription, empty without segments, or without the
+    right to see them. `sizes`: None before the first answer. `added`: topics to which partitions were added."""
 
     held: Mapping[str, Held] = field(default_factory=dict)
     sizes: Sizes | None = None
@@ -76,7 +76,7 @@ class RareSample:
 
 
 class SampleReader:
-    """Reads samples through one connection. All calls raise HarvestError or psycopg's errors."""
+    """Reads samples through a connection. All calls raise HarvestError or psycopg's errors."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
         self._connection = connection
@@ -86,7 +86,7 @@ class SampleReader:
         self._status = StatusReader(connection, config)
 
     def sample(self) -> OutboxSample:
-        """Return what there is now."""
+        """Return a new sample."""
         shards = self._status.shards()
         parked = {**self._parked("parked"), **self._parked("parked_ids")}
         if not self._status.is_known(shards):  # a subscription of another layout that was never begun
@@ -112,7 +112,7 @@ class SampleReader:
         return RareSample(held=self._status.held(), sizes=self._status.sizes(), added=added)
 
     def age_of(self, record_id: int) -> float | None:
-        """Return the age of one record, None if it is gone, or no column says it."""
+        """Return the age of a record; None if it is gone, or the table has no column for its time."""
         row = self._row(self._selection.fill(_AGE_OF_ONE), id=record_id)
         return row[0] if row is not None else None
 
@@ -136,7 +136,7 @@ class SampleReader:
 
 
 def _by_topic(found: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, str], int]:
-    """Return counts by topic and state, those of the most frequent legal topics; of all others together `other`."""
+    """Return counts by topic and state for the most frequent legal topics; all other topics together are `other`."""
     counts: dict[tuple[str, str], int] = {}
     named: set[str] = set()
     for topic, held, count in found:

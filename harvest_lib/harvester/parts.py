@@ -32,10 +32,10 @@ class Parts:
     engine: Engine
     leadership: Leadership
     watch: TableWatch | None
-    """Notices that the table is not the one any more for which `auto` has chosen; None where that cannot be."""
+    """Detects that the table has changed since `auto` was resolved; None where it cannot change."""
 
     def log(self, table: OutboxTable) -> None:
-        """Log that the harvester has started, and what was chosen."""
+        """Log that the harvester has started, with its choices and their reasons."""
         way, choices = implementation(), self.choices
         if unread := self.config.limits.without_effect:
             _log.info("limits_without_effect", extra={"limits": unread})
@@ -64,7 +64,7 @@ def choose_parts(given: HarvestConfig, table: OutboxTable, own: OwnParts) -> Par
         config = resolved(given, choices, table)
         if config.delivery != given.delivery and own.delivery is None:
             refuse_bad_settings(config, own.producer_provider)
-        pool = cache(partial(read_pool, config))  # asked when it starts, and remembered
+        pool = cache(partial(read_pool, config))  # read once, at the start
         preconditions = Preconditions(
             config,
             table,

@@ -26,13 +26,13 @@ from harvest_lib.outbox.identity import database_of
 _log = logging.getLogger(__name__)
 
 ELECTION_UNKNOWN = (
-    "make sure that no process of this pool elects through Kafka (`leadership: neli`, or goharvest); to have it found "
-    "out, grant Describe on the group"
+    "make sure that no process of this pool elects through Kafka (`leadership: neli`, or goharvest); so that this can "
+    "be checked, grant Describe on the group"
 )
-"""The next step if Kafka does not say whether the group of the pool has members."""
+"""The next step if Kafka does not report whether the group of the pool has members."""
 
 _STALE_SECONDS = 15.0
-"""A leader whose connection was not used for so long does not count as alive."""
+"""A leader with a connection that was unused for this time does not count as alive."""
 
 
 def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
@@ -46,13 +46,13 @@ def make_rivals(config: HarvestConfig, pool: Pool) -> Rivals:
 
 
 def read_pool(config: HarvestConfig) -> Pool:
-    """Ask Postgres, and Kafka where it elects, which pool a configuration makes this process part of."""
+    """Return the pool of a configuration's process. Queries Postgres, and Kafka where it elects."""
     with connect(config.data_source.conninfo()) as connection:
         return pool_at(config, connection)
 
 
 def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
-    """Return the same, through a connection to the outbox's database."""
+    """Return the pool of a configuration's process, through a connection to the outbox's database."""
     information, table = connection.info, OutboxTable.parse(config.outbox_table)
     neli = config.leadership == "neli"
     return Pool(
@@ -71,8 +71,8 @@ def pool_at(config: HarvestConfig, connection: psycopg.Connection[Any]) -> Pool:
 
 
 def _fence(config: HarvestConfig) -> str:
-    """Return the fence of a leader of this configuration against the one before, see `leadership.last_leaders`. Marked
-    records are fenced by the leader's id alone, which a late leader may still take for its own."""
+    """Return the fence of a leader against its predecessor, see `leadership.last_leaders`. Marked records are fenced by
+    the leader's id alone, which a late leader may still take for valid."""
     if config.mode.marks:
         return ""
     match config.delivery:
@@ -106,9 +106,9 @@ def make_leadership(
     producer_provider: KafkaProducerProvider = Producer,
     pool: Callable[[], Pool] | None = None,
 ) -> Leadership:
-    """Return the way of electing a leader that `leadership` names."""
+    """Return the election that `leadership` names."""
     limits = config.limits
-    # By then the loop has let go, or all that was in the producer's queue has expired.
+    # By then the loop has ended, or all records in the producer's queue have expired.
     quiesce_timeout_seconds = max(2 * limits.drain_interval_seconds, config.delivery_timeout_seconds + 1)
     match config.leadership:
         case "solo":
@@ -154,11 +154,11 @@ def make_leadership(
 
 
 def refuse_group(config: HarvestConfig) -> str:
-    """Raise PoolConflict if the consumer group of the pool has members, while another would lead it by the lock in
-    Postgres. Where Kafka does not say, that is logged, and the reason returned.
+    """Raise PoolConflict if the consumer group of the pool has members, while this process would lead by the lock in
+    Postgres. If Kafka does not report the members, log and return the reason.
 
-    goharvest elects through Kafka, and so does a pool with `leadership: neli`. The two elections do not know of each
-    other, and a leader that marks has no row that would show it.
+    goharvest elects through Kafka, and so does a pool with `leadership: neli`. Neither election sees the other, and a
+    leader that marks writes no row that would show it.
     """
     group = config.leader_group_id
     try:
@@ -174,8 +174,8 @@ def refuse_group(config: HarvestConfig) -> str:
     raise PoolConflict(
         f"processes of this pool elect through Kafka, and this one would lead by the lock in Postgres: {named}",
         evidence=f"the consumer group {group!r} has {len(found)} members; `leadership: auto` chose `postgres` here, "
-        "which knows nothing of that election",
-        next_step="stop those processes, then start this one; or let it stand in their election, and deliver as they "
-        "do: `leadership: neli` and the `delivery` that they have",
+        "which takes no part in that election",
+        next_step="stop those processes, then start this one; or let it join their election: `leadership: neli` and "
+        "the `delivery` of those processes",
         theirs=next((each.pool for each in found if each.pool is not None), unknown).as_json(),
     )

@@ -1,10 +1,11 @@
-"""Preconditions of a harvester in its tables and between the two servers: one list for a start and `harvest check`.
+"""Preconditions of a harvester in its tables and between the two servers: a single list for a start and `harvest
+check`.
 
 Promises
 - A start refuses nothing that `harvest check` has passed: both run the same checks.
-- A start makes the tables that are missing beside the outbox first. `harvest check` makes none, and leaves out the
-  checks of those that a start would make: nothing could be found in them.
-- A check changes nothing, but that a start remembers in the subscription's row what it was refused for.
+- A start makes the tables that are missing beside the outbox first. `harvest check` makes none, and skips the checks of
+  tables that a start would make.
+- A check changes nothing, except that a refused start records the reason in the subscription's row.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,8 +56,8 @@ FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid 
 
 
 class Preconditions:
-    """The preconditions of a configuration with `auto` resolved. `mode` is its own, unless an embedder brings parts;
-    without a `pool` no others are looked for."""
+    """The preconditions of a configuration with `auto` resolved. `mode` is the configuration's, unless an embedder
+    brings parts. Without a `pool` other pools are not searched."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class Preconditions:
         self._pool = pool
         self._consumer_provider = consumer_provider
         self._producer_provider = producer_provider
-        self._are_made = False  # the tables beside the outbox, by a start
-        self._rivals: Rivals | None = None  # one for all terms: it knows what it has complained of
+        self._are_made = False  # whether a start has made the tables beside the outbox
+        self._rivals: Rivals | None = None  # kept over all terms, so that a rival is logged once
 
     def require(self, connection: psycopg.Connection[Any]) -> None:
         """Make the tables that are missing beside the outbox, and raise the error of the first check that fails."""
@@ -91,8 +92,8 @@ class Preconditions:
             return
         self.refuse_rivals(connection)
         if config.delivery == "transactional":
-            with suppress(KafkaAccessDenied):  # which the next step says, with what would do without
-                self.refuse_another(lost=True)  # before a topic is made by a name that is wrong
+            with suppress(KafkaAccessDenied):  # raised again below, with an alternative in its next step
+                self.refuse_another(lost=True)  # before a topic is made under a wrong name
             prepare_transactions(config, self._producer_provider)
         if config.delivery == "sequenced":
             refuse_compacted(connection, self._table, config.subscription, make_topics(config))
@@ -105,12 +106,12 @@ class Preconditions:
             checks.append(("sequence", lambda: table.check_sequence(connection)))
         return [
             *checks,
-            ("what a crash leaves", lambda: require_durable(connection, str(table))),
+            ("durability", lambda: require_durable(connection, str(table))),
             ("row-level security", lambda: check_all_rows(connection, [table.identifier])),
         ]
 
     def check_columns(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise OutboxTableError if the table is none that is read so."""
+        """Raise OutboxTableError if the table's columns do not fit the configuration."""
         if self._config.columns is not None:
             check_column_mapping(connection, self._table, self._config.columns)
         elif self._mode.marks:
@@ -119,7 +120,8 @@ class Preconditions:
             self._table.check_native(connection)
 
     def _make_tables(self, connection: psycopg.Connection[Any]) -> None:
-        """Make the tables that are missing beside the outbox; raise the error of those that this role may not make."""
+        """Make the tables that are missing beside the outbox; raise the error for a table that this role may not
+        make."""
         makers = [ParkedRecords(self._table).create] if self._mode.parks_rows else []
         makers += [partial(create_beside, outbox=self._table)] if self._mode.keeps_checkpoints else []
         for make in makers:
@@ -130,7 +132,7 @@ class Preconditions:
         self._are_made = True
 
     def check_tables_beside(self, connection: psycopg.Connection[Any], *, makes: bool = True) -> None:
-        """Raise OutboxTableError if tables are missing, but for those that a start `makes`, or lack columns."""
+        """Raise OutboxTableError if tables lack columns, or are missing and not made by a start (`makes`)."""
         table, user = self._table, connection.info.user
         needed = [table.subscriptions, table.parked_ids] if self._mode.keeps_checkpoints else []
         needed += [table.parked] if self._mode.parks_rows else []
@@ -144,7 +146,7 @@ class Preconditions:
             raise OutboxTableError(
                 f"{', '.join(map(str, missing))}: missing beside {table}",
                 evidence=f"{user!r} does not own {table}, and may not create them",
-                next_step="run `harvest init` as the owner, then what `harvest grants postgres` prints",
+                next_step="as the owner, run `harvest init`, then the output of `harvest grants postgres`",
             )
 
     def _may_make(self, connection: psycopg.Connection[Any]) -> bool:
@@ -152,7 +154,7 @@ class Preconditions:
             return connection.execute(_MAY_CREATE, (str(self._table),)).fetchone() == (True,)
 
     def of_contents(self, connection: psycopg.Connection[Any]) -> list[Check]:
-        """Return the checks of what is in the tables, and of what we may do with it; of those that are there."""
+        """Return the checks of contents and rights of the tables that exist."""
         table, mode = self._table, self._mode
         subscription = subscription_of(self._config, self._config.source)
         checks: list[Check] = []
@@ -168,7 +170,6 @@ class Preconditions:
         if mode.reads_segments:
             checks += [
                 ("no rows from logical replication", lambda: check_replication(connection, table)),
-                # One that was begun has to be finished.
                 ("no restamping that was begun", lambda: Restamping(outbox=table).check_not_needed(connection)),
                 (
                     "no replay that was begun",
@@ -188,7 +189,7 @@ class Preconditions:
         return checks
 
     def _has_subscriptions(self, connection: psycopg.Connection[Any]) -> bool:
-        """Return True if checkpoints are kept, and the table of the subscriptions is there."""
+        """Return True if checkpoints are kept, and the table of the subscriptions exists."""
         return self._mode.keeps_checkpoints and self._is_there(connection, self._table.subscriptions)
 
     def _is_there(self, connection: psycopg.Connection[Any], table: OutboxTable) -> bool:
@@ -209,8 +210,8 @@ class Preconditions:
         if self._config.delivery == "transactional":
             refuse = partial(self.refuse_another, range(self._config.shards), lost=True, tell=False)
             checks.append(("the checkpoints in Kafka are of this outbox", refuse))
-        elif is_there:  # a leader finds out by itself
-            checks.append(("the server has what the checkpoints have passed", self._refuse_regressed))
+        elif is_there:  # a leader makes this check itself
+            checks.append(("the server has all records before the checkpoints", self._refuse_regressed))
         return checks
 
     def refuse_rivals(self, connection: psycopg.Connection[Any], *, tell: bool = True) -> None:
@@ -220,7 +221,8 @@ class Preconditions:
             self._rivals.refuse(connection, tell=tell)
 
     def _rehearse(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise DatabaseAccessDenied for operations that will be refused: later that would be waited out."""
+        """Raise DatabaseAccessDenied for operations that will be refused: once started, a leader would wait and
+        retry."""
         config, table = self._config, self._table
         pool = self._pool() if self._pool is not None else None
         checkpoints = make_checkpoints(config, table, config.source, 0, pool)
@@ -237,9 +239,9 @@ class Preconditions:
             connection.execute(rows.fill("SELECT {columns} FROM {table} LIMIT 0"), {})
 
     def refuse_another(self, shards: Iterable[int] = (0,), *, lost: bool = False, tell: bool = True) -> None:
-        """Raise CheckpointError if the names that we use in Kafka are another outbox's, or, where `lost` is asked for,
-        if the checkpoint is not under them; ServerRegressed if the server lacks what Kafka's checkpoint has passed:
-        before anybody is fenced. The leader of each shard finds the same by itself, later."""
+        """Raise CheckpointError if the configured names in Kafka belong to another outbox, or, with `lost`, if the
+        checkpoint is not under these names. Raise ServerRegressed if the server lacks records that Kafka's checkpoint
+        has passed. No leader is fenced before. The leader of each shard makes the same checks later."""
         config = self._config
         providers = {"consumer_provider": self._consumer_provider, "producer_provider": self._producer_provider}
         for shard in shards:
@@ -249,7 +251,7 @@ class Preconditions:
                 store.refuse_another(lost=lost, tell=tell)
 
     def _refuse_regressed(self) -> None:
-        """Raise ServerRegressed if the server lacks what a checkpoint in Postgres has passed."""
+        """Raise ServerRegressed if the server lacks records that a checkpoint in Postgres has passed."""
         for shard in range(self._config.shards):
             checkpoints = make_checkpoints(self._config, self._table, self._config.source, shard)
             with closing(checkpoints):

@@ -21,8 +21,8 @@ EVERY_SECONDS = 60.0
 
 
 class ProgressLog:
-    """`delivered` is a count that grows; `backlog_age_seconds` asks Postgres for the age of the oldest record that
-    waits."""
+    """`delivered` returns a growing count; `backlog_age_seconds` queries Postgres for the age of the oldest record in
+    the backlog."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class ProgressLog:
 
     def begin(self, stopping: threading.Event) -> None:
         """Write lines until `stopping` is set; returns at once."""
-        threads.repeat("harvest-progress", self.tell, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
+        threads.repeat("harvest-progress", self.log, stopping=stopping, pause_seconds=lambda: EVERY_SECONDS)
 
-    def tell(self) -> None:
-        """Write the line about the time since the last call, if this process leads. The first call begins that time."""
+    def log(self) -> None:
+        """Log the progress since the last call, if this process leads. The first call only begins the period."""
         before, then = self._before
         delivered, now = self._before = self._delivered(), boot_seconds()
         if then and self._leads():
@@ -55,7 +55,7 @@ class ProgressLog:
             )
 
     def _age(self) -> float | None:
-        """Return the age, None if Postgres cannot say it now: the parts that need Postgres log that."""
+        """Return the age; None if Postgres does not answer, which the parts that need Postgres log."""
         try:
             with connect(self._conninfo) as connection:
                 return round(self._backlog_age_seconds(connection), 1)

@@ -1,10 +1,10 @@
 """Samples Postgres for scrapes, on a thread and a connection of its own.
 
 Promises
-- Postgres is asked only while somebody asks us, and at most once a second, however many do; and, while they do and
-  records flow, for the age of one record a second. A listener asks every five seconds.
-- A caller waits for a second at most, counted from when Postgres was asked: while Postgres hangs, only the first
-  waits. Then nothing is known, and the reason is that Postgres does not answer.
+- Postgres is queried only when `seen` is called, at most once a second for any number of callers; and, while records
+  flow, for the age of a single record a second. A listener calls every five seconds.
+- A caller waits for a second at most after the query was sent: while Postgres hangs, only the first caller waits. Then
+  the sample is None, with the reason that Postgres does not answer.
 - No statement runs for longer than a few seconds.
 """
 
@@ -35,20 +35,20 @@ _EVERY_SECONDS = 1.0
 _RARE_EVERY_SECONDS = 60.0
 _WAIT_SECONDS = 1.0
 _UNUSED_SECONDS = 60.0
-"""After so long without a question the connection is closed."""
+"""The connection is closed after this time without a caller."""
 SETTINGS = """
 SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off;
 SET statement_timeout = '5s'
 """
 """By the indexes, in their order, as sources read: a sort, or a bitmap scan, reads all rows."""
 _MOST_SAMPLES = 16
-"""Records that wait to be asked for; while Postgres does not answer, further ones are forgotten."""
+"""Maximum of queued records for the latency; while Postgres does not answer, further records are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestSample:
-    """The latest sample of the outbox: `sample` is None while Postgres does not answer, and `reason` says why.
-    `stalled_seconds` is the time that the backlog was not reduced, or was not known to be."""
+    """The latest sample of the outbox: `sample` is None while Postgres does not answer, for this `reason`.
+    `stalled_seconds` is the time without a known reduction of the backlog."""
 
     sample: OutboxSample | None = None
     at: float = 0.0
@@ -63,11 +63,11 @@ class Sampler:
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
-        self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: somebody asks, or it is over
+        self._samples: SimpleQueue[LatencySample | None] = SimpleQueue()  # None: a caller waits, or the end
         self._changed = threading.Condition()
         self._latest = LatestSample()
         self._asked_at = self._answered_at = float("-inf")
-        self._good_at = boot_seconds()  # of the last sample; before the first one, of the start
+        self._good_at = boot_seconds()  # time of the last sample; at first, of the start
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
         self._reader: SampleReader | None = None
@@ -80,7 +80,7 @@ class Sampler:
         )
 
     def seen(self) -> LatestSample:
-        """Return what is known now; ask Postgres if that was long ago."""
+        """Return the latest sample; query Postgres if it is older than a second."""
         with self._changed:
             now = boot_seconds()
             if now - self._answered_at < _EVERY_SECONDS:
@@ -94,7 +94,7 @@ class Sampler:
         return self._unknown("Postgres does not answer in time")
 
     def stop(self) -> None:
-        """End the thread; one that waits for a server that is gone is left behind. Safe to repeat."""
+        """End the thread; a thread that waits for an unavailable server is left behind. Safe to repeat."""
         self._harvest.measures.samples = None
         self._stopping.set()
         self._samples.put(None)
@@ -118,7 +118,7 @@ class Sampler:
             self._age(wanted)
 
     def _troubled(self, error: BaseException) -> None:
-        """Log an error of any kind: numbers that are missing must not look like none."""
+        """Log an error of any kind: missing numbers must not look like zeros."""
         try:
             _log.exception("sampling_failed", exc_info=error)
         finally:
@@ -151,7 +151,7 @@ class Sampler:
         if now - self._rare_at < _RARE_EVERY_SECONDS:
             self._publish(seen)
             return
-        if self._rare_at > float("-inf"):  # nobody waits for what changes slowly, but for its first answer
+        if self._rare_at > float("-inf"):  # callers wait for the slow numbers only the first time
             self._publish(seen)
         self._rare_at, self._rare = now, RareSample()
         try:
@@ -175,7 +175,7 @@ class Sampler:
         self._publish(self._unknown(reason))
 
     def _unknown(self, reason: str) -> LatestSample:
-        """Return what is known without an answer: a stall that was there at the last one has gone on since."""
+        """Return a result without a sample: a stall at the last sample has continued since."""
         return LatestSample(reason=reason, stalled_seconds=self._watch.stalled_seconds + boot_seconds() - self._good_at)
 
     def _publish(self, seen: LatestSample) -> None:

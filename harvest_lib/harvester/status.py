@@ -1,6 +1,6 @@
-"""An outbox as it is seen from outside: its backlog, the records done, the leaders.
+"""The status of an outbox: its backlog, the number of delivered records, the leaders.
 
-Asks Postgres, and Kafka only for the leaders under NELI. Harvesters are not disturbed, and need not be running.
+Queries Postgres, and Kafka only for the leaders under NELI. Harvesters are not disturbed, and need not be running.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +36,11 @@ _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0
 _OFFSETS_TIMEOUT_SECONDS = 2.0
 _OPEN_SECONDS = 3.0
-"""A transaction that is open for longer is not one that a harvester has at work."""
+"""A harvester's own transactions are open for less."""
 SAMPLED = 1_000
 """Records that are counted for metrics and the progress line, which read the backlog often."""
 _FEWEST_SAMPLED = 50
-"""Of each shard, where there are many."""
+"""Minimum for each shard of a subscription with many shards."""
 
 # The leader, if it still leads, and the rival that was refused in the last ten minutes.
 _RIVALS = """
@@ -59,10 +59,10 @@ Read = tuple[SubscriptionShard, Backlog]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaders:
-    """By shard, the client id and host of the group member that owns its partition, or the name of the process that
-    leads without a group; the session that holds the lock, where the process did not write its name; None where nobody
-    leads. `members`: how many processes are in the pool, None where nobody counts them. `trouble`: why
-    Kafka could not say. `notes`: what somebody should know, of why nobody leads, or of another pool."""
+    """The leaders. `by_shard`: the client id and host of the group member that owns the shard's partition, or the name
+    of the process that leads without a group; the session that holds the lock, if the process did not store its name;
+    None without a leader. `members`: the number of processes in the pool, None if it is not counted. `trouble`: the
+    reason that Kafka did not answer. `notes`: reasons for a missing leader, and other pools."""
 
     by_shard: list[str | None]
     members: int | None = None
@@ -71,13 +71,13 @@ class Leaders:
 
 
 class StatusReader:
-    """Looks at the outbox of a configuration through one connection. All calls raise HarvestError."""
+    """Reads the status of a configuration's outbox through a connection. All calls raise HarvestError."""
 
     def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
         self._connection = connection
         self._config = config
         self._table = OutboxTable.parse(config.outbox_table)
-        check_all_rows(connection, [self._table.identifier])  # else less is counted than waits
+        check_all_rows(connection, [self._table.identifier])  # hidden rows would be missing from the backlog
         self._selection = make_selection(config, self._table)
         self._subscriptions = (
             Subscriptions(connection, self._table.placed(connection), self._selection)
@@ -86,7 +86,7 @@ class StatusReader:
         )
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
-        """Return where the subscriptions of this table stand, or those of one name."""
+        """Return the shards of this table's subscriptions, or of the subscription `name`."""
         return self._subscriptions.shards(name) if self._subscriptions is not None else []
 
     def ours(self, shards: Sequence[SubscriptionShard]) -> list[SubscriptionShard]:
@@ -94,35 +94,35 @@ class StatusReader:
         return [each for each in shards if each.name == self._config.subscription and not each.marks]
 
     def read(self, shards: Sequence[SubscriptionShard], most: int = MOST) -> list[Read]:
-        """Return the shards with how far behind they are, counted to `most` records each."""
+        """Return the shards with their backlogs, counted to `most` records each."""
         if self._subscriptions is None:
             return []
         return [(each, self._subscriptions.lag(each, most)) for each in shards]
 
     def oldest_age_seconds(self) -> float:
-        """Return the age of the oldest record that waits for the configured subscription, 0 if none does.
+        """Return the age of the oldest record that waits for the configured subscription, 0 without a backlog.
 
-        Reads few records: more only if none of the first is for one of its shards.
+        Reads few records: more only if none of the first records is for the subscription.
         """
         ours = self._configured()
         found = self.sampled(ours)
         return (found if found.counted or not found.is_estimate else self.waiting(self.read(ours))).age_seconds
 
     def waiting(self, read: Sequence[Read] | None = None) -> Backlog:
-        """Return the backlog: of the configured subscription, if the table has it; else everything that is there.
+        """Return the backlog of the configured subscription; without a row of the subscription, of the whole table.
         Counts to `MOST` for each shard.
 
-        Raises OutboxTableError for a table of another layout that the subscription has never read: nobody knows then.
+        Raises OutboxTableError for a mapped table that the subscription has never read: the backlog is unknown then.
         """
         return self._total(self.read(self._configured()) if read is None else read, MOST)
 
     def sampled(self, shards: Sequence[SubscriptionShard]) -> Backlog:
-        """Return the same of shards that were read, counted to `SAMPLED` for all together."""
+        """Return the backlog of `shards`, counted to `SAMPLED` for all together."""
         ours = self.ours(shards)
         return self._total(self.read(ours, max(_FEWEST_SAMPLED, SAMPLED // max(1, len(ours)))), SAMPLED)
 
     def _configured(self) -> list[SubscriptionShard]:
-        """Return `ours`, read now; none where rows are marked, whose role need not see the table of subscriptions."""
+        """Return `ours`, read now; none under `mark`: its role need not see the table of subscriptions."""
         return [] if self._config.source == "mark" else self.ours(self.shards(self._config.subscription))
 
     def _total(self, read: Sequence[Read], most: int) -> Backlog:
@@ -132,7 +132,7 @@ class StatusReader:
             return replace(found, epoch=max(each.epoch for each in ours))
         if self._config.columns is not None:
             raise OutboxTableError(
-                f"what waits in {self._table} is not known",
+                f"the backlog of {self._table} is unknown",
                 evidence=f"the subscription {self._config.subscription!r} never read it",
                 next_step="start a harvester, or correct `subscription`",
             )
@@ -143,8 +143,8 @@ class StatusReader:
         return self._config.columns is None or bool(self.ours(shards))
 
     def done(self, shards: Sequence[SubscriptionShard]) -> int:
-        """Return how many records were purged, or delivered by the configured subscription, if it purges nothing: a
-        number that means something as the difference of two."""
+        """Return the number of purged records, plus records that the configured subscription has delivered from a
+        position. Only the difference of two results is meaningful."""
         with translated():
             row = self._connection.execute(_PURGED, (str(self._table),)).fetchone()
         passed = sum(each.checkpoint.delivered for each in self.ours(shards) if each.checkpoint is not None)
@@ -155,7 +155,8 @@ class StatusReader:
         return read_sizes(self._connection, self._table.placed(self._connection))
 
     def held(self) -> Mapping[str, Held]:
-        """Return which subscriptions hold segments back; empty where there are none, or they may not be seen."""
+        """Return the subscriptions that hold segments back; empty without segments, or without the right to see
+        them."""
         if self._config.columns is not None or self._table.kind(self._connection) != "native":
             return {}
         with suppress(DatabaseAccessDenied, OutboxTableError):
@@ -169,7 +170,7 @@ class StatusReader:
             return []
         try:
             found = detached_segments(self._connection, self._table)
-        except DatabaseAccessDenied as error:  # as to a role that marks a native table
+        except DatabaseAccessDenied as error:  # for a role that marks a native table
             role = sql.Identifier(self._connection.info.user)
             return [
                 f"whether segments were detached by hand is not known: {error.evidence}; "
@@ -178,8 +179,8 @@ class StatusReader:
         return [f"the segment {each}" for each in found]
 
     def open_transactions(self) -> list[str]:
-        """Return notes on open transactions that hide records from readers of committed ones, in the topics that the
-        subscription's leader knows, or the reason that Kafka does not say."""
+        """Return notes on open transactions that hide records from read-committed readers, in the topics that the
+        subscription's leader knows, or the reason that Kafka does not answer."""
         led = {topic for _, _, topics, _ in self._led() if isinstance(topics, Mapping) for topic in topics}
         kafka = self._config.kafka_settings(for_producer=False)
         try:
@@ -193,12 +194,13 @@ class StatusReader:
         return []
 
     def leaders(self) -> Leaders:
-        """Ask the group's coordinator for the owners of the leader topic's partitions, or Postgres for the lock's."""
+        """Query the group's coordinator for the owners of the leader topic's partitions, or Postgres for the lock's
+        holder."""
         config = self._elected()
         match config.leadership:
             case "solo":
                 found = Leaders(by_shard=self._named(config, None))
-            case "postgres":  # one lock for all shards
+            case "postgres":  # a single lock for all shards
                 holder = lock_holder(self._connection, config.leader_group_id, str(self._table))
                 found = Leaders(by_shard=[None] * config.shards if holder is None else self._named(config, holder))
             case "neli":
@@ -208,13 +210,14 @@ class StatusReader:
         return replace(found, notes=[*found.notes, *self._rivals(config)])
 
     def _named(self, config: HarvestConfig, otherwise: str | None) -> list[str | None]:
-        """Return by shard the process that leads it and has written its name, as its log and metrics have it."""
+        """Return by shard the stored name of its leader, which is the name in the leader's log and metrics; else
+        `otherwise`."""
         names = {
             shard: pool.process
             for leader, _, _, shard in self._led()
             if (pool := Pool.of_json(leader)) is not None
             and pool.leadership == config.leadership
-            and pool.group in {"", config.leader_group_id}  # none where nobody is elected
+            and pool.group in {"", config.leader_group_id}  # empty under `solo`
         }
         return [names.get(shard) or otherwise for shard in range(config.shards)]
 
@@ -227,7 +230,7 @@ class StatusReader:
         try:
             found = members(kafka, config.leader_group_id, timeout_seconds=_GROUP_TIMEOUT_SECONDS)
         except KafkaException as error:
-            failure = error.args[0]  # its text may be no more than the name of the request
+            failure = error.args[0]  # its text may be only the name of the request
             trouble = f"{failure.str().rstrip(': ')} ({failure.name()})"
             return Leaders(by_shard=[None] * shards, trouble=trouble)
         owners = {shard: each for each in found for owned, shard in each.owned if owned == topic}
@@ -255,16 +258,16 @@ class StatusReader:
         rows = self._led()
         pools = [(Pool.of_json(leader), Pool.of_json(rival)) for leader, rival, *_ in rows]
         added = {str(each) for _, _, topics, _ in rows for each in added_of(topics)}
-        said = {_said_of(led, rival) for led, rival in pools if rival is not None}
+        notes = {_rival_note(led, rival) for led, rival in pools if rival is not None}
         for led, _ in pools:
-            # A configuration without a group, as of somebody who only looks, is in no pool.
+            # A configuration without a group, for example for `harvest status` alone, is in no pool.
             ours = (config.leadership, config.leader_group_id)
             if led is not None and config.leadership != "solo" and (led.leadership, led.group) != ours:
-                said.add(f"another pool harvests this subscription: {led}")
-        return sorted(said | added)
+                notes.add(f"another pool harvests this subscription: {led}")
+        return sorted(notes | added)
 
     def _led(self) -> Sequence[tuple[Any, Any, Any, int]]:
-        """Return of the configured subscription the leader, the rival refused, the known topics, and the shard."""
+        """Return rows of the configured subscription: leader, refused rival, known topics, shard."""
         if self._subscriptions is None:
             return []
         statement = sql.SQL(_RIVALS).format(
@@ -274,7 +277,7 @@ class StatusReader:
             return self._connection.execute(statement, (self._config.subscription,)).fetchall()
 
 
-def _said_of(led: Pool | None, rival: Pool) -> str:
+def _rival_note(led: Pool | None, rival: Pool) -> str:
     if led is not None and led.differences(rival) & SUBSCRIPTION:
         return f"another pool tried to harvest {rival.subscription!r} in this election, and was refused: {rival}"
     if led is not None and led.is_one_election(rival):

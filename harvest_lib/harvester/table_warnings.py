@@ -15,20 +15,20 @@ _log = logging.getLogger(__name__)
 
 
 def ids_end(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> IdsEnd | None:
-    """Return why the ids of the table will end, None if they last. Raises DatabaseError."""
+    """Return the reason that the ids of the table will run out, None if they last. Raises DatabaseError."""
     return IdSequences(str(table), config.columns.id if config.columns is not None else "id").end(connection)
 
 
 def rows_unstamped(
     connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable
 ) -> OutboxTableError | None:
-    """Return why rows may be passed over by a source that goes by transaction ids, None if none are. `config` has
+    """Return the reason that a source may skip rows without a transaction id, None if it skips none. `config` has
     `auto` resolved. Raises DatabaseError."""
     return unstamped(connection, table) if config.mode.reads_segments else None
 
 
 def warn_of_table(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> None:
-    """Log what does not keep a harvester from working, and keeps writers or their rows from it."""
+    """Log problems that do not stop a harvester, but stop writers or hide their rows from it."""
     if end := ids_end(connection, config, table):
         _log.warning("ids_end", extra={"reason": end.cause, "evidence": end.evidence, "next_step": end.next_step})
     if gap := rows_unstamped(connection, config, table):

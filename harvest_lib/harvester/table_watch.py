@@ -1,8 +1,8 @@
-"""Notices that the table was turned into the native one, after this process has chosen to mark it.
+"""Detects that the table was migrated to the native layout, after this process has chosen to mark it.
 
-`auto` is decided once, when a process starts. A process that marks would go on with that, through the new table; one
-that starts later only reads it, and they stand in different elections. So the one that marks ends, with an error that
-says to restart it.
+`auto` is resolved once, when a process starts. A process that marks would mark the native table too. A process that
+starts later only reads the table, and they stand in different elections. So the marking process ends, with an error
+that asks for a restart.
 """
 
 import threading
@@ -19,7 +19,7 @@ EVERY_SECONDS = 5.0
 
 
 class TableWatch:
-    """`choices` are those that were made when the table had goharvest's layout."""
+    """`choices` were made when the table had goharvest's layout."""
 
     def __init__(self, conninfo: str, table: OutboxTable, choices: Choices) -> None:
         self._conninfo = conninfo
@@ -27,26 +27,26 @@ class TableWatch:
         self._choices = choices
 
     def begin(self, changed: Callable[[HarvestError], None], stopping: threading.Event) -> None:
-        """Look now and then until `stopping` is set; returns at once. `changed` is called, once, with the error."""
+        """Check every `EVERY_SECONDS` until `stopping` is set; returns at once. `changed` gets the error, once."""
         ended = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             try:
-                self.look()
+                self.check()
             except OutboxTableError as error:
                 ended.set()
                 changed(error)
 
         threads.repeat(
             "harvest-table",
-            look,
+            check,
             stopping=stopping,
             pause_seconds=lambda: EVERY_SECONDS,
             is_needed=lambda: not ended.is_set(),
         )
 
-    def look(self) -> None:
-        """Raise OutboxTableError if the table is native by now. If Postgres cannot be asked now, a later look asks."""
+    def check(self) -> None:
+        """Raise OutboxTableError if the table is native by now. If Postgres does not answer, a later call checks."""
         kind = "goharvest"
         with suppress(DatabaseError, OutboxTableError), connect(self._conninfo) as connection:
             kind = self._table.kind(connection)
@@ -55,5 +55,5 @@ class TableWatch:
                 f"the table {self._table} has become native since this process started",
                 evidence=f"it was started with {self._choices}",
                 next_step="restart all processes of the pool: each chooses again; or name `source`, `delivery` and "
-                "`leadership` in the configuration, to keep what they were",
+                "`leadership` in the configuration, to keep the present choices",
             )

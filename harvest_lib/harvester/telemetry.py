@@ -18,7 +18,7 @@ from harvest_lib.telemetry.counts import Counts, Histogram, HistogramReading, La
 
 
 class HarvestTelemetry(HarvestHealth):
-    """Made before the harvester starts. A context manager, which ends its thread on exit."""
+    """Metrics and health of a harvester; made before the harvester starts. A context manager, which ends its thread."""
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
@@ -114,7 +114,7 @@ def _of_the_outbox(seen: LatestSample) -> Iterator[Reading]:
 
 
 def _noticed(added: Sequence[Added]) -> Mapping[Labels, float]:
-    """Return when partitions were added, of the topics of which it was noticed last."""
+    """Return the times of added partitions by topic, for the latest `MOST_TOPICS`."""
     newest = sorted(added, key=lambda each: each.noticed_at)[-MOST_TOPICS:]
     return {(each.topic,): each.noticed_at.timestamp() for each in newest}
 
@@ -126,7 +126,7 @@ def _each(shards: list[tuple[str]], seconds: tuple[str, ...]) -> list[tuple[str,
 def _from_zero(
     counts: Counts, expected: Iterator[Labels] | list[tuple[str]] | list[tuple[str, str]]
 ) -> Mapping[Labels, float]:
-    """Return counts with those that are none yet: a rate needs where a count began."""
+    """Return the counts, and 0 for expected labels without a count: a rate needs the beginning of a count."""
     return {**dict.fromkeys(expected, 0), **counts.read()}
 
 

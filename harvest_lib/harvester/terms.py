@@ -30,7 +30,7 @@ _STANDBY_WAIT_SECONDS = 0.1
 
 
 class Terms:
-    """The terms of one process. `serve` is called once, on a thread of its own; all else from any thread."""
+    """The terms of a process. `serve` is called once, on a thread of its own; the other methods from any thread."""
 
     def __init__(self, config: HarvestConfig, stopping: threading.Event) -> None:
         self._config = config
@@ -40,16 +40,16 @@ class Terms:
         self._meter_lock = threading.Lock()
         self._meter = Meter("throughput", boot_seconds())
         self._served: dict[int, Term] = {}  # by shard
-        self.loops: dict[int, BatchLoop] = {}  # likewise
+        self.loops: dict[int, BatchLoop] = {}  # by shard
         self.measures = HarvestMeasures()
         self.handler: EventHandler | None = None
         self._harmless = Harmless(_log, "event_handler_failed")
         self.turned_at = boot_seconds()
-        """The time at which `serve` was last seen to turn."""
+        """The time of the last turn of `serve`."""
 
     @property
     def shards(self) -> list[int]:
-        """Return the shards that are led now under terms that are proved."""
+        """Return the shards that this process leads now, with a live lease."""
         return sorted(shard for shard, term in self._served.copy().items() if term.is_live())
 
     @property
@@ -68,10 +68,10 @@ class Terms:
         leadership: Leadership,
         engine: Engine,
         guarded: Callable[[Callable[[], None]], None],
-        look: Callable[[], None],
+        before_term: Callable[[], None],
     ) -> None:
-        """Serve the terms of an election until `stopping` is set. `guarded` runs what a thread does; `look` is called
-        before each term."""
+        """Serve the terms of an election until `stopping` is set. `guarded` runs the work of a thread; `before_term` is
+        called before each term."""
         threads = self._threads
         while not self._stopping.is_set():
             self.turned_at = boot_seconds()
@@ -82,26 +82,26 @@ class Terms:
                 engine.stand_by()
             for term in live:
                 if term not in threads and self._may_begin(term, threads):
-                    lead = partial(self._lead, term, engine, look)
+                    lead = partial(self._lead, term, engine, before_term)
                     name = f"harvest-shard-{term.shard}"
                     threads[term] = threading.Thread(target=guarded, args=(lead,), name=name, daemon=True)
                     threads[term].start()
-            if set(live).difference(threads):  # some may not begin yet, and the next call would return at once
+            if set(live).difference(threads):  # a term that may not begin yet makes the next call return at once
                 self._stopping.wait(_STANDBY_WAIT_SECONDS)
 
     def join(self, deadline: Deadline, slack_seconds: float) -> None:
-        """Wait for the threads until shortly before a deadline; one that waits for a server that is gone is a daemon,
-        and left behind."""
+        """Wait for the threads until shortly before a deadline. A thread that waits for an unavailable server is a
+        daemon, and left behind."""
         for thread in self._threads.values():
             thread.join(max(0.0, deadline.remaining_seconds - slack_seconds))
 
     def _may_begin(self, term: Term, threads: Collection[Term]) -> bool:
-        """Return True if a term is still to be served, and nothing of an earlier one of its shard is left."""
+        """Return True if a term is still to be served, and no thread of an earlier term of its shard is left."""
         is_over = all(other.shard != term.shard for other in threads)
         return is_over and self._hold_offs.is_over(term) and term.is_live() and not self._stopping.is_set()
 
-    def _lead(self, term: Term, engine: Engine, look: Callable[[], None]) -> None:
-        look()
+    def _lead(self, term: Term, engine: Engine, before_term: Callable[[], None]) -> None:
+        before_term()
         shard = term.shard
         callbacks = Callbacks(
             emit=partial(self._emit, shard),
@@ -133,7 +133,7 @@ class Terms:
             self._emit(0, MeterRead(stats=stats))
 
     def _emit(self, shard: int, event: Event) -> None:
-        self.measures.hear(shard, event)
+        self.measures.count(shard, event)
         if not isinstance(event, MeterRead):
             loop = self.loops.get(shard)
             named = {"leader_id": str(loop.leader_id) if loop is not None else None}

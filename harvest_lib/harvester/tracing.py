@@ -1,11 +1,11 @@
 """Spans of deliveries: observers of a harvester's batches, made where the process has a tracer provider.
 
 Promises
-- A span of a batch goes from its first record to its commit, and is of a trace of its own. It has links to the spans in
-  which its records were written, as far as these are recorded: MOST_LINKS of them at most.
+- A span of a batch goes from its first record to its commit, in a trace of its own. It has links to the recorded spans
+  that wrote its records, MOST_LINKS at most.
 - It reads the first MOST_ROWS of a batch at most, so that a backlog pays nothing for each record; a longer batch has no
-  topic. Rows that are handed over natively cost next to nothing: it reads all of them.
-- Records are not changed. A header `traceparent` that is not well-formed costs its link, and nothing else.
+  topic. Rows that are handed over natively cost next to nothing: the span reads all of them.
+- Records are not changed. A malformed header `traceparent` costs its link, and nothing else.
 """
 
 import logging
@@ -38,7 +38,7 @@ class SendSpan(BatchSpan):
         self._has_more = False  # rows that were not read
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take rows into the batch."""
+        """Add rows to the batch."""
         if not rows or not self.is_recorded:
             return
         found = rows if isinstance(rows, RowPage) else rows[: max(0, MOST_ROWS - self.messages)]
@@ -78,13 +78,13 @@ class BatchTracing:
         self._end("abandoned", _ABANDONED)
 
     def _end(self, error: str = "", reason: str = "") -> None:
-        span, self._span = self._span, None  # an error of a span processor's is one batch's
+        span, self._span = self._span, None  # first: an error of a span processor must not reach the next batch
         if span is not None:
             span.end(error, reason)
 
 
 def batch_tracing(config: HarvestConfig, shard: int) -> Sequence[BatchTracing]:
-    """Return the observer that makes spans of a shard's batches; none where nobody traces."""
+    """Return the observer that makes spans of a shard's batches; none without a tracer provider."""
     tracer = None
     with Harmless(_log, "tracing_unavailable"):
         tracer = configured_tracer()

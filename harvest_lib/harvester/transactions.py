@@ -27,24 +27,24 @@ _log = logging.getLogger(__name__)
 WITHOUT = "or deliver without transactions: `delivery: barrier`"
 _TOO_LONG = ClientError(ClientError.INVALID_TRANSACTION_TIMEOUT).str()
 _SECONDS = 10.0
-"""A cluster that has had no transaction yet makes its topic for them first."""
+"""Long enough for a new cluster, which first makes its topic for transactions."""
 
 
 def prepare_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
-    """Make the checkpoint topic if it is missing, and try out a transaction's beginning. Raises KafkaAccessDenied or
-    TopicMissing with the command that permits it and the delivery that needs neither, and KafkaUnavailable."""
+    """Make the checkpoint topic if it is missing, and try out the beginning of a transaction. Raises KafkaUnavailable;
+    raises KafkaAccessDenied or TopicMissing with the command to run and a delivery without transactions."""
     try:
         ensure_checkpoint_topic(config.kafka_settings(for_producer=False), config.checkpoint_topic, config.shards)
     except (KafkaAccessDenied, TopicMissing) as error:
         raise type(error)(error.cause, evidence=error.evidence, next_step=f"{error.next_step}; {WITHOUT}") from error
     with AdminClient(client_settings(config.kafka_settings(for_producer=False))) as admin:
         _require_writing(config, admin)
-        _say_removed(config, admin)
+        _log_removed(config, admin)
     try_transactions(config, provider)
 
 
-def _say_removed(config: HarvestConfig, admin: AdminClient) -> None:
-    """Log that Kafka removes checkpoints by age or size, as from a topic that somebody has made."""
+def _log_removed(config: HarvestConfig, admin: AdminClient) -> None:
+    """Log that Kafka removes checkpoints by age or size, the default for a topic that the harvester did not make."""
     topic = config.checkpoint_topic
     policy = topic_settings(admin, [topic], timeout_seconds=_SECONDS)[topic].get("cleanup.policy", "")
     if removes_checkpoints(policy):
@@ -61,7 +61,7 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
         allowed = answer_of(answer[topic], 2 * _SECONDS).authorized_operations
     except KafkaException as error:
         if error.args[0].code() in NO_TOPIC:
-            return  # the broker that answers has not heard of it yet
+            return  # the broker that answers does not know the new topic yet
         raise translate(error.args[0], settings=settings) from error
     needed = {"Read": AclOperation.READ, "Write": AclOperation.WRITE}
     if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
@@ -70,7 +70,7 @@ def _require_writing(config: HarvestConfig, admin: AdminClient) -> None:
 
 
 def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Producer) -> None:
-    """Try out a transactional id beside those of the shards: nobody is fenced by it. Raises KafkaAccessDenied."""
+    """Try out a transactional id that no shard uses, which fences no leader. Raises KafkaAccessDenied."""
     settings = config.kafka_settings(for_producer=True)
     own = {"transactional.id": f"{config.checkpoint_topic}.check", "transaction.timeout.ms": TRANSACTION_SECONDS * 1000}
     producer = provider(client_settings(settings, **own))
@@ -83,19 +83,19 @@ def try_transactions(config: HarvestConfig, provider: KafkaProducerProvider = Pr
             raise lacking(
                 config, "transactional-id", prefix, operations, evidence, prefixed=True, otherwise=f"; {WITHOUT}"
             ) from error
-        if _TOO_LONG in error.args[0].str():  # a fatal error, whose code is another
+        if _TOO_LONG in error.args[0].str():  # the fatal error has another code
             raise KafkaError(
                 f"Kafka permits no transaction of {TRANSACTION_SECONDS} s",
                 evidence=error.args[0].str(),
-                next_step=f"have `transaction.max.timeout.ms` of the brokers be {TRANSACTION_SECONDS * 1000} or more "
-                f"(by default it is 900000); {WITHOUT}",
+                next_step=f"set `transaction.max.timeout.ms` of the brokers to {TRANSACTION_SECONDS * 1000} or more "
+                f"(the default is 900000); {WITHOUT}",
             ) from error
-        if error.args[0].code() not in FENCED:  # by another process that tries it out: both are permitted
+        if error.args[0].code() not in FENCED:  # fenced by another process's try: both are permitted
             raise KafkaUnavailable(
                 f"Kafka has begun no transaction in {_SECONDS:g} s",
                 evidence=error.args[0].str(),
-                next_step="check that the brokers run, and are as many as `transaction.state.log.replication.factor` "
-                f"and `transaction.state.log.min.isr` ask for; {WITHOUT}",
+                next_step="check that the brokers run, and that `transaction.state.log.replication.factor` "
+                f"and `transaction.state.log.min.isr` do not exceed their number; {WITHOUT}",
             ) from error
     finally:
         with suppress(KafkaException):
@@ -112,7 +112,7 @@ def lacking(
     prefixed: bool = False,
     otherwise: str = "",
 ) -> KafkaAccessDenied:
-    """Return the error for operations that we may not do, with the commands that permit them, and what to do else."""
+    """Return the error for operations that are not allowed, with the commands that permit them and an alternative."""
     settings = config.kafka_settings(for_producer=False)
     user, servers = settings.get("sasl.username", "…"), str(settings["bootstrap.servers"])
     acls = [
@@ -120,7 +120,7 @@ def lacking(
         for each in operations
     ]
     return KafkaAccessDenied(
-        f"we lack {', '.join(operations)} on the {resource} {name!r}",
+        f"this user lacks {', '.join(operations)} on the {resource} {name!r}",
         evidence=evidence,
         next_step=f"{'; '.join(commands(acls, servers=servers))}; or all that `harvest grants kafka` prints{otherwise}",
     )

@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.database import say_denied
+from harvest_lib.database import log_denied
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.last_leaders import UNKNOWN, LastLeaders, SubscriptionRows
 from harvest_lib.leadership.lock_session import LockSession
@@ -134,7 +134,7 @@ class PostgresLeadership(ElectedLeadership):
                 if error.evidence != self._complaint:
                     self._complaint = error.evidence
                     if isinstance(error, DatabaseAccessDenied):
-                        say_denied(error)
+                        log_denied(error)
                     else:
                         _log.warning("election_troubled", extra={"reason": error.evidence})
                 self._stopping.wait(self._settings.io_error_backoff_seconds)

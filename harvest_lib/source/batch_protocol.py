@@ -1,9 +1,9 @@
 """Protocol between a source and the loop that delivers in batches: pages of records, and the position after each.
 
-A *position* is all that a source needs to go on where it was, and nothing else: a mapping that goes through JSON
-unharmed, kept in the checkpoint of a subscription. The holder of the positions decides what was delivered; the source
-remembers nothing across `open`. Records that a position has passed and that were deferred nevertheless are added to it,
-by their ids, as `deferred`: a source opened there returns them first.
+A *position* is all that a source needs to continue, and nothing else: a mapping that survives JSON, kept in the
+checkpoint of a subscription. The holder of the positions decides which records were delivered; the source keeps nothing
+across `open`. A position names the deferred records that it has passed, by their ids, as `deferred`: a source opened
+there returns them first.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from harvest_lib.record.checkpoint import Position
 
 
 class Page(NamedTuple):
-    """Records in the source's order, the position after them, and whether more can be had without waiting."""
+    """Records in the source's order, the position after them, and whether more are ready."""
 
     rows: Sequence[Row]
     position: Position
@@ -22,26 +22,27 @@ class Page(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """Records in order, page by page. Used by one thread at a time.
+    """Records in order, page by page. Used by a single thread at a time.
 
-    Every call raises DatabaseUnavailable when the database cannot be asked (`open` again, at the last position that was
-    committed), and another HarvestError when asking again will not help.
+    Every call raises DatabaseUnavailable when the database does not answer (`open` again, at the last position that was
+    committed), and another HarvestError when a retry will not help.
     """
 
     def open(self, position: Position | None) -> Position:
-        """(Re)connect if need be and go on after `position`, or from where a new subscription starts; return where that
-        is. Durable when it returns."""
+        """(Re)connect if need be and continue after `position`, or at the start of a new subscription; return the
+        position. Durable when it returns."""
         ...
 
     def read(self, limit: int) -> Page | None:
-        """Return the next records, up to `limit` and up to `PAGE_BYTES` (or one that has more), or None if there are
-        none now. Returned records are committed permanently: no crash of the server takes them back. A page without
-        records has a position that is worth keeping. The position names deferred records that were not returned yet."""
+        """Return the next records, up to `limit` and up to `PAGE_BYTES` (or a single larger record), or None if no
+        record is ready. Returned records are committed permanently: no crash of the server takes them back. The
+        position of a page without records should be saved. The position names deferred records that were not returned
+        yet."""
         ...
 
     def load(self, ids: Sequence[int]) -> list[Row]:
-        """Return records by their ids, in that order, those that are still there, up to `PAGE_BYTES` (or one that has
-        more): what comes after the last one was not looked for, if there is one. Positions are not touched."""
+        """Return the records that still exist, in the order of `ids`, up to `PAGE_BYTES` (or a single larger record).
+        Ids after the last returned record were not read. Positions are not touched."""
         ...
 
     def sent(self, rows: Sequence[Row]) -> None:
@@ -49,18 +50,18 @@ class BatchSource(Protocol):
         ...
 
     def committed(self, failed: Collection[int] = ()) -> None:
-        """Note that all that was sent is in Kafka, but for `failed`, ids of records that are read again."""
+        """Note that all sent records are in Kafka, except `failed`, the ids of records that are read again."""
         ...
 
     def give_back(self) -> None:
-        """Give back what was read and is not delivered, at the end of a term that nobody has fenced."""
+        """Give back records that were read and not delivered, at the end of a term that is not fenced."""
         ...
 
     def retention_bounds(self, position: Position) -> tuple[str, int | None]:
-        """Return the low watermark of a position, a snapshot of which every visible record was read, and its retention
-        hold: the lowest id that is still needed although it is visible, or None."""
+        """Return a position's low watermark and retention hold. Every record visible in the low watermark, a snapshot,
+        was read. The retention hold is the lowest visible id that is still needed, or None."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection. Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         ...

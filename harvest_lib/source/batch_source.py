@@ -1,4 +1,4 @@
-"""Common parts of the sources that only read: their connection, and the checks of the server behind it."""
+"""Common parts of the sources that only read: the connection, and the checks of the server behind it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -22,9 +22,9 @@ from harvest_lib.source.prefetch import Prefetcher
 from harvest_lib.source.readable import readable
 from harvest_lib.source.selection import FilterLookup, Selection, SubscriptionFilter
 
-# By the indexes, in their order: what statistics say of a table that grows at its end is never right, and a page that
-# is sorted, or picked from a bitmap, reads the rest of its window each time. What may take long is to find where a
-# window of a hundred million records begins, a second for a million, or the next of the few that a filter lets through.
+# By the indexes, in their order: the statistics of a table that grows at its end are never right, and a page by sort or
+# bitmap reads the rest of its window each time. Two steps may take long: to find the beginning of a window of a hundred
+# million records, a second for a million, and to find the next record that a selective filter lets through.
 _SETTINGS = {
     **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"), "off"),
     "lock_timeout": "30s",
@@ -33,7 +33,7 @@ _SETTINGS = {
 
 _NOW = "SELECT pg_current_snapshot()::text, pg_is_in_recovery()"
 
-# Above the present xmax there can be nothing, but in a table that came from another cluster.
+# Only a table from another cluster has transaction ids above the present xmax.
 _FOREIGN = """
 SELECT {transaction_id}::text, pg_snapshot_xmax(pg_current_snapshot())::text FROM {table}
 WHERE {transaction_id} >= pg_snapshot_xmax(pg_current_snapshot()) LIMIT 1
@@ -51,14 +51,15 @@ _LONG_POLL_SECONDS = 0.02
 _BETWEEN_ADVANCES_SECONDS = 1.0
 _LONG_SINCE_SECONDS = 5.0
 _OWN_TRANSACTIONS = 3
-"""Remembering takes two or three itself; they are no reason to remember again."""
+"""Saving a position uses two or three transaction ids itself; they are no reason to save again."""
 
 
 class Plans(StrEnum):
     """Origin of a prepared statement's plan.
 
-    KEPT is for the poll of the head of the table, which is always the same: over a handful of segments to plan it takes
-    three times as long as to run it. FRESH is for pages: one kept from the head of the table is wrong in its depth.
+    KEPT is for the poll of the head of the table, which is always the same: over a handful of segments its planning
+    takes three times as long as its execution. FRESH is for pages: a plan kept from the head of the table is wrong
+    deeper in the table.
     """
 
     KEPT = "force_generic_plan"
@@ -66,9 +67,9 @@ class Plans(StrEnum):
 
 
 class ConnectedSource(ABC):
-    """A `BatchSource` on one connection. A new subscription starts at the snapshot `start`, or, if that is None, with
+    """A `BatchSource` on a single connection. A new subscription starts at the snapshot `start`; None starts it with
     transactions that commit from now on. `filter_lookup` narrows `selection` on each new connection; by default all of
-    it is read."""
+    `selection` is read."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ConnectedSource(ABC):
         return
 
     def committed(self, failed: Collection[int] = ()) -> None:  # noqa: ARG002 - as above
-        """See `BatchSource`. Reading leaves no trace, so there is nothing to do."""
+        """See `BatchSource`. Reading changes no row, so there is nothing to do."""
         return
 
     def close(self) -> None:
@@ -135,11 +136,12 @@ class ConnectedSource(ABC):
             connection.close()
 
     def _defer(self, position: Position | None) -> None:
-        """Remember which records a position has passed without their having been delivered."""
+        """Keep the ids of records that a position has passed and that were not delivered."""
         self._deferred = list(position.get("deferred", ())) if position else []
 
     def _read_deferred(self, position: Position, limit: int) -> Page:
-        """Return those, in the order in which they were deferred, up to `limit`; the position names the rest."""
+        """Return deferred records, in the order in which they were deferred, up to `limit`; the position names the
+        rest."""
         asked = self._deferred[:limit]
         rows = self.load(asked)
         self._deferred = self._deferred[asked.index(rows[-1][0]) + 1 if rows else len(asked) :]
@@ -154,7 +156,7 @@ class ConnectedSource(ABC):
             self._connection = self._connect()
             lookup = self._filter_lookup
             found = lookup(self._connection, self._selected) if lookup else SubscriptionFilter(selection=self._selected)
-            # From here on it reads nothing but the outbox.
+            # From here on this connection reads nothing but the outbox.
             guard = require_all_rows(self._connection, [self._selected.table])
             found = replace(found, selection=replace(found.selection, guard=guard))
             if found != self._filter:
@@ -170,7 +172,7 @@ class ConnectedSource(ABC):
                 else server_identity.place(self._connection)
             )
             self._refuse_foreign(self._connection)
-            self._place = place  # all is well: it is not checked again while this connection lasts
+            self._place = place  # checked once for each connection
         return self._connection
 
     def _fill(self) -> None:
@@ -183,7 +185,7 @@ class ConnectedSource(ABC):
         return connection
 
     def _plan(self, plans: Plans) -> None:
-        """Have the statements that follow planned in this way. None may be on its way."""
+        """Plan the following statements in this way. No statement may be on its way."""
         if plans is not self._plans:
             self._connected().execute(f"SET plan_cache_mode = {plans}")
             self._plans = plans
@@ -202,16 +204,17 @@ class ConnectedSource(ABC):
         return Snapshot.parse(row[0])
 
     def _barrier(self, connection: psycopg.Connection[Any], flushed_up_to: str | None = None) -> None:
-        """Have on disk all that was visible so far, and remember how far that was. `flushed_up_to` is the LSN up to
-        which it is there already, if the server has said so."""
+        """Flush the WAL up to everything visible so far, and record its LSN. With `flushed_up_to`, the server has
+        reported that the WAL is flushed up to this LSN."""
         assert self._place is not None  # noqa: S101 - set with the connection
         lsn = flushed_up_to or server_identity.barrier(connection)
         self._place = replace(self._place, lsn=lsn)
 
     def _should_advance(self, transactions: int, began: float) -> bool:
-        """Return True if a poll that found nothing should be remembered, at the price of a barrier and a checkpoint.
+        """Return True if the position of a poll that found nothing should be saved, at the price of a barrier and a
+        checkpoint.
 
-        Records that a filter leaves out are read by every poll until one is remembered, and retained until then.
+        Until then every poll reads the records that a filter leaves out, and they are retained.
         """
         if not self._filter.selection.conditions or transactions <= _OWN_TRANSACTIONS:
             return False
@@ -233,6 +236,6 @@ class ConnectedSource(ABC):
         if row is not None:
             raise OutboxTableError(
                 "the table holds records of another cluster's transactions: it was restored or replicated",
-                evidence=f"transaction_id {row[0]}, the server has only come to {row[1]}",
+                evidence=f"transaction_id {row[0]}, the server has reached {row[1]}",
                 next_step="harvest subscriptions move; or, to begin its subscriptions again, harvest migrate --restamp",
             )

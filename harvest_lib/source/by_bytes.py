@@ -1,9 +1,9 @@
-"""Statements that find no more than so many bytes of records: what a page has in memory is bounded, whatever the rows
-are. They take %(bytes)s beside their own values, `harvest_lib.record.PAGE_BYTES` as a rule.
+"""Statements with a limit in bytes, which bounds the memory of a page for rows of any size. They take %(bytes)s beside
+their own values, usually `harvest_lib.record.PAGE_BYTES`.
 
-The bytes of the rows are added up in the order in which they are found, as far as %(limit)s reaches; the lengths are
-known without reading a value that is kept apart from its row. A limit fitted to the last page keeps that short where
-rows are large.
+The bytes of the rows are added up in the order in which they are found, as far as %(limit)s reaches. The length of a
+TOASTed value is known without reading the value. A limit fitted to the last page keeps the sum short where rows are
+large.
 """
 
 from harvest_lib.native import NativeRows
@@ -22,9 +22,9 @@ RECORD_BYTES = f"""(
 
 _FITS = "page.harvest_sum <= %(bytes)s OR page.harvest_number = 1"
 
-_SIZED = f"SELECT page.*, {RECORD_BYTES.format('page')} AS harvest_bytes FROM ({{found}}) AS page"  # noqa: S608 - as below
+_SIZED = f"SELECT page.*, {RECORD_BYTES.format('page')} AS harvest_bytes FROM ({{found}}) AS page"  # noqa: S608 - constants of this module
 
-# The window has no order of its own: it takes the rows in the order in which they are found, and returns them so.
+# The window has no ORDER BY: it keeps the order in which the rows are found.
 _WITHIN = f"""
 SELECT page.id, CASE WHEN {_FITS} THEN page.kafka_topic END AS kafka_topic, page.kafka_key,
   CASE WHEN {_FITS} THEN page.kafka_value END AS kafka_value, page.kafka_header_keys, page.kafka_header_values{{more}}
@@ -34,29 +34,29 @@ FROM (
   FROM ({_SIZED}) AS page
 ) AS page
 WHERE page.harvest_sum - page.harvest_bytes <= %(bytes)s OR page.harvest_number <= 2
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - constants of this module
 
 
 def within(found: str, *more: str) -> str:
-    """Return the statement that returns the first rows of `found`: as many as there is room for, at least
-    one. If there is another, it comes too, without topic and value. `more` are columns of `found` besides a `Row`'s."""
+    """Return the statement for the first rows of `found` that fit into the bytes, at least a single row. A following
+    row comes too, without topic and value. `more` are columns of `found` besides a `Row`'s."""
     return _WITHIN.format(found=found, more="".join(f", page.{each}" for each in more))
 
 
 def all_or_none(found: str) -> str:
-    """Return the statement that returns the rows of `found` if there is room for all of them, else nothing.
+    """Return the statement for the rows of `found` if all of them fit into the bytes, and for none otherwise.
 
-    It takes a third of the time that `within` takes, since nothing but one sum is made. `found` ends with its limit.
+    It takes a third of the time of `within`, since it computes only a sum. `found` ends with its limit.
     """
     sized = _SIZED.format(found=found)
     return f"""{found.replace("%(limit)s", "")} (
   SELECT CASE WHEN sum(page.harvest_bytes) <= %(bytes)s THEN %(limit)s::int ELSE 0 END FROM ({sized}) AS page
 )
-"""  # noqa: S608 - as above
+"""  # noqa: S608 - constants of this package
 
 
 def take_next(rows: list[Row] | NativeRows) -> bool:
-    """Take away the row that there was no room for; return True if there was one."""
+    """Remove the last row if it did not fit into the bytes; return True if it was removed."""
     is_cut = bool(rows) and rows[-1][TOPIC] is None
     if is_cut:
         rows.pop()

@@ -1,7 +1,7 @@
-"""Filters of a subscription: its share of the keys, its filter by topic and key, and its end, if it has one.
+"""Filters of a subscription: its share of the keys, its filter by topic and key, and its optional end.
 
-The filter stands in the subscription's rows, and nowhere else: the leader reads it there. Values get into statements as
-quoted literals only.
+The filter is stored only in the subscription's rows, where the leader reads it. Values enter statements as quoted
+literals only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from harvest_lib.source.sharding import shard_expression
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One reader of one outbox: its name, its share of the keys, and the kind of its positions."""
+    """A reader of an outbox: its name, its share of the keys, and the kind of its positions."""
 
     name: str = "default"
     shard: int = 0
@@ -39,9 +39,9 @@ def subscription_filter(
     outbox: OutboxTable, subscription: Subscription, mapping: ColumnMapping | None = None
 ) -> FilterLookup:
     """Return the lookup that narrows a selection by the subscription's row. While a replay fills the subscription, the
-    lookup raises CheckpointError; afterwards its records go to the topics of that.
+    lookup raises CheckpointError; afterwards the records go to the replay's topics.
 
-    With a mapping it also finds out whether values are bytes.
+    With a mapping the lookup also finds out whether values are bytes.
     """
     statement = sql.SQL(_ROW).format(table=in_statement(outbox.subscriptions.identifier))
 
@@ -72,7 +72,7 @@ def _columns(
 def filter_conditions(
     topics: Sequence[str] | None, keys: str | None, columns: Mapping[str, sql.Composable] = COLUMNS
 ) -> list[sql.Composable]:
-    """Return the conditions of a filter: any of the topics, and keys that a regular expression of Postgres' finds."""
+    """Return the conditions of a filter: any of the topics, and keys that match a regular expression of Postgres."""
     conditions: list[sql.Composable] = []
     if topics is not None:
         listed = sql.SQL(", ").join(in_statement(sql.Literal(each)) for each in topics)

@@ -1,17 +1,18 @@
 """The mark source: mark, purge and reset on goharvest's table.
 
 Promises
-- A mark takes the head of the table, by id, that this leader id has not taken: rows that are new, that failed and were
-  reset, or that another leader left behind, all by one statement. Rows come back sorted: RETURNING is not.
+- A mark takes, by id, the first rows that do not carry this leader id: new rows, rows that failed and were reset, and
+  rows that another leader left behind, in a single statement. Rows come back sorted: RETURNING is not.
 - A purge deletes by id, regardless of the mark's holder: Kafka has confirmed these records to the caller, and a row
   that a fenced leader marked in between would otherwise be sent a second time, out of order.
-- A purge that follows a new connection spares rows that nobody has marked: after a failover or a restore their ids may
-  have been given to records that were never sent. Where rows have no place, no position vouches for the server, and
-  the purge spares rows under marks of others as well. A failover is logged: purged records may come again.
-- A reset touches only rows that still carry an id of this leader's: a fenced one cannot unmark its successor's rows.
-- Each takes many rows. A purge and the mark after it are one transaction. Each is durable (`synchronous_commit=on`)
-  when it returns. The barrier rests on that: the next record of a key may leave only when the one before can never
-  come back.
+- The first purge of a new connection spares unmarked rows: after a failover or a restore their ids may belong to
+  records that were never sent. Where positions have no place in the server's log, nothing proves that it is the same
+  server, and the purge spares rows under other leaders' marks as well. A failover is logged: purged records may come
+  again.
+- A reset touches only rows that still carry an id of this leader's: a fenced leader cannot unmark its successor's rows.
+- Mark, purge and reset take many rows. A purge and the mark after it share a transaction. Each statement is durable
+  (`synchronous_commit=on`) when it returns. The barrier depends on that: the next record of a key may leave only when
+  its predecessor can never come back.
 """
 
 import logging
@@ -37,8 +38,8 @@ from harvest_lib.source.readable import readable
 
 _log = logging.getLogger(__name__)
 
-# The head goes through an array, so that the update walks the primary key whatever the statistics say: as a join it
-# turns into a scan of the whole table once they are stale.
+# The head goes through an array, so that the update walks the primary key: with stale statistics a join becomes a scan
+# of the whole table.
 _MARK = f"""
 WITH head AS MATERIALIZED (
   SELECT id, {RECORD_BYTES.format("o")} AS bytes FROM {{table}} AS o
@@ -53,9 +54,9 @@ WHERE id = ANY((
 )::bigint[])
 RETURNING id, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values, {{any_parked}},
   (SELECT count(*) FROM head){{lsn}}
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - a constant of this package
 
-# After the statement's snapshot was taken: what that sees was committed before.
+# Evaluated after the statement's snapshot was taken: all rows in the snapshot were committed before this LSN.
 _LSN = ", (SELECT pg_current_wal_insert_lsn()::text)"
 
 _PURGE = "DELETE FROM {table} WHERE id = ANY(%(ids)s::bigint[])"
@@ -67,30 +68,30 @@ _PURGE_OWN = _PURGE + " AND leader_id = ANY(%(leaders)s)"
 _RESET = "UPDATE {table} SET leader_id = NULL WHERE id = ANY(%(ids)s::bigint[]) AND leader_id = ANY(%(leaders)s)"
 
 _ANY_IS_PARKED, _FOUND, _UP_TO = 6, 7, 8
-"""Columns behind those of a `Row`: whether anything was parked when the mark began, how many rows the limit allowed,
-and, if places are named, the LSN before which all of them were committed."""
+"""Columns after the columns of a `Row`: whether anything was parked when the mark began, how many rows the limit
+allowed, and, if places are named, the LSN before which all of the rows were committed."""
 
 _LEAST_LIMIT = 10
-"""So many rows are checked, and locked for a moment, however large the last ones were."""
+"""Minimum of rows to check, and to lock for a moment, however large the last rows were."""
 
 _SETTINGS = {
     # A plan made while the outbox was empty scans the whole table, and would be kept until the next ANALYZE: a mark
     # then took 1.5 s instead of 20 ms with 168,000 rows waiting.
     "plan_cache_mode": "force_custom_plan",
-    # From a bitmap rows come in the order of their places, and would have to be sorted one by one.
+    # A bitmap scan returns rows in physical order, which needs a sort.
     "enable_bitmapscan": "off",
-    # Behind a lock that is never released we would lead permanently and deliver nothing.
+    # Blocked by a lock that is never released, a leader would keep its lead and deliver nothing.
     "statement_timeout": "30s",
 }
 
 _OWN_IDS = 16
-"""So many leader ids are remembered as ours; rows marked under older ones are marked again, or left to the next
-leader."""
+"""Number of recent leader ids that a reset or a purge accepts. Rows under older ids are marked again, or left to the
+next leader."""
 
 
 class MarkSource:
-    """`ClaimSource` over one table that a leader marks and purges; both names are quoted ones. Without `parked` nothing
-    is ever parked."""
+    """`ClaimSource` over a table that a leader marks and purges. Both names are quoted. Without `parked` nothing is
+    ever parked."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class MarkSource:
         *,
         names_places: bool = False,
     ) -> None:
-        """`names_places`: rows come with their place in the server's log, and a position that names one was compared
-        with the server before its ids are purged."""
+        """`names_places`: rows come with their place in the server's log, and the caller compares a position's place
+        with the server before it purges the position's ids."""
         self._names_places = names_places
         self._place: server_identity.ServerPlace | None = None
         self._conninfo = conninfo
@@ -121,14 +122,14 @@ class MarkSource:
         self._own_ids: deque[UUID] = deque(maxlen=_OWN_IDS)
         self._reconnected = False
         self._timeline: str | None = None
-        self._is_any_parked = False  # or was at the last poll
-        self._most: int | None = None  # so many rows may be checked: not many times as many as there is room for
+        self._is_any_parked = False  # as of the last poll
+        self._most: int | None = None  # limit of rows to check: a small multiple of the rows that fit into a page
 
     def open(self, leader_id: UUID) -> None:
         self._leader_id = leader_id
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._conninfo, _SETTINGS)
-            # A row that is hidden from us would stay, and later ones of its key would go before it.
+            # A row that row security hides would stay, and later records of its key would overtake it.
             guard = require_all_rows(self._connection, self._tables, ("SELECT", "UPDATE", "DELETE"))
             self._mark = rendered(guarded(self._unguarded_mark, guard))
             self._warn_of_failover(self._connection)
@@ -139,7 +140,8 @@ class MarkSource:
         self._own_ids.append(leader_id)
 
     def _warn_of_failover(self, connection: psycopg.Connection[Any]) -> None:
-        """Say that another server took over: purges that it never heard of are undone, and their records come again."""
+        """Log that another server took over: purges that it has not received are undone, and their records come
+        again."""
         before, self._timeline = self._timeline, server_identity.timeline(connection)
         if None not in {before, self._timeline} and before != self._timeline:
             _log.warning("purges_may_be_undone", extra={"timeline": self._timeline, "timeline_before": before})
@@ -157,12 +159,12 @@ class MarkSource:
         return claimed
 
     def _fetch(self, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge and mark while nothing is parked. If something turns out to be, marked records are given back and
-        fetched again with care."""
+        """Purge and mark while nothing is parked. If a record was parked meanwhile, give back the marked records, and
+        fetch them again under the lock."""
         connection, marked, parking = self._connected(), None, self._parking
         with translated():
             if delivered and limit:
-                with connection.pipeline():  # both in one transaction, by one round trip
+                with connection.pipeline():  # a single transaction and a single round trip
                     self._execute_purge(delivered)
                     marked = self._execute_mark(limit)
             elif delivered:
@@ -172,7 +174,8 @@ class MarkSource:
             if marked is None or (first := marked.fetchone()) is None:
                 return ClaimedRows([], {})
             rows = rows_of(marked)
-            # Parked before the mark, or after it began, by a leader fenced meanwhile: these rows it can park no more.
+            # Also a record that a leader, fenced meanwhile, parked after the mark began: it cannot park the marked
+            # rows.
             if parking is not None and (first[_ANY_IS_PARKED] or parking.is_any(connection)):
                 self._is_any_parked = True
                 self.reset(ids_of(rows))
@@ -180,8 +183,8 @@ class MarkSource:
         return self._claimed(rows, {}, first, limit)
 
     def _fetch_carefully(self, parking: ParkingMoves, limit: int, delivered: Sequence[int]) -> ClaimedRows:
-        """Purge, mark and read which keys are held while nobody can release one: its records would come back behind
-        those that were marked."""
+        """Purge, mark and read the held keys, under a lock against releases: a released key's records would come back
+        behind the marked records."""
         connection = self._connected()
         with translated(), connection.transaction():
             parking.keep(connection)
@@ -197,14 +200,15 @@ class MarkSource:
     def _claimed(
         self, rows: Sequence[Row], parked: Mapping[tuple[str, str], int], first: tuple[Any, ...], limit: int
     ) -> ClaimedRows:
-        """Return rows in order; `first` of them, whole, says whether the limit, or the bytes, kept others out."""
+        """Return rows in order. The counts in `first`, the first row with all columns, show whether the limit, or the
+        bytes, left more rows behind."""
         is_more = not len(rows) == first[_FOUND] < limit
         server = replace(self._place, lsn=first[_UP_TO]).as_json() if self._place is not None else {}
         return ClaimedRows(readable(by_id(rows), self._connected()), parked, is_more, server)
 
     def _execute_purge(self, ids: Sequence[int]) -> None:
-        # Behind a new connection there may be another server, that lost our rows and gave their ids to new ones. Else a
-        # row without a mark is one that a fenced leader of another kind has unmarked: it was delivered all the same.
+        # A new connection may lead to another server, which lost the rows and gave their ids to new rows. On the same
+        # server a row without a mark was delivered, and a fenced goharvest has unmarked it since.
         purge = self._purge_again if self._reconnected else self._purge
         self._connected().execute(purge, self._ids(ids), prepare=True)
 
@@ -217,11 +221,11 @@ class MarkSource:
             self._connected().execute(self._reset, self._ids(ids), prepare=True)
 
     def _ids(self, ids: Sequence[int]) -> Mapping[str, object]:
-        """Return the values of a statement that may touch only what this source has marked."""
+        """Return the values of a statement that may touch only rows that this source has marked."""
         return {"ids": array_of(ids), "leaders": list(self._own_ids)}
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int] = ()) -> frozenset[int]:
-        assert self._parking is not None  # noqa: S101 - the policy is to stop, and not to park
+        assert self._parking is not None  # noqa: S101 - without `parked` the policy stops at a refused record
         with translated():
             return self._parking.move(self._connected(), self._leader_id, refused, behind)
 

@@ -3,13 +3,13 @@
     mark ─► send ─► commit (exactly once with the ids of its records) ─► purge those ids, with the next mark
 
 Promises
-- Exactly once, the position is the ids of all records sent and not known to be purged. A leader that goes on from it
-  purges them first: a crash between a commit and the purge sends nothing twice. Its `deferred` ids stay in the table.
-- There are never more than `MOST_IDS` of them.
-- At the end of a term that nobody has fenced, it gives back what it has marked and not delivered, at least once:
+- Exactly once: the position is the ids of all records that were sent and may not be purged yet, `MOST_IDS` at most. A
+  leader that continues from the position purges them first: a crash between a commit and the purge sends nothing twice.
+  Its `deferred` ids stay in the table.
+- At least once: at the end of a term that is not fenced, rows that are marked and not delivered are given back, as
   goharvest may lead next.
-- A returned record is not returned again while the source stays open, even if others mark it meanwhile; but a parked
-  one is, once somebody has put it back.
+- A returned record is not returned again while the source stays open, even if another leader marks it meanwhile. A
+  retried parked record is returned again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,20 +30,19 @@ from harvest_lib.source.thread import CallThread
 NAME = "mark"
 
 MOST_IDS = 24_000
-"""In one position: as differences from one to the next they have 256 kB at most, dense ones much less."""
+"""In one position: as differences they take 256 kB at most, dense ids much less."""
 
 _BATCH_IDS = MOST_IDS // 3
-"""In one batch: those of two before it may not have been purged yet."""
+"""In one batch: the ids of two earlier batches may not be purged yet."""
 
 _LAST_ANSWER_SECONDS = 5.0
-"""Longest wait of an end for the database: a statement that hangs is left to the thread that waits for it."""
+"""Longest wait for the database at the end: a statement that hangs is left to its thread."""
 
 
 class MarkPages:
-    """`BatchSource` over a table that a leader marks and purges. Marks under an id of its own, one for each `open`.
+    """`BatchSource` over a table that a leader marks and purges. Each `open` takes a new id to mark with.
 
-    While one page is being delivered the next is being marked, in a transaction with the purge of records committed
-    by then.
+    While a page is delivered the next page is marked, in a transaction with the purge of records committed by then.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class MarkPages:
         may_purge: Callable[[], bool] = lambda: True,
     ) -> None:
         """`backoff_seconds`: pause after a mark that found nothing. Without `names_ids`, positions name no delivered
-        rows: those are purged before a position counts. `may_mark` and `may_purge` are asked just before a statement:
+        rows, which are purged before a position counts. `may_mark` and `may_purge` are called just before a statement:
         a process that was frozen there would take its successor's rows when it thaws."""
         self._may_mark, self._may_purge = may_mark, may_purge
         self._names_ids = names_ids
@@ -64,18 +63,18 @@ class MarkPages:
         self._backoff_seconds = backoff_seconds
         self._mark_at = 0.0  # boot seconds
         self._thread: CallThread[ClaimSource] | None = None
-        self._asked: Future[ClaimedRows] | None = None
-        self._closed: Future[None] | None = None  # done once nothing asks the source any more
+        self._pending: Future[ClaimedRows] | None = None
+        self._closed: Future[None] | None = None  # done once no call on the source is left
         self._limit = 0
-        self._held: dict[int, None] = {}  # ids of records that were read, and are not in Kafka as far as is known
-        self._left: set[int] = set()  # those of earlier calls of `open`, not read again since: they are still marked
-        self._batch: list[int] = []  # of those, the ones sent in this batch
-        self._delivered: list[int] = []  # of batches before, not purged yet
-        self._purging: list[int] = []  # of those, the ones being purged
-        self._server: Mapping[str, str] = {}  # the place in its log behind which nothing of what was read lies
-        self._gone: set[int] = set()  # from the table, since the mark that was asked for: it may have them
+        self._held: dict[int, None] = {}  # ids of read records that are not known to be in Kafka
+        self._left: set[int] = set()  # held ids of earlier calls of `open`, not read again since: still marked
+        self._batch: list[int] = []  # held ids that were sent in this batch
+        self._delivered: list[int] = []  # ids of earlier batches, not purged yet
+        self._purging: list[int] = []  # delivered ids in the purge that is on its way
+        self._server: Mapping[str, str] = {}  # a place in the server's log after the commits of all read records
+        self._gone: set[int] = set()  # ids that left the table after the pending mark began: its page may hold them
         self.parked: Mapping[tuple[str, str], int] = {}
-        """Of the topics and keys of the last page those that have a parked record, with the lowest id of one."""
+        """Lowest parked id by (topic, key), for the keys of the last page."""
 
     def open(self, position: Position | None) -> Position:
         self.await_closed()
@@ -90,7 +89,7 @@ class MarkPages:
         return self.position()
 
     def read(self, limit: int) -> Page | None:
-        if self._asked is None and boot_seconds() < self._mark_at:
+        if self._pending is None and boot_seconds() < self._mark_at:
             return None
         while True:
             claimed, rows, ids = self._claim(limit)
@@ -103,16 +102,16 @@ class MarkPages:
         if self._left:
             self._left.difference_update(ids)
         if claimed.more and not (len(rows) == 1 and row_bytes(rows[0]) > PAGE_BYTES):
-            self._ask(limit)
+            self._request(limit)
         return Page(rows, self.position(), more=claimed.more and len(self._held) < _BATCH_IDS)
 
     def _claim(self, limit: int) -> tuple[ClaimedRows, Sequence[Row], Sequence[int]]:
-        """Return what was marked, and of that the rows that are not held here already, with their ids."""
+        """Return the marked rows, and the rows that are not held here already, with their ids."""
         claimed = self._next(limit)
         self.parked = claimed.parked
         if not claimed.rows:
             self._mark_at = boot_seconds() + self._backoff_seconds
-        # A fenced leader may have marked rows that we had marked, and sent; then they are marked here again.
+        # A fenced leader may have marked rows that were marked and sent here; then this source marks them again.
         rows, ids = claimed.rows, ids_of(claimed.rows)
         gone = {*self._delivered, *self._gone}
         if not (self._held.keys().isdisjoint(ids) and gone.isdisjoint(ids)):
@@ -126,9 +125,9 @@ class MarkPages:
         return []
 
     def park(self, refused: Mapping[int, str], behind: Sequence[int]) -> frozenset[int]:
-        """Move records out of the table, see `ClaimSource.park`; no position passes them from here on."""
+        """Move records out of the table, see `ClaimSource.park`. No later position names them."""
         assert self._thread is not None  # noqa: S101 - made by `open`
-        released = self._thread.ask(lambda source: source.park(refused, behind)).result()
+        released = self._thread.submit(lambda source: source.park(refused, behind)).result()
         for each in {*refused, *behind} - released:
             self._held.pop(each, None)
         self._note_gone({*refused, *behind} - released)
@@ -146,31 +145,31 @@ class MarkPages:
         self._batch = []
 
     def purge(self) -> None:
-        """Purge what was delivered, durably when it returns; in one transaction with the next mark, if one is due."""
+        """Purge delivered rows, durably when it returns; together with the next mark if a mark is due."""
         if self._thread is None or not self._delivered:
             return
-        if self._asked is None and boot_seconds() >= self._mark_at:
-            self._ask(self._limit)
-        if self._asked is not None:
-            self._asked.result()
+        if self._pending is None and boot_seconds() >= self._mark_at:
+            self._request(self._limit)
+        if self._pending is not None:
+            self._pending.result()
         purged = set(self._purging)
         if ids := [each for each in self._delivered if each not in purged]:
-            self._thread.ask(lambda source: self._fetch(source, 0, ids)).result()
+            self._thread.submit(lambda source: self._fetch(source, 0, ids)).result()
             self._delivered = [each for each in self._delivered if each in purged]
             self._note_gone(ids)
 
     def _note_gone(self, ids: Iterable[int]) -> None:
-        """Have rows left out of the next page that the mark on its way may have found, as others had unmarked them."""
-        if self._asked is not None:
+        """Leave rows out of the next page: the pending mark may have found them, unmarked by another leader."""
+        if self._pending is not None:
             self._gone.update(ids)
 
     def give_back(self) -> None:
         """See `BatchSource`. Rows that were delivered are purged first, if their purge was lost with its connection."""
         if self._names_ids or (self._closed is not None and not self._closed.done()):
-            return  # a successor could not tell them from those that it has to purge; or the database does not answer
+            return  # a successor could not distinguish them from rows to purge; or the database does not answer
         self._thread = self._thread or CallThread(self._source, "harvest-mark")
         with suppress(TimeoutError):
-            self._thread.ask(self._give_back).result(_LAST_ANSWER_SECONDS)
+            self._thread.submit(self._give_back).result(_LAST_ANSWER_SECONDS)
 
     def _give_back(self, source: ClaimSource) -> None:
         self._quiet()
@@ -190,39 +189,38 @@ class MarkPages:
         source.reset(sorted(self._left))
         self._left.clear()
 
-    def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - nothing is kept that was delivered
+    def retention_bounds(self, position: Position) -> tuple[str, int | None]:  # noqa: ARG002 - delivered rows are not kept
         return "1:1:", None
 
     def close(self) -> None:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._closed = thread.ask(self._close)
+        self._closed = thread.submit(self._close)
         thread.end(0)
         with suppress(TimeoutError):
             self._closed.result(_LAST_ANSWER_SECONDS)
 
     def _close(self, source: ClaimSource) -> None:
         if self._delivered:
-            # Else they are purged at the next `open`, or by the next leader, which may send them again.
+            # Otherwise the next `open` purges them, or the next leader, which may send them again.
             with suppress(DatabaseError, OutboxTableError):
                 self._fetch(source, 0, self._delivered)
                 self._delivered = []
         source.close()
 
     def await_closed(self) -> None:
-        """Wait until nothing of what was asked before `close` is on its way any more: the source is one thread's at a
-        time."""
+        """Wait for the calls made before `close` to end: two threads must not use the source at once."""
         if self._closed is not None:
             self._closed.result()
             self._closed = None
 
     def _next(self, limit: int) -> ClaimedRows:
         self._limit = limit
-        if self._asked is None:
-            self._ask(limit)
-        assert self._asked is not None  # noqa: S101 - asked just now
-        answer, self._asked = self._asked, None
+        if self._pending is None:
+            self._request(limit)
+        assert self._pending is not None  # noqa: S101 - requested just now
+        answer, self._pending = self._pending, None
         claimed = answer.result()
         self._forget_purged()
         return claimed
@@ -231,23 +229,22 @@ class MarkPages:
         purged, self._purging = set(self._purging), []
         self._delivered = [each for each in self._delivered if each not in purged]
 
-    def _ask(self, limit: int) -> None:
+    def _request(self, limit: int) -> None:
         assert self._thread is not None  # noqa: S101 - made by `open`
         self._purging = purging = list(self._delivered)
         limit = min(limit, _BATCH_IDS // 2)
-        self._asked = self._thread.ask(lambda source: self._fetch(source, limit, purging))
+        self._pending = self._thread.submit(lambda source: self._fetch(source, limit, purging))
 
     def _fetch(self, source: ClaimSource, limit: int, delivered: Sequence[int]) -> ClaimedRows:
         return source.fetch(limit if self._may_mark() else 0, delivered if self._may_purge() else [])
 
     def _quiet(self) -> None:
-        """Wait for prefetched rows, and leave them, and those that are held: they are marked under an id that ends
-        here. Errors are forgotten: the next read finds out whether a table is gone, or only hidden, which is
-        awaited."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
+        """Wait for prefetched rows, and leave them and the held rows: their leader id ends here. Errors are ignored:
+        the next read finds out whether a table is gone, or only hidden, which is awaited."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
             with suppress(DatabaseError, OutboxTableError):
-                self._left.update(ids_of(asked.result().rows))
+                self._left.update(ids_of(pending.result().rows))
                 self._forget_purged()
         self._left.update(self._held)
         self._held = {}
@@ -261,13 +258,13 @@ class MarkPages:
 
 
 def _delivered(position: Position) -> list[int]:
-    """Return the ids that a position has passed, without those that it defers: they are still to be sent."""
+    """Return the ids that a position has passed, without its deferred ids, which are still to be sent."""
     deferred = set(position.get("deferred", ()))
     return [each for each in decode_ids(position["ids"]) if each not in deferred]
 
 
 def encode_ids(ids: Sequence[int]) -> str:
-    """Spell ids as differences from one to the next, `17 1 1 5`; they need not ascend."""
+    """Encode ids as differences, `17 1 1 5`; they need not ascend."""
     return " ".join(str(each - before) for before, each in zip((0, *ids), ids, strict=False))
 
 

@@ -2,9 +2,9 @@
 
 Promises
 - Only rows that still carry this leader's id move.
-- A key is not released while more of it is being held: both take the table's lock.
+- A key is not released while more of its records are being held: both take the table's lock.
 - Each column comes back as it was written, the text of JSON too.
-- A parked record keeps its place before later ones of its key, also where an outbox gives out its ids once more.
+- A parked record stays before later records of its key, also where an outbox gives out its ids again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +19,19 @@ from harvest_lib.outbox.parked_row import columns_statement, record_of
 
 _ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
 
-# The first of a key in its topic is parked.
+# The first parked record of each key in its topic.
 _PARKED_KEYS = """
 SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
-# A session that parks, retries or drops takes this lock first, so that a key is not released while more is held.
+# A session that parks, retries or drops takes this lock first: no key is released while its records are being held.
 _LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
-# Waits for those who hold the lock above, and they for us; others who mark do not wait.
+# Conflicts with the lock above, and not with itself: sessions that mark do not wait for each other.
 _KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
 
-# An outbox whose ids begin again (TRUNCATE … RESTART IDENTITY) gives ids of parked records to others, which may have to
-# be parked too. Then all of the old record's key get ids below every other, in their order: new ones come after it.
+# An outbox whose ids begin again (TRUNCATE … RESTART IDENTITY) gives ids of parked records to new records. If such a
+# record is parked too, all parked records of the old record's key get ids below every other id, in their order.
 _MAKE_ROOM = """
 WITH taken AS (
   SELECT DISTINCT p.kafka_topic, p.kafka_key FROM {parked} AS p JOIN {table} AS o ON o.id = p.id
@@ -75,7 +75,7 @@ RETURNING id
 
 
 class ParkingMoves:
-    """The table of parked records of one outbox; both names are quoted ones. Methods raise errors of psycopg."""
+    """The table of parked records of an outbox. Both names are quoted. Methods raise errors of psycopg."""
 
     def __init__(self, table: sql.Identifier, parked: sql.Identifier) -> None:
         names = {"table": in_statement(table), "parked": in_statement(parked)}
@@ -100,22 +100,22 @@ class ParkingMoves:
         return connection.execute(self._any_parked, prepare=True).fetchone() == (True,)
 
     def keep(self, connection: psycopg.Connection[Any]) -> None:
-        """Have nobody park, retry or drop until this transaction ends."""
+        """Block sessions that park, retry or drop until this transaction ends."""
         connection.execute(self._keep_parked)
 
     def first_of_keys(self, connection: psycopg.Connection[Any], keys: set[str]) -> dict[tuple[str, str], int]:
-        """Return the lowest parked id of each topic and key that has one."""
+        """Return the lowest parked id by (topic, key)."""
         found = connection.execute(self._parked_keys, {"keys": list(keys)}).fetchall()
         return {(topic, key): first for topic, key, first in found}
 
     def move(
         self, connection: psycopg.Connection[Any], leader_id: UUID, refused: Mapping[int, str], behind: Sequence[int]
     ) -> frozenset[int]:
-        """Park `refused` rows, each with its reason, and hold those of `behind` whose keys have parked records; return
-        those that need not be held."""
+        """Park `refused` rows, each with its reason, and hold rows of `behind` whose keys have parked records; return
+        the ids of `behind` that were not held."""
         try:
             held = self._move(connection, leader_id, refused, behind)
-        except psycopg.errors.UniqueViolation:  # records that were parked before have these ids
+        except psycopg.errors.UniqueViolation:  # records parked earlier have the same ids
             with connection.transaction():
                 connection.execute(self._lock_parked)
                 values = {"ids": array_of([*refused, *behind]), "leader": leader_id}
@@ -126,7 +126,7 @@ class ParkingMoves:
     def _move(
         self, connection: psycopg.Connection[Any], leader_id: UUID, refused: Mapping[int, str], behind: Sequence[int]
     ) -> Sequence[tuple[int]]:
-        """Move records into the table of parked ones, and return the ids of those of `behind` that were."""
+        """Move records into the table of parked records, and return the moved ids of `behind`."""
         with connection.transaction():
             connection.execute(self._lock_parked)
             park, hold = self._moving(connection.execute(self._columns).fetchall())
@@ -140,5 +140,5 @@ class ParkingMoves:
 
 
 def array_of(ids: Iterable[int]) -> str:
-    """Spell an array for Postgres: psycopg's own way costs a microsecond a number, a tenth of a record's."""
+    """Format an array for Postgres: psycopg's own adapter takes a microsecond a number, a tenth of a record's time."""
     return f"{{{','.join(map(str, ids))}}}"

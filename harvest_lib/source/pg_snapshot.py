@@ -1,4 +1,4 @@
-"""Snapshots of Postgres: which transactions had committed or aborted when one was taken. Pure, no I/O."""
+"""Snapshots of Postgres: which transactions had committed or aborted when a snapshot was taken. Pure, no I/O."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`pg_snapshot` as Postgres spells it, `xmin:xmax:in,progress`; ids of transactions are 64 bits, never reused.
+    """`pg_snapshot` in Postgres' spelling, `xmin:xmax:in,progress`; ids of transactions are 64 bits, never reused.
 
     A transaction below `xmax` that is not listed as in progress is *seen*: its rows are visible if it committed.
     """
@@ -38,4 +38,4 @@ class Snapshot:
 
 
 NOTHING = Snapshot(1, 1)
-"""The snapshot that sees nothing: where a subscription begins that is to have everything."""
+"""The snapshot that sees nothing: a subscription that reads all records begins here."""

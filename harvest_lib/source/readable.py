@@ -1,7 +1,8 @@
-"""Rows of a database without an encoding: the sendable ones, and the reasons why others cannot be sent.
+"""Rows of a database without an encoding: which rows can be sent, and the reasons why others cannot.
 
-A value is bytes in Kafka, so one that is not UTF-8 goes as it is. Topic, key and headers are text everywhere else: in
-the tables of parked records, in the clients. A record in which one of them is not UTF-8 is never sent.
+A value is bytes in Kafka, so a value that is not UTF-8 is sent as it is. Topic, key and headers are text everywhere
+else: in the tables of parked records, in the clients. A record with a topic, key or header that is not UTF-8 is never
+sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ def readable(rows: list[Row], connection: psycopg.Connection[Any]) -> list[Row]:
 @overload
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]: ...
 def readable(rows: Sequence[Row], connection: psycopg.Connection[Any]) -> Sequence[Row]:
-    """Return the rows as they may be delivered."""
+    """Return the rows, with bytes as values that are not UTF-8, and `Unreadable` headers in unsendable rows."""
     return [_readable(row) for row in rows] if has_no_encoding(connection) else rows
 
 

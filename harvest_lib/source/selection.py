@@ -22,7 +22,7 @@ COLUMNS: Mapping[str, sql.Composable] = {
     "kafka_header_values": sql.Identifier("kafka_header_values"),
     "create_time": sql.Identifier("create_time"),
 }
-"""The native table's own, by the names that a `Row` is made of."""
+"""The native table's own columns, by the names in a `Row`."""
 
 _ROW = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
 _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
@@ -30,20 +30,20 @@ _PARTS = ("id", "transaction_id", "kafka_topic", "kafka_key", "create_time")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A table, where its columns are, and a filter: a condition without parameters, each % doubled, or none.
+    """A table, its columns, and a filter: conditions without parameters, each % doubled.
 
-    `columns` are expressions over the table's own columns, by the names that a record's parts have.
+    `columns` are expressions over the table's own columns, by the names of a record's parts.
     """
 
     table: sql.Identifier
     columns: Mapping[str, sql.Composable] = field(default_factory=lambda: COLUMNS)
     conditions: Sequence[sql.Composable] = ()
     guard: sql.Composable | None = None
-    """Makes a statement fail that would miss rows, where it takes one: see `harvest_lib.outbox.row_security`."""
+    """Makes a statement fail that would miss rows: see `harvest_lib.outbox.row_security`."""
 
     def fill(self, statement: str, conditions: Sequence[sql.Composable] | None = None) -> sql.Composed:
         """Put names into a statement: {table}, {id}, {transaction_id}, {create_time}, {columns} of a `Row`,
-        {parts} that say which and when, and {filter}, which begins with AND: the selection's, or `conditions`."""
+        {parts} (ids, topic, key and time), and {filter}, which begins with AND: the selection's, or `conditions`."""
         required = [
             sql.SQL(" AND ({})").format(each) for each in (self.conditions if conditions is None else conditions)
         ]
@@ -65,19 +65,19 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionFilter:
-    """The records that a subscription is to read, and the snapshot at which it ends permanently, if there is one."""
+    """The records that a subscription reads, and the optional snapshot at which it ends permanently."""
 
     selection: Selection
     until: Snapshot | None = None
 
 
 FilterLookup = Callable[[psycopg.Connection[Any], Selection], SubscriptionFilter]
-"""Returns, on a new connection, the filter for the selection of the configuration."""
+"""Returns the filter for the selection of the configuration, on a new connection."""
 
 
 def columns_of(mapping: ColumnMapping, *, value_is_bytes: bool = False) -> Mapping[str, sql.Composable]:
-    """Return the expression of each part, for statements with values. Everything becomes text, but a value of bytes; a
-    key or topic that is null becomes empty, so that it belongs to a shard, and is refused if it cannot be."""
+    """Return the expression of each part, for statements with values. Everything becomes text, except a value of bytes.
+    A null key or topic becomes empty, so that its record belongs to a shard; an empty topic is refused later."""
     value = mapping.kafka_value
     created = in_statement(sql.Identifier(mapping.create_time)) if mapping.create_time is not None else sql.SQL("NULL")
     return {

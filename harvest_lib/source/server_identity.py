@@ -1,4 +1,4 @@
-"""The server behind a connection: whether it is the one a position came from, and still has all that came before it.
+"""The server behind a connection: whether a position came from it, and whether it has all records before the position.
 
 After a failover to an asynchronous standby, or a restore, ids of transactions and of records that were read come again
 with other content. A reader that went on would skip them, silently. So each position carries the server's identity, its
@@ -25,7 +25,7 @@ _TIMELINE = "SELECT CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_nam
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 
-# Flushes everything before it, whatever `synchronous_commit` its writers had; 0.1 ms, and no privilege.
+# Flushes the whole log before it, regardless of the writers' `synchronous_commit`; 0.1 ms, and no privilege.
 _BARRIER = "SELECT pg_logical_emit_message(true, 'harvest', '')::text"
 
 FLUSHED_UP_TO = """
@@ -34,10 +34,10 @@ CASE WHEN NOT pg_is_in_recovery() AND current_setting('synchronous_standby_names
   FROM (SELECT pg_current_wal_insert_lsn() AS lsn OFFSET 0) AS written
 ) END
 """
-"""Expression by which a statement learns that all its snapshot sees is on disk already: the LSN up to which the log
-was written when it ran, if the log was flushed as far; else NULL. The end of a transaction is in the log before the
-transaction counts as ended, so a barrier would flush nothing more. Only a barrier waits for a standby that has to
-confirm.
+"""Expression that returns the LSN up to which the log was written when the statement ran, if the log was flushed as
+far; else NULL. With an LSN, all records in the statement's snapshot are on disk: the end of a transaction is in the log
+before the transaction counts as ended, so a barrier would flush nothing more. Only a barrier waits for a synchronous
+standby.
 """
 
 _HISTORY = "SELECT pg_read_file('pg_wal/' || %s || '.history')"
@@ -56,9 +56,9 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlace:
-    """A place in the log of one server: its system identifier, timeline (8 hex digits) and LSN. `forked` is the LSN at
-    which the timeline left the one before, "" where that is not known: the number alone comes again where a restore did
-    not find the histories of other timelines in the archive."""
+    """A place in the log of a server: its system identifier, timeline (8 hex digits) and LSN. `forked` is the LSN at
+    which the timeline left its predecessor, "" if unknown. The number of a timeline is not unique: a restore that does
+    not find the histories of other timelines in the archive uses a number again."""
 
     system: str
     timeline: str
@@ -75,7 +75,7 @@ class ServerPlace:
 
 
 def require_primary(connection: psycopg.Connection[Any]) -> None:
-    """Raise DatabaseUnavailable on a standby: its snapshots list nothing as in progress."""
+    """Raise DatabaseUnavailable on a standby: its snapshots list no transaction as in progress."""
     with translated():
         row = connection.execute(_IN_RECOVERY).fetchone()
     if row is None or row[0]:
@@ -87,17 +87,17 @@ def standby() -> DatabaseUnavailable:
     return DatabaseUnavailable(
         "the server is a standby",
         evidence="pg_is_in_recovery() is true",
-        next_step="name the primary in `dataSource`, or all servers: the one that takes writes is found",
+        next_step="name the primary in `dataSource`, or all servers: the connection goes to the primary then",
     )
 
 
 def place(connection: psycopg.Connection[Any]) -> ServerPlace:
-    """Return where the server's log is on disk now."""
+    """Return the place up to which the server's log is on disk."""
     return _place(connection)[0]
 
 
 def _place(connection: psycopg.Connection[Any]) -> tuple[ServerPlace, Sequence[tuple[int, str]] | None]:
-    """Return the place, and the forks on the way to its timeline, see `_forks`."""
+    """Return the place, and the forks before its timeline, see `_forks`."""
     with translated():
         (row,) = connection.execute(_WHERE)
     now = ServerPlace(system=row[0], timeline=row[1], lsn=row[2])
@@ -113,24 +113,24 @@ def timeline(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def barrier(connection: psycopg.Connection[Any]) -> str:
-    """Commit a record to the log and return its LSN: all that was visible before is on disk when this returns."""
+    """Commit a record to the log and return its LSN: all rows visible before are on disk when this returns."""
     with translated():
         (row,) = connection.execute(_BARRIER, prepare=True)
     return str(row[0])
 
 
 def remedy_of(subscription: str, source: str = "") -> str:
-    """Return what to do once the server was found to lack records. One of source `mark` has its mirror alone."""
+    """Return the next step for a server that may lack records. With source `mark` only the mirror can be chosen."""
     return _REMEDY.format(name=subscription, places="mirror" if source == "mark" else "mirror|beginning|now|SNAPSHOT")
 
 
 def check(
     connection: psycopg.Connection[Any], before: Mapping[str, str], subscription: str, *, source: str = ""
 ) -> ServerPlace:
-    """Compare the server with the place of a position and return where it is now. `source` is its own.
+    """Compare the server with the place of a position, and return its place now. `source` is the position's source.
 
-    Raises ServerRegressed when it may lack records behind the position: another cluster, a log that ends before the
-    place, or a timeline that forked before it (or nobody may read where it forked).
+    Raises ServerRegressed when the server may lack records before the position: another cluster, a log that ends before
+    the place, or a timeline that forked before it (or at a place that the role may not read).
     """
     now, forks = _place(connection)
     remedy = remedy_of(subscription, source)
@@ -146,21 +146,21 @@ def check(
     began, fork = _branch(forks, before["timeline"], now)
     if before.get("forked") and began and began != before["forked"]:
         raise ServerRegressed(
-            "the server was restored to an earlier time, and its timeline has the number of another one",
+            "the server was restored to an earlier time, and its timeline reuses the number of another timeline",
             evidence=f"its timeline {before['timeline']} forked at {began}, the checkpoint's at {before['forked']}; "
             f"the checkpoint is at {before['lsn']}",
             next_step=remedy,
         )
     if now.timeline != before["timeline"]:
         if fork is None or lsn_number(fork) < lsn_number(before["lsn"]):
-            unknown = "where it forked cannot be read" if forks is None else "which is not one that it came from"
+            unknown = "and the fork cannot be read" if forks is None else "which is not among its ancestors"
             where = f"forked at {fork}" if fork else unknown
             reader = _lacks_grant(connection) if forks is None else None
             grant = (
                 f"`GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {reader}`, and start again; or " if reader else ""
             )
             raise ServerRegressed(
-                "another server was promoted, and it may lack records that were harvested from the one before",
+                "another server was promoted, and it may lack records that were harvested from its predecessor",
                 evidence=f"timeline {now.timeline} instead of {before['timeline']}, {where}; "
                 f"the checkpoint is at {before['lsn']}",
                 next_step=grant + remedy,
@@ -176,7 +176,7 @@ def check(
 
 
 def check_transactions(connection: psycopg.Connection[Any], transaction_id: int, subscription: str) -> None:
-    """Raise CheckpointError if the server has not come to a transaction that a position has seen, and
+    """Raise CheckpointError if the server's transaction ids have not reached the position's transaction, and
     DatabaseUnavailable on a standby."""
     with translated():
         (row,) = connection.execute(_NEXT_TRANSACTION)
@@ -185,7 +185,7 @@ def check_transactions(connection: psycopg.Connection[Any], transaction_id: int,
     if transaction_id > int(row[0]):
         raise CheckpointError(
             f"the checkpoint of subscription {subscription!r} is ahead of the database",
-            evidence=f"it has seen transactions up to {transaction_id}, the server has only come to {row[0]}",
+            evidence=f"it includes transactions up to {transaction_id}, the server has reached {row[0]}",
             next_step="correct `dataSource`, or, after a restore, anchor it again: `harvest subscriptions rewind "
             f"{subscription} --to mirror|beginning|now|SNAPSHOT`",
         )
@@ -198,8 +198,8 @@ def lsn_number(lsn: str) -> int:
 
 
 def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerPlace) -> tuple[str, str | None]:
-    """Return where a timeline on the way to the present one began, "" if that is not known, and where it was left;
-    None if it was not, or is not on the way."""
+    """Return the LSN at which an ancestor of the present timeline began, "" if unknown, and the LSN at which it was
+    left; None for the present timeline, or if `timeline` is not an ancestor."""
     known = forks or ()
     if timeline == now.timeline:
         return now.forked, None
@@ -210,25 +210,25 @@ def _branch(forks: Sequence[tuple[int, str]] | None, timeline: str, now: ServerP
 
 
 def _forks(connection: psycopg.Connection[Any], timeline: str) -> Sequence[tuple[int, str]] | None:
-    """Return the timelines before this one, the first one first, and the LSN at which each was left; None if that
-    cannot be known."""
+    """Return the ancestors of this timeline, oldest first, and the LSN at which each was left; None if that cannot be
+    read."""
     if timeline == _FIRST_TIMELINE:
         return ()
     if _lacks_grant(connection):
-        return None  # or the server would log each time that we were refused
+        return None  # a query would fail, and the server would log an error each time
     try:
         row = connection.execute(_HISTORY, (timeline,)).fetchone()
     except (pg.InsufficientPrivilege, pg.UndefinedFile, pg.UndefinedFunction):
         return None
     except psycopg.Error as error:
-        raise translate(error) from error  # nothing is known: it is asked again
+        raise translate(error) from error  # unknown: the next connection queries again
     lines = str(row[0]).splitlines() if row else []
     found = [re.match(r"\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", each) for each in lines]
     return [(int(each[1]), each[2]) for each in found if each]
 
 
 def _lacks_grant(connection: psycopg.Connection[Any]) -> str | None:
-    """Return our role, quoted, if it may not read where timelines forked."""
+    """Return the connection's role, quoted, if it may not read the timeline's history."""
     with translated():
         row = connection.execute(_LACKS_GRANT).fetchone()
     return str(row[0]) if row is not None else None

@@ -1,15 +1,15 @@
 """The shard of a key: a number from 0 to one less than the number of shards.
 
-Promises: Python and SQL give the same number for the same key, on every supported Postgres, on every machine, for as
-long as the number of shards stays; keys spread evenly.
+Promises: Python and SQL give the same number for the same key, on every supported Postgres, on every machine, until the
+number of shards changes; keys spread evenly.
 
-It is the first 28 bits of the MD5 of the key's bytes in UTF-8, modulo the number of shards. Postgres's own hashes of
-text are its own, and may change with its version; its CRC-32 came with 18. For 500,000 keys, on one core, above the
-50 ms of counting them: MD5 as it is here 0.24 s, SHA-256 likewise 0.32 s, CRC-32 0.10 s. MD5 hides nothing here; a
-server whose OpenSSL is confined to FIPS refuses it, and cannot have more than one shard.
+The shard is the first 28 bits of the MD5 of the key's bytes in UTF-8, modulo the number of shards. Postgres's own
+hashes of text may change with its version; its CRC-32 came with 18. For 500,000 keys, on a single core, above the 50 ms
+of counting them: this MD5 0.24 s, SHA-256 likewise 0.32 s, CRC-32 0.10 s. MD5 has no security purpose here. A server
+with OpenSSL in FIPS mode refuses MD5, and cannot have more than 1 shard.
 
 A database in another encoding than UTF-8 gives the same numbers, since its text is converted first. In SQL_ASCII text
-has no encoding and is taken as it is: the numbers are the same if the bytes written there are UTF-8.
+has no encoding and is hashed as it is: the numbers are the same if the bytes written there are UTF-8.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from psycopg import sql
 
 _HEX_DIGITS = 7  # 28 bits: the most that make an `int` without a sign
 
-# `mod` and not `%`, which would have to be doubled in a statement with parameters, and only there.
+# `mod` and not `%`: a statement with parameters needs `%%`, a statement without needs `%`.
 _SHARD = "mod(('x' || left(md5(convert_to({column}, 'UTF8')), {digits}))::bit(28)::int, {shards})"
 
 

@@ -4,20 +4,21 @@
                       page, page, page … each by id
 
 Promises
-- Nothing is skipped: whatever commits is visible in some snapshot and was not in the one before, however long its
-  transaction was open and whatever its ids.
+- Nothing is skipped: a committed record becomes visible between two snapshots, however long its transaction was open
+  and whatever its id.
 - A key's records come in the order in which they were committed, if writers lock the key before they insert: within a
-  window by id, and those committed before a window was taken come before those committed after.
-- A long or idle transaction delays nobody's records but its own.
-- No transaction of ours stays open: both snapshots stand as text in the position, so a window of any size is read page
-  by page, also by a later leader.
-- Returned records were on disk before: a barrier is committed after the snapshot was taken, unless the server says that
-  its log is flushed as far as it is written. A poll that finds nothing mostly changes nothing: a snapshot that nothing
-  was flushed for could list a transaction as ended that a crash undoes, and its id would come again. Under a filter it
-  is remembered now and then, in the same way.
-- With an end at a snapshot, it returns exactly the records that it saw, then a position with `until`, then nothing.
+  window by id; and records committed before a window was taken come before later records.
+- A long or idle transaction delays only its own records.
+- The source keeps no transaction open: both snapshots are text in the position, so a window of any size is read page by
+  page, also by a later leader.
+- Returned records were on disk before: a barrier is committed after the snapshot was taken, unless the server reports
+  that its log is flushed as far as it is written. A poll that finds nothing usually keeps the position: without a
+  flush, a crash could undo a transaction that the snapshot lists as ended, and its id would come again. Under a filter
+  the position is saved now and then, after a barrier.
+- With an end at a snapshot, it returns exactly the records in that snapshot, then a position with `until`, then
+  nothing.
 
-While one page is being delivered the next ones are on their way.
+While a page is delivered the next pages are read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,9 +54,9 @@ class SnapshotSource(ConnectedSource):
 
     _prev = NOTHING
     _cur: Snapshot | None = None  # set while a window is being read by pages
-    _after: int | None = None  # how far into it
+    _after: int | None = None  # last id read of the window
     _streams: Sequence[Stream] = ()
-    _is_over = False  # all that the filter's `until` saw has been read and reported
+    _is_over = False  # all records in the filter's `until` were read, and that was reported
 
     def open(self, position: Position | None) -> Position:
         self._end_window()
@@ -98,7 +99,7 @@ class SnapshotSource(ConnectedSource):
         self._plan(Plans.KEPT)
         cursor = connection.cursor(binary=True).execute(self._poll, values, prepare=True)
         first = cursor.fetchone()
-        assert first is not None  # noqa: S101 - there is always one
+        assert first is not None  # noqa: S101 - a LEFT JOIN of one row has at least one
         if first[_IN_RECOVERY]:
             raise server_identity.standby()
         cur = Snapshot.parse(first[_SNAPSHOT])
@@ -108,14 +109,14 @@ class SnapshotSource(ConnectedSource):
         found = [] if is_empty else rows_of(cursor, _FIRST_ID)
         self._barrier(connection, first[_FLUSHED_UP_TO])
         if len(found) > limit or take_next(found):
-            del found, cursor  # they come again, by pages
+            del found, cursor  # the rows are read again, by pages
             self._begin_window(cur, _BEFORE_ALL_IDS)
             return self._page(limit)
         self._prev = cur
         return Page(readable(by_id(found), connection), self._position(None), more=False)
 
     def _last_window(self, until: Snapshot, limit: int) -> Page | None:
-        """Read up to a snapshot that was taken before, and no further; a position past it stays where it is."""
+        """Read up to the snapshot `until`, and no further. A position past it stays."""
         if self._is_over:
             return None
         if not self._prev.covers(until):
@@ -127,11 +128,11 @@ class SnapshotSource(ConnectedSource):
         return Page([], {**self._position(None), "until": str(until)}, more=False)
 
     def _begin_window(self, cur: Snapshot, after: int) -> None:
-        """Begin to read by pages, or go on after an id."""
+        """Read the window up to `cur` by pages, from the row after the id `after`."""
         self._plan(Plans.FRESH)
         low, high = _BEFORE_ALL_IDS + 1, _HIGHEST_ID
         seen = {"from": str(self._prev.xmax), "now": str(cur)}
-        if self._prev != NOTHING:  # else it is everything there is
+        if self._prev != NOTHING:  # from NOTHING the window is the whole table
             row = self._connected().execute(self._extent, {**seen, "to": str(cur.xmax)}, prepare=True).fetchone()
             low, high = row if row is not None and row[0] is not None else (1, 0)
         streams = []
@@ -159,7 +160,7 @@ class SnapshotSource(ConnectedSource):
         streams, self._streams = self._streams, ()
         self._cur = self._after = None
         while self._connection is not None and not all(stream.end(_PATIENCE_SECONDS) for stream in streams):
-            with suppress(psycopg.Error):  # again and again: it may not have been sent when it was cancelled
+            with suppress(psycopg.Error):  # repeated: the statement may not have been sent at the first cancel
                 self._connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     # -- positions
@@ -186,5 +187,5 @@ class SnapshotSource(ConnectedSource):
 
 
 def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
-    """Return the position after all that a snapshot saw, at a place in the server's log."""
+    """Return the position after all records in a snapshot, at a place in the server's log."""
     return {"source": NAME, "prev": str(at), "server": place}

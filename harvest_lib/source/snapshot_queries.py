@@ -1,17 +1,17 @@
 """The statements of `snapshot`. {table}, {id}, {transaction_id}, {columns} and {filter} are filled in by `Selection`.
 
-None finds more than %(bytes)s bytes of records: see `by_bytes`.
+No statement finds more than %(bytes)s bytes of records: see `by_bytes`.
 
-The snapshot *prev* did not see exactly these: transactions from its xmax on, and those it lists as in progress. Both
-are searched by the index on (transaction_id, id), never from its xmin, or an idle writer would make every poll read all
-that was written since it began.
+Transactions that the snapshot *prev* did not see are its in-progress list, and all from its xmax on. Both are searched
+by the index on (transaction_id, id), never from the snapshot's xmin: with an idle writer every poll would read all rows
+written since that writer began.
 """
 
 from harvest_lib.source.by_bytes import all_or_none, within
 from harvest_lib.source.server_identity import FLUSHED_UP_TO
 
-# One statement, so that its snapshot is the one it reads under. Between those that are in progress now lie the ranges
-# of the ended: what an open transaction has written, a million rows perhaps, is stepped over.
+# A single statement, so that the returned snapshot is the statement's own. The ranges of ended transactions lie between
+# the transactions in progress: the rows of an open transaction, a million perhaps, are stepped over.
 _FOUND = """
   (
     SELECT fresh.* FROM (
@@ -45,17 +45,17 @@ POLL = f"""
 SELECT now.snapshot::text, pg_is_in_recovery(), {FLUSHED_UP_TO}, found.*
 FROM (SELECT pg_current_snapshot() AS snapshot) AS now
 LEFT JOIN LATERAL ({within(_FOUND)}) AS found ON true
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - a constant of this module
 
-# min({id}) as such would walk the primary key from its beginning, over all that is kept.
+# min({id}) alone would walk the primary key from its beginning, over all retained rows.
 EXTENT = """
 SELECT min({id} + 0), max({id} + 0) FROM {table}
 WHERE {transaction_id} >= %(from)s::xid8 AND {transaction_id} < %(to)s::xid8
   AND pg_visible_in_snapshot({transaction_id}, %(now)s::pg_snapshot)
 """
 
-# By the primary key, whatever the statistics say: the CASE keeps the planner from the other index, which it would have
-# to sort again for every page.
+# By the primary key, regardless of statistics: the CASE keeps the planner from the other index, which needs a sort for
+# every page.
 _BY_ID = """
 SELECT {columns} FROM {table}
 WHERE {id} > %(after)s AND {id} <= %(high)s
@@ -68,8 +68,8 @@ FRESH_ALL = all_or_none(_BY_ID)
 
 FRESH = within(_BY_ID)
 
-# By (transaction_id, id): an equality would leave the planner the choice of the primary key, along which it would walk
-# over everybody else's records.
+# By (transaction_id, id): with an equality the planner could choose the primary key, and walk over the records of all
+# other transactions.
 LATE = within("""
 SELECT late.* FROM unnest(%(ended)s::xid8[]) AS ended (xid)
 CROSS JOIN LATERAL (

@@ -1,4 +1,4 @@
-"""The thread that talks to the database, so that the next page is read while one is sent."""
+"""The thread that calls the database, so that the next page is read while the current page is sent."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,35 +8,35 @@ from typing import Any, Generic, TypeVar
 from harvest_lib import threads
 
 Answer = TypeVar("Answer")
-Asked = TypeVar("Asked")
+Argument = TypeVar("Argument")
 
 
-class CallThread(Generic[Asked]):
-    """Call functions with one thing, one after the other, on a thread of its own. The thread is a daemon: a statement
-    that hangs does not keep the process from ending."""
+class CallThread(Generic[Argument]):
+    """Call functions with the same argument, in turn, on a thread of its own. The thread is a daemon: a statement that
+    hangs does not keep the process from ending."""
 
-    def __init__(self, asked: Asked, name: str) -> None:
-        self._asked = asked
-        self._calls: SimpleQueue[tuple[Callable[[Asked], Any], Future[Any]] | None] = SimpleQueue()
+    def __init__(self, argument: Argument, name: str) -> None:
+        self._argument = argument
+        self._calls: SimpleQueue[tuple[Callable[[Argument], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threads.start(name, self._serve)
 
-    def ask(self, call: Callable[[Asked], Answer]) -> "Future[Answer]":
-        """Have `call` called after all calls asked before; its result or error is the answer."""
+    def submit(self, call: Callable[[Argument], Answer]) -> "Future[Answer]":
+        """Call `call` after all earlier calls; its result or error is the answer."""
         answer: Future[Answer] = Future()
         self._calls.put((call, answer))
         return answer
 
     def end(self, timeout_seconds: float | None = None) -> None:
-        """End the thread after the calls asked so far, waiting up to `timeout_seconds` for that. Safe to repeat."""
+        """End the thread after the calls made so far; wait up to `timeout_seconds` for the end. Safe to repeat."""
         self._calls.put(None)
         self._thread.join(timeout_seconds)
 
     def _serve(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            call, answer = asked
+        while (queued := self._calls.get()) is not None:
+            call, answer = queued
             if not answer.set_running_or_notify_cancel():
                 continue
             try:
-                answer.set_result(call(self._asked))
+                answer.set_result(call(self._argument))
             except BaseException as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)

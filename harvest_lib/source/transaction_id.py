@@ -1,14 +1,14 @@
 """The transaction_id source: records by (transaction_id, id), up to the oldest transaction that is still open.
 
 A simple position, two numbers, that plain SQL can poll and advance as well. Limits: the order follows the times when
-transactions *began* to write, so across concurrent ones a key's records can come in another order than they were
-committed in; and one transaction that writes and idles holds up everybody, in any database of the cluster.
+transactions *began* to write, so records of a key from concurrent transactions can come in another order than they
+were committed in. A transaction that writes and idles holds up all readers, in any database of the cluster.
 
 Promises
 - Nothing is skipped: below the oldest open transaction no record can appear any more.
 - Returned records were on disk before (a barrier is committed after they were read).
-- With an end at a snapshot, it returns records written before that one's oldest open transaction, then a position
-  which says so (`until`), then nothing.
+- With an end at a snapshot, it returns records written before that snapshot's oldest open transaction, then a position
+  with `until`, then nothing.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _READ = f"""
 SELECT now.xmin::text, pg_is_in_recovery(), found.*
 FROM (SELECT least(pg_snapshot_xmin(pg_current_snapshot()), %(until)s::xid8) AS xmin) AS now
 LEFT JOIN LATERAL ({within(_FOUND, "harvest_xid")}) AS found ON true
-"""  # noqa: S608 - it is above
+"""  # noqa: S608 - constants of this package
 _XMIN, _IN_RECOVERY, _FIRST_ID = range(3)
 _HIGHEST_ID = 2**63 - 1
 
@@ -48,7 +48,7 @@ class TransactionIdSource(ConnectedSource):
 
     _transaction = 0
     _id = 0
-    _is_over = False  # all before the filter's `until` has been read and reported
+    _is_over = False  # all records before the filter's `until` were read, and that was reported
 
     def open(self, position: Position | None) -> Position:
         self._defer(position)
@@ -81,7 +81,7 @@ class TransactionIdSource(ConnectedSource):
             self._plan(Plans.KEPT)
             cursor = connection.cursor(binary=True).execute(self._read, values, prepare=True)
             first = cursor.fetchone()
-        assert first is not None  # noqa: S101 - there is always one
+        assert first is not None  # noqa: S101 - a LEFT JOIN of one row has at least one
         if first[_IN_RECOVERY]:
             raise server_identity.standby()
         if first[_FIRST_ID] is None:
@@ -92,12 +92,12 @@ class TransactionIdSource(ConnectedSource):
         more = take_next(rows) or more
         cursor.scroll(len(rows) - 1, mode="absolute")
         last = cursor.fetchone()
-        assert last is not None  # noqa: S101 - one that there was room for, or the first
+        assert last is not None  # noqa: S101 - a page has at least one row
         self._transaction, self._id = int(last[-1]), last[_FIRST_ID]
         return Page(readable(rows, connection), self._position(), more=more)
 
     def _nothing_before(self, xmin: int, began: float) -> Page | None:
-        """Remember that there is nothing before a transaction, if that is worth it."""
+        """Move the position to just before `xmin`, if a poll without records justifies a checkpoint."""
         until = self._filter.until
         if until is None and not self._should_advance(xmin - 1 - self._transaction, began):
             return None
@@ -124,7 +124,7 @@ def position_at(at: Snapshot, place: Mapping[str, str]) -> Position:
 
 
 def snapshot_of(position: Position) -> Snapshot | None:
-    """Return the snapshot that sees all that a position has passed, and nothing else; None within a transaction."""
+    """Return the snapshot that sees exactly the records that a position has passed; None within a transaction."""
     if position["id"] != _HIGHEST_ID:
         return None
     following = int(position["transaction_id"]) + 1

@@ -51,7 +51,7 @@ def anchor(
     elif given.xmax > now.xmax:
         raise CheckpointError(
             "the snapshot is ahead of the database",
-            evidence=f"it has seen transactions up to {given.xmax}, the server has only come to {now.xmax}",
+            evidence=f"it includes transactions up to {given.xmax}, the server has reached {now.xmax}",
             next_step="give a snapshot of this server, `beginning` or `now`",
         )
     return given, replace(place, lsn=server_identity.barrier(connection))

@@ -499,11 +499,11 @@ def test_a_page_that_is_on_its_way_does_not_hold_up_the_end(table, source):
     """A lock, or a filter that lets little through, may keep it for minutes."""
     written = table.write("k", *map(str, range(29)))
     page = source.read(2)
-    assert not wait([piece for stream in source._streams for piece in stream._asked], 60).not_done
+    assert not wait([piece for stream in source._streams for piece in stream._pending], 60).not_done
     with psycopg.connect(table.dsn) as other:
         other.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
         page = source.read(2)
-        assert wait([piece for stream in source._streams for piece in stream._asked], 0).not_done
+        assert wait([piece for stream in source._streams for piece in stream._pending], 0).not_done
         source.close()  # and does not wait for the lock
     source.open(through_json(page.position))
     assert read_rows(source, 25, limit=2) == written[4:]

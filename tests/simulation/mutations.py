@@ -506,7 +506,7 @@ MUTATIONS = (
     _mutation(
         "pages are purged before they are committed",
         _PAGES,
-        _edit(MarkPages, "_ask", "list(self._delivered)", "[*self._delivered, *self._held]"),
+        _edit(MarkPages, "_request", "list(self._delivered)", "[*self._delivered, *self._held]"),
     ),
     _mutation(
         "what a position has passed is not purged by who goes on from it",
@@ -523,7 +523,7 @@ MUTATIONS = (
     _mutation(
         "what was asked ahead is taken in by the next term",
         _PAGES,
-        _edit(MarkPages, "_quiet", "asked, self._asked = self._asked, None", "asked = None"),
+        _edit(MarkPages, "_quiet", "pending, self._pending = self._pending, None", "pending = None"),
         seed=3,
     ),
     _mutation(

@@ -215,7 +215,7 @@ class Asked:
         self._task = scheduler.start(scheduler.current.process, self._serve)
         self._waits = False
 
-    def ask(self, call):
+    def submit(self, call):
         answer = Answer()
         answer.scheduler = self._scheduler
         self._calls.append((call, answer))
@@ -242,13 +242,13 @@ class Asked:
 class CalledAtOnce:
     """A stand-in for `CallThread`: the caller waits for the answer there and then."""
 
-    def __init__(self, asked, _name):
-        self._asked = asked
+    def __init__(self, argument, _name):
+        self._argument = argument
 
-    def ask(self, call):
+    def submit(self, call):
         answer = Future()
         try:
-            answer.set_result(call(self._asked))
+            answer.set_result(call(self._argument))
         except Exception as error:  # noqa: BLE001 - as above
             answer.set_exception(error)
         return answer

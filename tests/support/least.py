@@ -49,10 +49,10 @@ class _Broker:
 
     def grant(self, config):
         """Put in what is printed for a configuration, and wait until it holds."""
-        asks_group = config.leadership == "auto"
+        reads_group = config.leadership == "auto"
         with suppress(OutboxTableError, DatabaseError):  # the harvester will say so
             config = elected(config)
-        printed = harvester_acls(config, f"User:{SASL_USER}", TOPICS, asks_group=asks_group)
+        printed = harvester_acls(config, f"User:{SASL_USER}", TOPICS, reads_group=reads_group)
         acls = {acl for acl in printed if acl not in self._granted}
         if not acls:
             return

@@ -1,7 +1,7 @@
 """Preflight checks before anything runs: configuration, Postgres, Kafka and clocks, all problems at once.
 
-It reads, and changes nothing, but that a transactional id of its own is registered in Kafka where `delivery` is
-`transactional`: there is no other way to learn whether that is allowed.
+It reads, and changes nothing, except that `delivery: transactional` registers a transactional id of its own in Kafka:
+there is no other way to check the right.
 """
 
 from collections.abc import Collection
@@ -16,8 +16,8 @@ __all__ = ["Finding", "Report", "inspect"]
 
 
 def inspect(config: HarvestConfig, topics: Collection[str] = ()) -> Report:
-    """Return what a harvester of this configuration would find. `topics` are those it will deliver to, beside those
-    that are named in the outbox and by its subscription."""
+    """Return the findings for a harvester of this configuration. `topics` are checked together with the topics that the
+    outbox and the subscription name."""
     report = Report()
     check_certificates(config, report)
     found = check_postgres(config, report)

@@ -1,4 +1,4 @@
-"""Preflight check of certificates: those in the configured files do not expire soon."""
+"""Preflight check that the certificates in the configured files do not expire soon."""
 
 import time
 from datetime import UTC, datetime
@@ -9,7 +9,8 @@ from harvest_lib.harvester.preflight.report import Report
 
 
 def check_certificates(config: HarvestConfig, report: Report) -> None:
-    """Warn of certificates that expire soon, or have: whether that keeps anybody out, the servers say."""
+    """Warn of certificates that expire soon or have expired; whether an expired certificate is refused, servers
+    decide."""
     certificates, now = certificates_of(config), time.time()
     expiring = certificates.expiring(now)
     for setting in certificates.expiries():
@@ -17,10 +18,10 @@ def check_certificates(config: HarvestConfig, report: Report) -> None:
             report.passed.append(("configuration", f"the certificate of {setting}"))
             continue
         at = datetime.fromtimestamp(expiring[setting], UTC).isoformat(timespec="seconds")
-        said = "has expired" if expiring[setting] <= now else "expires soon"
+        state = "has expired" if expiring[setting] <= now else "expires soon"
         report.warn(
             "configuration",
-            f"the certificate of `{setting}` {said}",
+            f"the certificate of `{setting}` {state}",
             evidence=f"it is valid until {at}",
             next_step="put a new one into the file, and restart the processes that read it",
         )

@@ -1,4 +1,4 @@
-"""Preflight checks of Kafka: the brokers, the group of the election, our own topics, and those that records go to."""
+"""Preflight checks of Kafka: the brokers, the group of the election, the harvester's topics, the topics of records."""
 
 import shlex
 import time
@@ -59,7 +59,7 @@ def check_kafka(
 
 
 class _Cluster:
-    """The checks of a cluster that answers. `present` are the topics that may be seen, with their partitions."""
+    """The checks of a cluster that answers. `present` are the visible topics, with their partitions."""
 
     def __init__(self, config: HarvestConfig, present: Mapping[str, int], report: Report) -> None:
         self._config = config
@@ -84,8 +84,8 @@ class _Cluster:
         if not topics:
             self._report.warn(
                 "kafka",
-                "no topic that records go to was checked",
-                evidence="no record that can be read is in the outbox, and the subscription names no topic",
+                "no topic of the records was checked",
+                evidence="the outbox has no readable record, and the subscription names no topic",
                 next_step="name them: `harvest check --topic orders`",
             )
 
@@ -103,15 +103,15 @@ class _Cluster:
                 if error.args[0].code() not in _NO_COORDINATOR:
                     raise translate(error.args[0], settings=self._settings) from error
                 if deadline.passed:
-                    return  # a cluster that no group has ever used has no coordinator: nothing is known, nor wrong
+                    return  # a cluster that no group has ever used has no coordinator, which is no error
                 time.sleep(_PAUSE_SECONDS)
             else:
                 self._require("group", name, described.authorized_operations, {"Read": AclOperation.READ})
                 return
 
     def _own_topic(self, topic: str, *, creates: bool, grows: bool, config: Mapping[str, str]) -> None:
-        """Check a topic of the harvester's own, with a partition for each shard. A start that `creates` makes a missing
-        topic, and one that `grows` adds partitions."""
+        """Check a topic of the harvester's own, with a partition for each shard. A start makes a missing topic if it
+        `creates`, and adds partitions if it `grows`."""
         check = partial(self._check_own, topic, creates=creates, grows=grows, config=config)
         self._report.run("kafka", f"the topic {topic}", check)
 
@@ -137,13 +137,13 @@ class _Cluster:
             self._try_to_grow(topic, needed)
 
     def _try_to_grow(self, topic: str, needed: int) -> None:
-        """Raise KafkaError unless a start may add the partitions that are lacking."""
+        """Raise KafkaError unless a start may add the missing partitions."""
         more = [NewPartitions(topic, needed)]
         future = self._admin.create_partitions(more, validate_only=True, request_timeout=_SECONDS)[topic]
         self._result(future, "topic", topic, "Alter")
 
     def _compacted(self, topic: str) -> None:
-        """Warn if Kafka removes checkpoints by age or size, as it does by default from a topic that somebody made."""
+        """Warn if Kafka removes checkpoints by age or size, the default for a topic that the harvester did not make."""
         policy = self._configured(topic).get("cleanup.policy", "") if topic in self._present else ""
         if removes_checkpoints(policy):
             self._report.warn(
@@ -157,15 +157,15 @@ class _Cluster:
         """Check a topic that records go to."""
         if self._config.is_own_topic(topic):
             raise KafkaError(
-                f"the topic {topic!r} is of the harvesters: its records would be parked",
+                f"the topic {topic!r} belongs to the harvesters: its records would be parked",
                 evidence="`leaderTopic` or `checkpointTopic` names it, or it has a default name of this group",
                 next_step="give it another name in these settings, or write records for another topic",
             )
         if topic not in self._present:
             create = self._command("kafka-topics.sh", "--create", "--topic", topic, "--partitions", "6")
             raise TopicMissing(
-                f"the topic {topic!r} does not exist, or is not ours to see: its records would be parked",
-                evidence=f"it is not among the {len(self._present)} topics that Kafka lists to us",
+                f"the topic {topic!r} does not exist, or this user may not see it: its records would be parked",
+                evidence=f"it is not among the {len(self._present)} topics that Kafka lists",
                 next_step=f"{create}; or grant `Describe` and `Write` on it",
             )
         described = self._describe(topic, "Write")
@@ -184,7 +184,7 @@ class _Cluster:
             )
 
     def _replication(self, topics: Collection[str]) -> None:
-        """Warn of topics whose acknowledged records could be lost with one broker, or that take none without all."""
+        """Warn of topics that could lose acknowledged records with a single broker, or that take none without all."""
         single, unsafe, strict, starved = [], [], [], []
         for topic in sorted(topics):
             if topic not in self._present:
@@ -207,14 +207,14 @@ class _Cluster:
         if single:
             self._report.warn(
                 "kafka",
-                f"one broker's disk is all that has the records of {names(single)}",
+                f"the records of {names(single)} are on the disk of a single broker",
                 evidence="replication factor 1",
                 next_step="recreate them with --replication-factor 3 where there are three brokers",
             )
         if starved:
             self._report.warn(
                 "kafka",
-                f"{names(starved)} ask for more copies than there are: Kafka before 3.7 takes no records of them",
+                f"{names(starved)} require more copies than they have: Kafka before 3.7 takes no records for them",
                 evidence="min.insync.replicas is above the replication factor; since 3.7 fewer copies are enough",
                 next_step="; ".join(self._alter(each, "min.insync.replicas=1") for each in starved)
                 + "; or add replicas: kafka-reassign-partitions.sh",
@@ -222,7 +222,7 @@ class _Cluster:
         if unsafe:
             self._report.warn(
                 "kafka",
-                f"Kafka acknowledges records of {names(unsafe)} that only one broker has: they are lost with it",
+                f"Kafka acknowledges records of {names(unsafe)} once a single broker has them: they are lost with it",
                 evidence="min.insync.replicas is 1",
                 next_step="; ".join(self._alter(each, f"min.insync.replicas={_SAFE_COPIES}") for each in unsafe),
             )
@@ -234,7 +234,7 @@ class _Cluster:
             ]
             self._report.warn(
                 "kafka",
-                f"while one broker is away, {names(each for each, _ in strict)} take no records",
+                f"while a broker is unavailable, {names(each for each, _ in strict)} take no records",
                 evidence="min.insync.replicas is as high as the replication factor",
                 next_step="; or ".join([*lower, "add replicas: kafka-reassign-partitions.sh"]),
             )
@@ -246,7 +246,7 @@ class _Cluster:
         return self._result(answer[topic], "topic", topic, operation)
 
     def _configured(self, topic: str) -> dict[str, str]:
-        """Return the topic's settings; none if we may not see them."""
+        """Return the topic's settings; empty without the right to see them."""
         return topic_settings(self._admin, [topic], timeout_seconds=_SECONDS)[topic]
 
     def _result(self, future: "Future[Any]", resource: Resource, name: str, operation: str) -> Any:
@@ -258,7 +258,7 @@ class _Cluster:
             raise translate(error.args[0], settings=self._settings) from error
 
     def _require(self, resource: Resource, name: str, allowed: Any, needed: Mapping[str, AclOperation]) -> None:
-        """Raise KafkaAccessDenied for operations that we may not do. Brokers without ACLs allow all of them."""
+        """Raise KafkaAccessDenied for operations that are not allowed. Brokers without ACLs allow all operations."""
         if allowed is not None and (missing := [each for each, code in needed.items() if code not in allowed]):
             raise self._denied(
                 resource, name, missing, f"allowed: {', '.join(each.name for each in allowed) or 'none'}"

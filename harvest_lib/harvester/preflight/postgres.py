@@ -26,7 +26,7 @@ from harvest_lib.outbox.native_table import index_statement
 
 _MOST_TOPICS = 100
 _CLOCK_SECONDS = 1.0
-"""Clocks that differ by less are fine: ages of the backlog are read from both."""
+"""Largest accepted difference of the clocks: ages of the backlog are computed from both."""
 
 _RECOVERS = "SELECT pg_is_in_recovery()"
 _CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
@@ -37,7 +37,7 @@ SELECT array(SELECT attname::text FROM unnest(indkey::int2[]) WITH ORDINALITY AS
 FROM pg_index WHERE indrelid = to_regclass(%s)
 """
 
-# The first records and the last, by the index: the topics of a table of any size are not worth reading it.
+# Only the first and the last records, by the index: the table may be of any size.
 _TOPICS = """
 SELECT DISTINCT topic FROM (
   (SELECT {topic} AS topic FROM {table} ORDER BY {id} LIMIT 10000)
@@ -57,7 +57,7 @@ class Found:
     topics: set[str] = field(default_factory=set)
     checks: list[Check] = field(default_factory=list)
     config: HarvestConfig | None = None
-    """The configuration with `auto` resolved; None where that is not known."""
+    """The configuration with `auto` resolved; None if the table was not found."""
 
 
 def check_postgres(config: HarvestConfig, report: Report) -> Found:
@@ -90,14 +90,14 @@ def _check_clock(connection: psycopg.Connection[Any], report: Report) -> None:
 
 
 class _Table:
-    """The checks of one outbox, in an order in which each may rely on those before."""
+    """The checks of an outbox, in an order in which each may rely on its predecessors."""
 
     def __init__(self, config: HarvestConfig, connection: psycopg.Connection[Any], report: Report) -> None:
         self._config = config
         self._connection = connection
         self._report = report
         self._table = OutboxTable.parse(config.outbox_table)
-        self._elects_otherwise = False  # than goharvest does
+        self._elects_otherwise = False  # by the lock in Postgres, which goharvest does not see
 
     def check(self) -> Found:
         run, connection, table, found = self._report.run, self._connection, self._table, Found()
@@ -107,7 +107,7 @@ class _Table:
             return found
         config = found.config = self._config
         if self._elects_otherwise:
-            found.checks.append(("nobody elects through Kafka", self._refuse_group))
+            found.checks.append(("no process elects through Kafka", self._refuse_group))
         preconditions = Preconditions(config, table, pool=partial(read_pool, config))
         held = {what: run("postgres", what, step) for what, step in preconditions.of_table(connection)}
         if held["columns"]:
@@ -119,18 +119,18 @@ class _Table:
             run("postgres", "ids that last", lambda: self._warn_of(ids_end(connection, config, table)))
         beside = run("postgres", "tables beside it", lambda: preconditions.check_tables_beside(connection))
         granted = run("postgres", "grants", lambda: require_grants(connection, harvester_needs(table, config.mode)))
-        if all(held.values()) and beside and granted:  # else what follows would fail for what was found above
+        if all(held.values()) and beside and granted:  # otherwise the next checks would fail for the same reason
             for what, step in preconditions.of_contents(connection):
                 run("postgres", what, step)
             found.checks += preconditions.with_kafka(connection)
-        run("postgres", "topics that are named", lambda: found.topics.update(self._topics()))
+        run("postgres", "topics of the records", lambda: found.topics.update(self._topics()))
         return found
 
     def _refuse_group(self) -> None:
         if reason := refuse_group(self._config):
             self._report.warn(
                 "kafka",
-                "Kafka does not say whether processes of this pool elect through it",
+                "Kafka does not report whether processes of this pool elect through it",
                 evidence=f"the consumer group {self._config.leader_group_id!r}: {reason}",
                 next_step=ELECTION_UNKNOWN,
             )
@@ -146,14 +146,14 @@ class _Table:
             )
 
     def _find(self) -> None:
-        self._table.kind(self._connection)  # else there is none
+        self._table.kind(self._connection)  # raises if the table is missing
         choices = read_choices(self._config, self._connection, self._table)
         self._elects_otherwise = (self._config.leadership, choices.leadership) == ("auto", "postgres")
         self._config = resolved(self._config, choices, self._table)
         self._report.passed.append(("configuration", str(choices)))
 
     def _index(self) -> None:
-        """Warn if records would be found by reading the whole table."""
+        """Warn if no index finds the records, so that each poll would read the whole table."""
         wanted = ["transaction_id", "id"] if self._config.mode.reads_segments else ["id"]
         with translated():
             rows = self._connection.execute(_INDEXES, (str(self._table),)).fetchall()
@@ -169,7 +169,7 @@ class _Table:
         self._report.warn(
             "postgres",
             f"the table {self._table} has no index by ({by}), so that each poll reads all of it",
-            evidence="there is one, and it is not valid: not all segments have it" if fit else "no index begins so",
+            evidence="the index is not valid: not all segments have it" if fit else "no index begins with them",
             next_step=statement,
         )
 
@@ -178,7 +178,7 @@ class _Table:
             self._report.warn("postgres", found.cause, evidence=found.evidence, next_step=found.next_step)
 
     def _topics(self) -> Collection[str]:
-        """Return topics that are named; none if they cannot be read, which was found above."""
+        """Return topics of records and of the subscription; none if they cannot be read, which was found above."""
         found: set[str] = set()
         selection = make_selection(self._config, self._table)
         names = {"topic": selection.columns["kafka_topic"], "id": selection.columns["id"], "table": selection.table}

@@ -13,7 +13,7 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem: an `error` keeps the harvester from starting or records from arriving, a `warning` does neither."""
+    """A problem: an `error` keeps the harvester from starting or records from arriving; a `warning` does not."""
 
     severity: Severity
     area: Area
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """Findings in the order in which they were made, and what was checked without one."""
+    """Findings in the order in which they were made, and checks that passed."""
 
     findings: list[Finding] = field(default_factory=list)
     passed: list[tuple[Area, str]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Report:
 
     @contextmanager
     def step(self, area: Area, what: str) -> Iterator[None]:
-        """Note a HarvestError of the block as a finding, or else that this was checked."""
+        """Add a HarvestError of the block as a finding; without an error the check has passed."""
         before = len(self.findings)
         try:
             yield

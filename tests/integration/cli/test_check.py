@@ -244,9 +244,9 @@ def _altered(connection, statements, make):
         (goharvest, {"source": "snapshot"}, "does not name the transaction"),
         (goharvest, {"source": "mark", "delivery": "transactional"}, ""),
         (native_with_a_reader, {}, ""),
-        (native_with_a_reader, {"source": "mark"}, "would delete what they have not read"),
-        (native_with_a_reader, {"source": "mark", "delivery": "transactional"}, "would delete what they have not read"),
-        (native_with_a_reader, {"source": "mark", "delivery": "sequenced"}, "would delete what they have not read"),
+        (native_with_a_reader, {"source": "mark"}, "would delete records that they"),
+        (native_with_a_reader, {"source": "mark", "delivery": "transactional"}, "would delete records that they"),
+        (native_with_a_reader, {"source": "mark", "delivery": "sequenced"}, "would delete records that they"),
         (parked_elsewhere, {"source": "mark"}, "does not have the columns"),
         (parked_elsewhere, {"source": "mark", "delivery": "transactional"}, "does not have the columns"),
         (parked_elsewhere, {"source": "mark", "parking": "stop"}, ""),
@@ -435,7 +435,7 @@ def test_a_topic_of_the_harvesters_own_takes_no_records(native, inspected, make_
     assert causes(inspected(topic, delivery="transactional")) == []
     for settings in ({"checkpoint_topic": topic, "delivery": "transactional"}, {"leader_topic": topic}):
         (said,) = causes(inspected(topic, **settings))
-        assert "is of the harvesters" in said
+        assert "belongs to the harvesters" in said
 
 
 def test_what_a_start_does_by_itself_is_no_error(native, inspected, configured, make_topic, group_id):
@@ -526,7 +526,7 @@ def test_a_topic_that_may_be_seen_and_not_written_to_is_an_error(secured):
     with secured.without(lambda acl: all(getattr(acl, name) == value for name, value in ours.items())):
         seen = Acl(principal="User:harvester", resource="topic", name=secured.topic, operation="Describe")
         secured.put_in(json.dumps([seen.as_json()]))
-        said = f"we lack Write on the topic {secured.topic!r}"
+        said = f"this user lacks Write on the topic {secured.topic!r}"
         eventually(lambda: causes(preflight.inspect(config, [secured.topic])) == [said], "it is found")
 
 

@@ -61,7 +61,7 @@ def test_a_log_that_grew_again_is_refused_until_an_operator_decides(counted, adm
         assert isinstance(refused, CheckpointError)
         assert "lost its end" in refused.cause
         counted.write(["z"])
-    goes_on, again = refused.next_step.split("To go on from there: ")[1].split(
+    goes_on, again = refused.next_step.split("To continue there: ")[1].split(
         "; to read again from an offset N instead, "
     )
     where = goes_on[goes_on.index(" WHERE") :].replace("'NAME'", "'counts'")
@@ -78,7 +78,7 @@ def test_what_it_says_lets_it_go_on_from_there(counted, admin):
     assert run(counted, {"a": 1, "b": 1}) is None
     replace(counted, admin, ["x", "y", "z"])
     refused = run(counted, None)
-    goes_on = refused.next_step.split("To go on from there: ")[1].split(";")[0]
+    goes_on = refused.next_step.split("To continue there: ")[1].split(";")[0]
     execute(counted, goes_on.replace("'NAME'", "'counts'"))
     assert run(counted, {"a": 1, "b": 1, "z": 1}) is None
 

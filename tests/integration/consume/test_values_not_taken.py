@@ -229,7 +229,7 @@ def test_an_error_without_a_text_is_parked(counted):
 
     counted.write(["a"])
     ran(counted.shard(Odd(()), max_attempts=1), 1)
-    assert counted.parked() == [(0, b"a", "WithoutText: its text cannot be had (RuntimeError)")]
+    assert counted.parked() == [(0, b"a", "WithoutText: its text is unavailable (RuntimeError)")]
 
 
 def test_headers_that_the_client_cannot_read_hold_up_no_partition(counted):

@@ -223,7 +223,7 @@ def test_so_it_is_by_one_that_marks_and_acknowledges_nothing_itself(leader, read
 def test_who_marks_does_not_begin_where_a_subscription_reads(outbox, config, delivery):
     """It would delete what that has not read."""
     Harvest(config(source="snapshot", subscription="search")).drain(60)
-    with pytest.raises(CheckpointError, match="would delete what they have not read") as refused:
+    with pytest.raises(CheckpointError, match="would delete records that they have not read") as refused:
         Harvest(config(source="mark", delivery=delivery)).drain(60)
     assert "harvest subscriptions remove search" in refused.value.next_step
 

@@ -273,7 +273,7 @@ def test_postgres_that_is_away_is_no_trouble_before_the_time_is_over(dsn, bootst
     unreachable = harvest_config(make_conninfo(dsn, port=1), bootstrap_servers, "g", leadership="solo")
     away = serve(Harvest(unreachable))
     status, text = get(away, "/progress?seconds=600")
-    assert "what waits is not known" in text
+    assert "the backlog is unknown" in text
     assert status == 200
     assert get(away, "/progress?seconds=0.001")[0] == 503
 
@@ -285,7 +285,7 @@ def test_a_stall_goes_on_while_postgres_is_away(native, config, serve):
     address = serve(Harvest(config))
     assert get(address, "/progress?seconds=60")[0] == 503
     serve.telemetry._sampler._failed("away")
-    assert "what waits is not known: away" in get(address, "/progress?seconds=60")[1]
+    assert "the backlog is unknown: away" in get(address, "/progress?seconds=60")[1]
     assert get(address, "/progress?seconds=60")[0] == 503
 
 

@@ -130,10 +130,10 @@ def test_a_missing_acl_to_make_a_topic(secured):
 @pytest.mark.parametrize(
     ("ending", "operations", "error", "words"),
     [
-        (".checkpoint", {"CREATE", "WRITE", "READ", "DESCRIBE"}, TopicMissing, "we may not create it"),
-        (".checkpoint", {"WRITE"}, KafkaAccessDenied, "we lack Write on the topic"),
-        (".checkpoint", {"READ"}, KafkaAccessDenied, "we lack Read on the topic"),
-        (".checkpoint.", {"WRITE", "DESCRIBE"}, KafkaAccessDenied, "we lack Write, Describe on the transactional-id"),
+        (".checkpoint", {"CREATE", "WRITE", "READ", "DESCRIBE"}, TopicMissing, "and may not create it"),
+        (".checkpoint", {"WRITE"}, KafkaAccessDenied, "lacks Write on the topic"),
+        (".checkpoint", {"READ"}, KafkaAccessDenied, "lacks Read on the topic"),
+        (".checkpoint.", {"WRITE", "DESCRIBE"}, KafkaAccessDenied, "lacks Write, Describe on the transactional-id"),
     ],
     ids=["create", "write", "read", "transactional-id"],
 )

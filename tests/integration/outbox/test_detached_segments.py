@@ -106,7 +106,7 @@ def test_status_segments_list_and_the_log_say_so(native, harvest, reaper, dsn, c
     assert "9 not delivered to 'default'" in shown
     assert "ATTACH PARTITION" in shown
     house = Maintenance(HarvestConfig(leadership="solo", data_source=dsn), native.table)
-    house.look()
-    house.look()
+    house.maintain()
+    house.maintain()
     (said,) = [each for each in caplog.records if each.getMessage() == "segment_detached"]
     assert "outbox_from_0" in said.reason

@@ -213,11 +213,11 @@ def test_the_harvester_rotates_by_age_and_drops_what_was_delivered(native, dsn, 
     native.write(3)
     native.subscribe(native.snapshot())
     house = maintenance(dsn, native)
-    house.look()
+    house.maintain()
     assert native.names()[0] == "outbox_from_0", "it is not a day old"
     age(native, DAY)
-    house.look()
-    house.look()
+    house.maintain()
+    house.maintain()
     (said,) = events(caplog, "segment_rotated")
     assert (said.segment, said.next_id) == ("outbox_from_0", 10)
     assert "outbox_from_0" not in native.names()
@@ -233,14 +233,14 @@ def test_a_transaction_that_keeps_rotation_waiting_keeps_nothing_else(native, ds
     with psycopg.connect(dsn) as writer:
         writer.execute("SELECT nextval('outbox_id_seq')")
         with pytest.raises(DatabaseError, match=str(writer.info.backend_pid)):
-            maintenance(dsn, native).look()
+            maintenance(dsn, native).maintain()
     assert native.names()[0] == "outbox_from_10", "dropped all the same"
 
 
 def test_zero_leaves_segments_to_their_ids(native, dsn):
     native.write(3)
     age(native, 100 * DAY)
-    maintenance(dsn, native, max_segment_age_seconds=0.0).look()
+    maintenance(dsn, native, max_segment_age_seconds=0.0).maintain()
     assert native.segments.next_id(native.connection) == 4
 
 
@@ -249,16 +249,16 @@ def test_who_holds_segments_back_is_said_with_their_bytes(native, dsn, caplog):
     native.subscribe("1:1:", name="stopped")
     house = maintenance(dsn, native)
     for _ in range(3):
-        house.look()
+        house.maintain()
     (said,) = events(caplog, "segments_held")
     assert (said.levelname, said.segments) == ("WARNING", 1)
     assert said.bytes == native.segments.size_bytes(native.connection, native.segments.read(native.connection)[0]) > 0
     assert "the subscription 'stopped'" in said.reason
     native.write(10)
     for _ in range(3):
-        house.look()
+        house.maintain()
     assert [each.segments for each in events(caplog, "segments_held")] == [1, 2], "once more, when they are more"
     native.subscribe(native.snapshot(), name="stopped")
-    house.look()
+    house.maintain()
     assert native.names()[0] == "outbox_from_20"
     assert len(events(caplog, "segments_held")) == 2

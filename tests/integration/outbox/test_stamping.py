@@ -143,8 +143,8 @@ def test_what_replication_brings_is_refused_or_delivered(native, stack, unique, 
         with pytest.raises(OutboxTableError, match="never be delivered") as refused:
             check_replication(native.connection, native.table)
         maintenance = Maintenance(HarvestConfig(leadership="solo", data_source=native.dsn), native.table)
-        maintenance.look()
-        maintenance.look()
+        maintenance.maintain()
+        maintenance.maintain()
         assert [each.msg for each in caplog.records if each.msg == "rows_replicated"] == ["rows_replicated"]
         caplog.clear()
         native.connection.execute(f"CREATE ROLE {slot} LOGIN PASSWORD 'x'")
@@ -155,7 +155,7 @@ def test_what_replication_brings_is_refused_or_delivered(native, stack, unique, 
                 check_replication(theirs, native.table)
             assert "harvest_stamp" in unstamped(theirs, native.table).evidence
         with pytest.raises(HarvestError):  # of the segments, which it may not change
-            Maintenance(HarvestConfig(leadership="solo", data_source=limited), native.table).look()
+            Maintenance(HarvestConfig(leadership="solo", data_source=limited), native.table).maintain()
         assert [each.msg for each in caplog.records if each.msg == "rows_replicated"] == ["rows_replicated"]
         add_stamp(native.connection, native.table)
         native.connection.execute(refused.value.next_step.partition("as the owner, ")[2])

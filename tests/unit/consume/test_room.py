@@ -95,7 +95,7 @@ def test_more_connections_are_tried_less_often_while_that_is_in_vain(room, clock
 def test_a_refusal_while_others_still_connect_leaves_room_for_them(room):
     admitted(room, 0, 32)
     room.refused(refusal(FULL), 31, 17, has_opened=False)
-    room.tell(12, 20, 20)
+    room.log_waiting(12, 20, 20)
     assert admitted(room, 17, 15) == 20
 
 
@@ -107,11 +107,11 @@ def test_sessions_that_end_slowly_take_room_for_seconds_alone(room, clock):
         clock.now += 5.0
         if admitted(room, 20, 1) > 20:
             room.refused(refusal(FULL), 20, 20, has_opened=False)
-        room.tell(1, 20, 20)
+        room.log_waiting(1, 20, 20)
     assert admitted(room, 10, 22) == 20
     for others in range(19, 9, -1):
         assert room.refused(refusal(FULL), others, 10, has_opened=False)
-    room.tell(12, 10, 10)
+    room.log_waiting(12, 10, 10)
     clock.now += 2.0
     assert admitted(room, 10, 22) == 20
 
@@ -119,7 +119,7 @@ def test_sessions_that_end_slowly_take_room_for_seconds_alone(room, clock):
 def test_connections_that_others_took_are_not_tried_every_two_seconds(room, clock):
     admitted(room, 0, 32)
     room.refused(refusal(FULL), 20, 20, has_opened=False)
-    room.tell(12, 20, 20)
+    room.log_waiting(12, 20, 20)
     tries = 0
     for _ in range(600):
         clock.now += 1.0
@@ -127,7 +127,7 @@ def test_connections_that_others_took_are_not_tried_every_two_seconds(room, cloc
         tries += at_work > 10
         for others in range(at_work - 1, 9, -1):
             assert room.refused(refusal(FULL), others, 10, has_opened=False)
-        room.tell(22, 10, 10)
+        room.log_waiting(22, 10, 10)
     assert 10 < tries < 20
 
 
@@ -149,11 +149,11 @@ def test_a_bound_is_forgotten_once_all_have_a_session(room, clock):
     room.refused(refusal(FULL), 3, 3, has_opened=False)
     clock.now += 2.0
     assert admitted(room, 3, 1) == 4
-    room.tell(0, 4, 3)
+    room.log_waiting(0, 4, 3)
     assert room.refused(refusal(FULL_IN_GERMAN), 3, 3, has_opened=False)
     clock.now += 4.0
     assert admitted(room, 3, 1) == 4
-    room.tell(0, 4, 4)
+    room.log_waiting(0, 4, 4)
     assert not room.refused(refusal(FULL_IN_GERMAN), 3, 3, has_opened=False)
 
 
@@ -175,13 +175,13 @@ def said(caplog):
 def test_files_that_are_kept_free_for_those_that_begin_are_no_lack(room, clock, files, caplog):
     files.limit = 1_024
     at_work = admitted(room, 0, 120)
-    room.tell(120 - at_work, at_work, 0)
+    room.log_waiting(120 - at_work, at_work, 0)
     assert said(caplog) == []
     clock.now += 3.0
     files.used = 100 + at_work * 9
     at_work = admitted(room, at_work, 120 - at_work)
     files.used = 950
-    room.tell(120 - at_work, at_work, at_work)
+    room.log_waiting(120 - at_work, at_work, at_work)
     (reason,) = said(caplog)
     assert "950 of 1024" in reason
 
@@ -203,10 +203,10 @@ def test_each_cause_is_said_once(room, clock, files, caplog):
     files.used = 100 + 3 * 14
     for _ in range(3):
         room.refused(refusal(FULL), 20, 20, has_opened=False)
-        room.tell(12, 20, 20)
+        room.log_waiting(12, 20, 20)
         clock.now += 60.0
         room.admits(10)
         files.used = 590
-        room.tell(22, 10, 10)
+        room.log_waiting(22, 10, 10)
         files.used = 300
     assert len(said(caplog)) == 2

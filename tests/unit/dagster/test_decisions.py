@@ -192,7 +192,7 @@ def test_while_nobody_can_ask_postgres_nothing_is_given_up():
 
 
 def test_while_nobody_can_ask_postgres_a_run_is_tried_so_that_it_says_what_is_wrong():
-    assert isinstance(decided([], Unknown(reason="Postgres refused us")), Start)
+    assert isinstance(decided([], Unknown(reason="Postgres refused the login")), Start)
 
 
 def test_a_generation_is_never_used_again():

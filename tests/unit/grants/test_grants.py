@@ -180,4 +180,4 @@ def test_a_marked_table_has_tables_of_checkpoints_only_where_they_are_kept(deliv
     monkeypatch.setenv("HARVEST_DELIVERY", delivery)
     result = CliRunner().invoke(app, ["grants", "postgres", "--source", "mark"])
     assert result.exit_code == 0, result.output
-    assert ("where checkpoints are mirrored" in result.stdout) is has_checkpoints
+    assert ("for mirrored checkpoints" in result.stdout) is has_checkpoints

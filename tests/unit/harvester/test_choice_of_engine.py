@@ -75,12 +75,12 @@ def test_a_table_that_has_become_native_ends_whoever_chose_to_mark_it(of_kind, m
     watch = TableWatch("", TABLE, read_choices(config, None, TABLE))
     monkeypatch.setattr(OutboxTable, "kind", lambda _table, _connection: next(kinds))
     monkeypatch.setattr(table_watch, "connect", postgres := Connection())
-    watch.look()
+    watch.check()
     postgres.error = DatabaseUnavailable("away", next_step="wait")
-    watch.look()  # nothing is known: no reason to end
+    watch.check()  # nothing is known: no reason to end
     postgres.error = None
     with pytest.raises(OutboxTableError, match="restart all processes") as ended:
-        watch.look()
+        watch.check()
     assert "source mark" in ended.value.evidence
 
 

@@ -18,14 +18,14 @@ pytestmark = pytest.mark.quick
 
 
 def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
-    looks, reasons = [], iter(["not the owner", "not the owner", "not the owner", "the disk is full", "not the owner"])
+    rounds, reasons = [], iter(["not the owner", "not the owner", "not the owner", "the disk is full", "not the owner"])
 
-    def look(_):
+    def maintain(_):
         reason = next(reasons)
-        looks.append(reason)
+        rounds.append(reason)
         raise OutboxTableError("segments cannot be made", evidence=reason, next_step="be the owner")
 
-    monkeypatch.setattr(Maintenance, "look", look)
+    monkeypatch.setattr(Maintenance, "maintain", maintain)
     named = {"leadership": "solo", "source": "snapshot", "delivery": "barrier"}
     config = HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x")
     work = Engine(config, OutboxTable.parse("outbox"))
@@ -34,7 +34,7 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
         for number in range(1, 6):
             stopping = threading.Event()
             work.loop(Term(uuid.uuid4()), stopping, callbacks)
-            eventually(lambda number=number: len(looks) == number, "it looked after them")
+            eventually(lambda number=number: len(rounds) == number, "it looked after them")
             stopping.set()
             eventually(lambda: not any(each.name == "harvest-segments" for each in threading.enumerate()))
     assert [record.reason for record in caplog.records] == ["not the owner", "the disk is full", "not the owner"]
@@ -42,20 +42,20 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit, GeneratorExit])
 def test_segments_are_looked_after_again_after_an_error_of_any_kind(monkeypatch, caplog, kind):
-    looks = []
+    rounds = []
 
-    def look(_):
-        looks.append(kind)
-        if len(looks) < 3:
+    def maintain(_):
+        rounds.append(kind)
+        if len(rounds) < 3:
             raise kind("catalogue")
 
-    monkeypatch.setattr(Maintenance, "look", look)
+    monkeypatch.setattr(Maintenance, "maintain", maintain)
     monkeypatch.setattr("harvest_lib.harvester.maintenance._EVERY_SECONDS", 0.01)
     monkeypatch.setattr("harvest_lib.threads._LOOK_SECONDS", 0.01)
     config = HarvestConfig(leadership="solo", data_source="host=127.0.0.1 port=1 dbname=x")
     stopping = threading.Event()
     with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
         Maintenance(config, OutboxTable.parse("outbox")).begin(Term(uuid.uuid4()), stopping)
-        eventually(lambda: len(looks) > 3, "it goes on")
+        eventually(lambda: len(rounds) > 3, "it goes on")
         stopping.set()
     assert [record.reason for record in caplog.records] == [kind.__name__]

@@ -23,7 +23,7 @@ HEARD = {
 def test_an_event_is_counted_once_and_nothing_else(name):
     measures = HarvestMeasures()
     expected, event = HEARD[name]
-    measures.hear(0, event)
+    measures.count(0, event)
     found = {each: getattr(measures, each).read() for each in ("terms", "refreshes", "terms_ended")}
     counted = name.split(maxsplit=1)[0]
     assert {each: counts for each, counts in found.items() if counts} == {counted: expected}

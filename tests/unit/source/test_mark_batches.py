@@ -260,7 +260,7 @@ def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end(
     leader = MarkPages(source)
     leader.open(None)
     assert [each[0] for each in leader.read(4).rows] == [1, 2, 3, 4]  # and the next four are being marked
-    leader._asked.result()
+    leader._pending.result()
     for each in (1, 2, 3, 4):
         table.rows[each][1] = uuid4()  # a zombie has marked them
     assert [each[0] for each in leader.read(4).rows] == [5, 6, 7, 8]
@@ -283,8 +283,8 @@ def test_however_many_pages_of_held_records_come_the_next_others_are_found():
         left[0] -= 1
         return ClaimedRows(held, {}, more=True)
 
-    leader._asked.result()
-    leader._asked = None
+    leader._pending.result()
+    leader._pending = None
     table.rows[3][1] = table.rows[4][1] = None
     source.fetch = fetch_held
     assert [each[0] for each in leader.read(2).rows] == [3, 4]
@@ -307,7 +307,7 @@ def test_an_end_waits_for_a_statement_that_hangs_only_for_a_while_and_the_next_o
         return fetch(limit, delivered)
 
     monkeypatch.setattr(source, "fetch", hang)
-    leader._ask(4)
+    leader._request(4)
     assert asked.wait(60)
     leader.give_back()
     leader.close()

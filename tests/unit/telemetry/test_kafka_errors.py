@@ -28,8 +28,8 @@ def test_an_error_that_a_client_reports_by_itself_is_counted():
 def test_an_error_of_a_consumer_s_group_is_counted():
     before = counted()
     consumer = Consumer(None, name="counts", topics=["flights"], settings={}, store=None)
-    consumer._look_at(SimpleNamespace(error=lambda: ERROR))
+    consumer._check_error(SimpleNamespace(error=lambda: ERROR))
     assert counted() == before + 1
-    consumer._look_at(SimpleNamespace(error=lambda: None))
-    consumer._look_at(None)
+    consumer._check_error(SimpleNamespace(error=lambda: None))
+    consumer._check_error(None)
     assert counted() == before + 1
