@@ -3,7 +3,7 @@
 | source | delivery | a batch counts |
 | --- | --- | --- |
 | `mark`, or parts of an embedder | at least once | once its rows are purged; nothing else is kept |
-| all others | any | once its checkpoint is kept |
+| other sources | any | once its checkpoint is kept |
 """
 
 import threading
@@ -57,12 +57,12 @@ from harvest_lib.record import Row
 from harvest_lib.source import BatchSource, ClaimSource, MarkPages
 
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS = 3.0, 30.0
-"""A standby checks that the leaders deliver as it would: seconds until the first check, and between later ones."""
+"""A standby checks that the leaders deliver in its own way: seconds until the first check, and between later checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """The parts that an embedder brings. A source or a delivery of its own marks the table."""
+    """The parts that an embedder brings. With its own source or delivery the harvester marks the table."""
 
     source: ClaimSource | None = None
     delivery: Delivery | None = None
@@ -72,7 +72,7 @@ class OwnParts:
 
     @property
     def mark(self) -> bool:
-        """Return True if they mark the table, whatever it is."""
+        """Return True if the parts mark the table, whatever its layout."""
         return self.source is not None or self.delivery is not None
 
 
@@ -97,7 +97,7 @@ class _Ends:
 
 
 class Engine:
-    """The parts that stay from term to term. Each shard has its own; a table that is purged has one shard."""
+    """The parts that stay from term to term. Each shard has its own; a table that is purged has a single shard."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class Engine:
         self._topics: dict[int, Topics] = defaultdict(partial(make, config))  # troubles outlive a term
         self._source = own.source or make_source(config, table) if self._purges else None
         self._watch = self._watch_of(0) if self._purges else None
-        self._pages: MarkPages | None = None  # of the term before, where rows are purged
+        self._pages: MarkPages | None = None  # of the previous term, where rows are purged
         self._check_at = boot_seconds() + _FIRST_CHECK_SECONDS
-        # One for all terms: a complaint is logged once.
+        # kept over all terms, so that an error is logged once
         self._maintenance = Maintenance(config, table)
 
     def stand_by(self) -> None:
-        """Check now and then, while other processes lead, that they lead this outbox as this one would. Raises
-        CheckpointError or PoolConflict."""
+        """Check now and then that the present leaders lead the same outbox in the same way. Raises CheckpointError or
+        PoolConflict."""
         if self._purges or boot_seconds() < self._check_at:
             return
         self._check_at = boot_seconds() + _CHECK_SECONDS
@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def added_partitions(self) -> Sequence[Added]:
-        """Return the topics to which partitions were added, where only this process knows it."""
+        """Return the topics to which partitions were added, if only this process stores them."""
         return self._watch.added if self._watch is not None else ()
 
     def loop(self, term: Term, stopping: threading.Event, callbacks: Callbacks) -> BatchLoop:
