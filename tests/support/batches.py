@@ -203,8 +203,16 @@ class FakeTopics:
         pass
 
 
+def look_again(loop):
+    """Have a loop look for retry requests in its next turn."""
+    loop._batch.redelivery._look_at = 0.0
+
+
 class BatchRuns:
-    """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
+    """Loops on fakes, one after the other, each of which runs in this thread until it is idle.
+
+    `term`, `ports` and `stopping` are those of the last loop.
+    """
 
     def __init__(self, *, policy="hold_key", one_per_key=False, limits=None):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
@@ -215,7 +223,8 @@ class BatchRuns:
         self.observers, self.delivered = [], 0
 
     def loop(self):
-        ports = BatchPorts(
+        self.term, self.stopping = Term(uuid.uuid4()), threading.Event()
+        self.ports = BatchPorts(
             source=self.table.source(),
             delivery=self.delivery,
             store=self.store,
@@ -228,7 +237,13 @@ class BatchRuns:
             emit=lambda _: None,
             delivered=self._count,
         )
-        return BatchLoop(Term(uuid.uuid4()), ports, threading.Event())
+        self._last = BatchLoop(self.term, self.ports, self.stopping)
+        return self._last
+
+    def end(self):
+        """Stop the last loop, and have it leave nothing unaccounted for."""
+        self.stopping.set()
+        self._last.run()
 
     def run(self, *, turns=2_000):
         """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""

@@ -77,9 +77,9 @@ def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sen
     for _ in range(20):
         if loop._rights.may_go_on():
             loop.turn()
-    assert loop._term.ended is TermEnd.FENCED
+    assert runs.term.ended is TermEnd.FENCED
     assert runs.kafka.ids == []
-    loop._end()
+    runs.end()
     assert loop.abandoned == sent
 
 
@@ -90,10 +90,10 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     runs.delivery.is_exactly_once, runs.delivery.refused, runs.delivery.leaves_behind = False, {3: "never"}, True
     loop = runs.loop()
     loop.turn()
-    loop._end()
-    assert loop._term.ended is TermEnd.FENCED
+    runs.end()
+    assert runs.term.ended is TermEnd.FENCED
     assert loop.holds_off
-    assert loop._term.abandoned
+    assert runs.term.abandoned
 
 
 @pytest.mark.parametrize("status", LeadershipStatus)
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_su
     assert runs.kafka.ids == []
     said[:0] = [status]
     loop.turn()
-    assert loop._term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
+    assert runs.term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
     assert runs.kafka.ids == ([] if status is LeadershipStatus.FENCED else [1])
 
 
@@ -134,7 +134,7 @@ def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeyp
     loop, send, sent = runs.loop(), runs.delivery.send, []
 
     def end():
-        loop._term.end(TermEnd.REVOKED) if how == "revoked" else loop._stopping.set()
+        runs.term.end(TermEnd.REVOKED) if how == "revoked" else runs.stopping.set()
 
     def send_and_end(rows, may_send):
         refused = send(rows, may_send)
@@ -145,12 +145,12 @@ def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeyp
     if slices:
         runs.delivery.send = send_and_end
     else:
-        read = loop._ports.source.read
-        monkeypatch.setattr(loop._ports.source, "read", lambda limit: (read(limit), end())[0])
+        read = runs.ports.source.read
+        monkeypatch.setattr(runs.ports.source, "read", lambda limit: (read(limit), end())[0])
     loop.run()
     assert len(sent) == runs.delivered == 2 * slices
     assert loop.abandoned == 0
-    assert not loop._term.abandoned
+    assert not runs.term.abandoned
     assert runs.kafka.ids == [1, 2][: 2 * slices]
     runs.delivery.send = send
     runs.run()
@@ -174,7 +174,7 @@ def test_a_record_that_was_refused_alone_is_not_in_doubt():
     runs.kafka.poison = {1: "too large"}
     loop = runs.run()
     assert runs.places.states == {1: "too large"}
-    loop._end()
+    runs.end()
     assert loop.abandoned == 0
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from support.batches import BatchRuns
+from support.clock import Clock
 from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
@@ -44,19 +45,11 @@ def test_each_limit_has_a_test_that_it_matters_or_is_named_as_one_without_effect
     assert Limits(io_error_backoff_seconds=1).without_effect == []
 
 
-class Clock:
-    """A clock that goes on only while somebody waits."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
+    """A clock that goes on only while somebody waits."""
     made = Clock()
+    made.now = 0.0
     for module in (clock_module, batch_module, terms, mark_batches):
         monkeypatch.setattr(module, "boot_seconds", made)
     return made
@@ -149,7 +142,7 @@ def seconds_until_given_up(clock, **limits):
     loop = runs.loop()
 
     def never(_checkpoint, may_send, /):
-        loop._term.end(TermEnd.REVOKED)
+        runs.term.end(TermEnd.REVOKED)
         began = clock.now
         while may_send():
             clock.now += 0.125
@@ -186,7 +179,7 @@ def test_a_batch_that_lands_after_the_end_counts_if_the_term_was_revoked(how):
     loop, commit = runs.loop(), runs.delivery.commit
 
     def late(checkpoint, may_send, /):
-        loop._term.end(how)
+        runs.term.end(how)
         return commit(checkpoint, may_send) if may_send() else BatchFailed(reason="the term is over")
 
     runs.delivery.commit = late
@@ -198,8 +191,8 @@ def test_a_batch_that_lands_after_the_end_counts_if_the_term_was_revoked(how):
 def test_a_revoked_term_whose_lease_has_run_out_waits_no_longer(clock):
     runs = BatchRuns()
     loop = runs.loop()
-    loop._term._clock, loop._term._lease_until = clock, 1.0
-    loop._term.end(TermEnd.REVOKED)
+    runs.term._clock, runs.term._lease_until = clock, 1.0
+    runs.term.end(TermEnd.REVOKED)
     assert loop._rights.may_finish()
     clock.now = 1.0
     assert not loop._rights.may_finish(), "another may lead by now"
