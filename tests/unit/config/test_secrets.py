@@ -208,26 +208,20 @@ def test_no_error_of_a_file_that_is_not_text_shows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "text"),
+    "variables",
     [
-        ("HARVEST_BASE_KAFKA_CONFIG", f'{{"sasl.password": "{CANARY}"'),
-        ("HARVEST_BASE_KAFKA_CONFIG", f'["{CANARY}"]'),
-        ("HARVEST_BASE_KAFKA_CONFIG", f'{{"sasl.password": ["{CANARY}"]}}'),
-        ("HARVEST_DSN", f"password={CANARY} x"),
-        ("HARVEST_LIMITS__SEND_BUFFER", CANARY),
-        ("HARVEST_LIMITS__QUEUE_TIMEOUT_SECONDS", CANARY),
+        {"HARVEST_BASE_KAFKA_CONFIG": f'{{"sasl.password": "{CANARY}"'},
+        {"HARVEST_BASE_KAFKA_CONFIG": f'["{CANARY}"]'},
+        {"HARVEST_BASE_KAFKA_CONFIG": f'{{"sasl.password": ["{CANARY}"]}}'},
+        {"HARVEST_DSN": f"password={CANARY} x"},
+        {"HARVEST_LIMITS__SEND_BUFFER": CANARY},
+        {"HARVEST_LIMITS__QUEUE_TIMEOUT_SECONDS": CANARY},
+        {"HARVEST_DSN": f"password={CANARY}", "HARVEST_DATA_SOURCE": f"password={CANARY}2"},
     ],
 )
-def test_no_error_of_a_variable_shows_it(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, text)
-    with pytest.raises(ConfigError) as caught:
-        HarvestConfig(leader_group_id="g")
-    assert_silent(caught.value)
-
-
-def test_no_error_of_two_variables_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARVEST_DSN", f"password={CANARY}")
-    monkeypatch.setenv("HARVEST_DATA_SOURCE", f"password={CANARY}2")
+def test_no_error_of_variables_shows_them(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
     with pytest.raises(ConfigError) as caught:
         HarvestConfig(leader_group_id="g")
     assert_silent(caught.value)

@@ -54,17 +54,26 @@ def delivery_with(producer, expiry_seconds):
     return made
 
 
-@pytest.mark.parametrize("fills", [False, True])
-def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, fills):
+EACH_BEFORE_ITS_CHECK = [1_001_000 + 1_000 * number for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("fills", "expiry_seconds", "timestamps"),
+    [
+        (False, 9, EACH_BEFORE_ITS_CHECK),
+        (True, 9, EACH_BEFORE_ITS_CHECK),
+        (False, None, [1_000_000] * 5),  # the time before the check of its slice
+    ],
+)
+def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, fills, expiry_seconds, timestamps):
     producer = FakeProducer(fills=fills)
-    delivery = delivery_with(producer, expiry_seconds=9)
 
     def check():
         now[0] += 1  # as if the process had been frozen
         return True
 
-    delivery.send(ROWS, check)
-    assert producer.timestamps == [1_001_000 + 1_000 * number for number in range(5)]
+    delivery_with(producer, expiry_seconds=expiry_seconds).send(ROWS, check)
+    assert producer.timestamps == timestamps
 
 
 def test_no_record_follows_the_end_of_the_term(now):
@@ -87,14 +96,3 @@ def test_an_answer_holds_for_the_records_of_the_next_milliseconds(now):
     delivery = delivery_with(producer, expiry_seconds=9)
     delivery.send(ROWS, lambda: asked.append(1) or True)
     assert (len(producer.timestamps), len(asked)) == (5, 1)
-
-
-def test_what_never_expires_has_the_time_before_the_check_of_its_slice(now):
-    producer = FakeProducer()
-
-    def check():
-        now[0] += 1  # as if the process had been frozen
-        return True
-
-    delivery_with(producer, expiry_seconds=None).send(ROWS, check)
-    assert producer.timestamps == [1_000_000] * 5

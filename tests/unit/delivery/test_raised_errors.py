@@ -55,36 +55,34 @@ def delivery(producer):
     return made
 
 
+def outcome(error):
+    """Return the outcome of a batch while a client raises an error."""
+    producer = Raising(error)
+    made = delivery(producer)
+    made.send([row(1, "k")], lambda: True)
+    found = made.commit(START, lambda: True)
+    made.abandon()
+    assert producer.closed
+    return found
+
+
 @pytest.mark.parametrize(
     "error", [KafkaException(FATAL), in_a_callback(KafkaException(FATAL))], ids=["raised", "in_a_callback"]
 )
 def test_a_fatal_error_fails_the_batch(error):
-    producer = Raising(error)
-    made = delivery(producer)
-    made.send([row(1, "k")], lambda: True)
-    assert made.commit(START, lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
-    made.abandon()
-    assert producer.closed
+    assert outcome(error) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
 
 
 def test_a_fatal_error_that_the_client_has_lost_fails_the_batch():
-    producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
-    made = delivery(producer)
-    made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(START, lambda: True), BatchFailed)
-    made.abandon()
-    assert producer.closed
+    error = SystemError("<built-in method flush> returned NULL without setting an exception")
+    assert isinstance(outcome(error), BatchFailed)
 
 
 def test_so_does_one_that_python_has_forgotten():
     """Amid the reports it says that there is no method, where there is one."""
-    producer = Raising(None)
-    made = delivery(producer)
-    producer._error = AttributeError("'AtLeastOnce' object has no attribute 'commit'", name="commit", obj=made)
-    made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(START, lambda: True), BatchFailed)
-    made.abandon()
-    assert producer.closed
+    made = delivery(Raising(None))
+    error = AttributeError("'AtLeastOnce' object has no attribute 'commit'", name="commit", obj=made)
+    assert isinstance(outcome(error), BatchFailed)
 
 
 @pytest.mark.parametrize("error", [in_a_callback(None), AttributeError("no such", name="no_such", obj=object())])
