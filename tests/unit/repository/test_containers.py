@@ -200,27 +200,6 @@ def test_the_files_hold_only_what_their_tools_know(name, schema):
     assert complaints(schema, content(name)) == []
 
 
-def test_a_misspelt_key_is_found(compose):
-    wrong = json.loads(json.dumps(compose))
-    wrong["services"]["kafka"]["enviroment"] = {}
-    assert complaints(COMPOSE, wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "schema"), [("helm/values-dagster.yaml", DAGSTER_CHART), ("helm/values-airflow.yaml", AIRFLOW_CHART)]
-)
-@pytest.mark.parametrize(
-    "left_out", ["resources", "limits", "runAsNonRoot", "capabilities", "allowPrivilegeEscalation"]
-)
-def test_values_without_limits_or_a_security_context_are_found(name, schema, left_out):
-    def without(value):
-        if isinstance(value, dict):
-            return {key: without(each) for key, each in value.items() if key != left_out}
-        return [without(each) for each in value] if isinstance(value, list) else value
-
-    assert complaints(schema, without(content(name)))
-
-
 def test_what_is_named_is_there(compose):
     services = compose["services"]
     for service in services.values():
