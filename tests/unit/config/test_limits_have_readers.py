@@ -200,12 +200,17 @@ def test_a_revoked_term_whose_lease_has_run_out_waits_no_longer(clock):
 
 @pytest.mark.parametrize(("drain_interval", "expected"), [("2s", 6.0), ("20s", 40.0)])
 def test_a_rebalance_waits_longer_than_the_drain_interval_and_the_delivery_timeout(drain_interval, expected):
-    assert elected(drainInterval=drain_interval)._settings.quiesce_timeout_seconds == expected
+    assert chosen(drainInterval=drain_interval).quiesce_timeout_seconds == expected
 
 
 def elected(**limits):
     config = HarvestConfig(leader_group_id="g", leadership="neli", session_timeout_seconds=30, limits=limits)
     return make_leadership(config)
+
+
+def chosen(**limits):
+    """Return the settings of an election."""
+    return elected(**limits)._settings
 
 
 @shows("heartbeat_timeout_seconds")
@@ -230,15 +235,15 @@ def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(
 @shows("min_poll_interval_seconds")
 @pytest.mark.parametrize("seconds", [0.05, 1.0])
 def test_the_leader_topic_is_polled_by_the_min_poll_interval(seconds):
-    neli = elected(minPollInterval=f"{seconds}s")
-    assert neli._settings.min_poll_interval_seconds == seconds
-    assert neli._settings.heartbeat_interval_seconds == max(seconds, 0.5), "heartbeats come no more often"
+    settings = chosen(minPollInterval=f"{seconds}s")
+    assert settings.min_poll_interval_seconds == seconds
+    assert settings.heartbeat_interval_seconds == max(seconds, 0.5), "heartbeats come no more often"
 
 
 @shows("poll_duration_seconds")
 @pytest.mark.parametrize("seconds", [0.001, 0.25])
 def test_a_poll_of_the_leader_topic_waits_for_the_poll_duration(seconds):
-    assert elected(pollDuration=f"{seconds}s")._settings.poll_duration_seconds == seconds
+    assert chosen(pollDuration=f"{seconds}s").poll_duration_seconds == seconds
 
 
 @shows("min_metrics_interval_seconds")
