@@ -1,67 +1,38 @@
 """The state of a loop when its term ends."""
 
-import threading
-from types import SimpleNamespace
-from uuid import uuid4
-
 import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.batching import batch as batch_module
-from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.consequence import Restart, raise_consequence
-from harvest_lib.batching.loop import BatchLoop
-from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.checkpoints.table import LeadershipStatus
-from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
+from harvest_lib.delivery import BatchFailed
 from harvest_lib.errors import CheckpointError, RecordError
-from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.leadership import TermEnd
 
 pytestmark = pytest.mark.quick
 
 
-def loop_of(term):
-    def nothing(*_):
-        return
-
-    ports = SimpleNamespace(
-        source=SimpleNamespace(close=nothing),
-        delivery=SimpleNamespace(abandon=Abandoned, settle=lambda _: BatchCommitted()),
-        store=SimpleNamespace(close=nothing, kept_in="postgres"),
-        is_exactly_once=False,
-        observers=BatchObservers(),
-        limits=SimpleNamespace(io_error_backoff_seconds=0, drain_interval_seconds=0),
-        parking=SimpleNamespace(is_empty=True, is_stale=False, lowest=None, is_full=False),
-        troubles=SimpleNamespace(paused=frozenset()),
-        one_per_key=True,
-        producers_are_outdated=lambda: False,
-        size=BatchSize(),
-        emit=nothing,
-        delivered=nothing,
-    )
-    return BatchLoop(term, ports, threading.Event())
-
-
 def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
-    term = Term(uuid4())
-    loop = loop_of(term)
+    runs = BatchRuns(one_per_key=True)
+    runs.delivery.is_exactly_once = False
+    loop = runs.loop()
     loop._batch.in_flight = 500
-    term.end(TermEnd.FENCED)
+    runs.term.end(TermEnd.FENCED)
     with pytest.raises(Restart) as raised:
-        raise_consequence(BatchFailed(reason="not acknowledged in time"), loop._batch, loop._ports, loop._ports.size)
+        raise_consequence(BatchFailed(reason="not acknowledged in time"), loop._batch, runs.ports, runs.ports.size)
     loop._restart(raised.value)
-    loop._end()
+    runs.end()
     assert loop.holds_off
-    assert term.abandoned
+    assert runs.term.abandoned
 
 
 def test_it_is_not_idle_for_a_look_that_was_not_made():
-    term = Term(uuid4())
-    loop = loop_of(term)
-    loop._is_open = True
-    loop._checkpoints._check_at = loop._checkpoints._save_at = float("inf")
-    term.end(TermEnd.FENCED)
+    runs = BatchRuns()
+    loop = runs.run()
+    assert loop.idle
+    runs.term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle
 
