@@ -5,6 +5,7 @@ import uuid
 from collections import Counter
 
 from support.paged import FakePagedTable
+from support.rows import row
 
 from harvest_lib.batching.loop import BatchLoop
 from harvest_lib.batching.observers import BatchObservers
@@ -54,10 +55,10 @@ class FakeBatchDelivery:
         return BatchCommitted()
 
     def send(self, rows, may_send):  # noqa: ARG002 - takes no time
-        for row in rows:
-            if row[0] in self.refused:
-                return {row[0]: self.refused[row[0]]}
-            self._batch.append(row)
+        for each in rows:
+            if each[0] in self.refused:
+                return {each[0]: self.refused[each[0]]}
+            self._batch.append(each)
         return {}
 
     def commit(self, checkpoint, may_send, /):  # noqa: ARG002 - as above
@@ -203,8 +204,16 @@ class FakeTopics:
         pass
 
 
+def look_again(loop):
+    """Have a loop look for retry requests in its next turn."""
+    loop._batch.redelivery._look_at = 0.0
+
+
 class BatchRuns:
-    """Loops on fakes, one after the other, each of which runs in this thread until it is idle or `until` says so."""
+    """Loops on fakes, one after the other, each of which runs in this thread until it is idle.
+
+    `term`, `ports` and `stopping` are those of the last loop.
+    """
 
     def __init__(self, *, policy="hold_key", one_per_key=False, limits=None):
         self.table, self.kafka, self.places, self.topics = FakePagedTable(), FakeKafka(), FakePlaces(), FakeTopics()
@@ -215,7 +224,8 @@ class BatchRuns:
         self.observers, self.delivered = [], 0
 
     def loop(self):
-        ports = BatchPorts(
+        self.term, self.stopping = Term(uuid.uuid4()), threading.Event()
+        self.ports = BatchPorts(
             source=self.table.source(),
             delivery=self.delivery,
             store=self.store,
@@ -228,7 +238,13 @@ class BatchRuns:
             emit=lambda _: None,
             delivered=self._count,
         )
-        return BatchLoop(Term(uuid.uuid4()), ports, threading.Event())
+        self._last = BatchLoop(self.term, self.ports, self.stopping)
+        return self._last
+
+    def end(self):
+        """Stop the last loop, and have it leave nothing unaccounted for."""
+        self.stopping.set()
+        self._last.run()
 
     def run(self, *, turns=2_000):
         """Harvest until there is nothing to do; return the loop, which may be asked for more turns."""
@@ -241,3 +257,30 @@ class BatchRuns:
 
     def _count(self, records):
         self.delivered += records
+
+
+def fill(runs, number, *, keys=50):
+    """Insert records from 1 on, of some keys in turn."""
+    runs.table.insert(*[row(n, f"k{n % keys}") for n in range(1, number + 1)])
+
+
+def filled(number, *, keys=50, **settings):
+    """Return a bench with records as of `fill`."""
+    runs = BatchRuns(**settings)
+    fill(runs, number, keys=keys)
+    return runs
+
+
+def steps_back(log):
+    """Return how many records of a log went behind a later one of their key."""
+    last, count = {}, 0
+    for record_id, _, key, *_ in log:
+        count += record_id < last.get(key, 0)
+        last[key] = record_id
+    return count
+
+
+def assert_in_order(runs, last):
+    """Assert that all records up to the last went once, those of a key in order."""
+    assert sorted(runs.kafka.ids) == list(range(1, last + 1))
+    assert steps_back(runs.kafka.log) == 0

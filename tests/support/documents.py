@@ -1,7 +1,7 @@
-"""Configurations for the command line: right ones made from the model's own fields, and what can be wrong with one."""
+"""Configurations for the command line: right ones made from the model's own fields, and all that is wrong in one."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -42,6 +42,8 @@ _COLUMN = st.one_of(
     st.fixed_dictionaries({"value": st.sampled_from(["orders", "", "%s", "'; DROP TABLE x"])}),
 )
 
+NO_SETTING = [CANARY, [CANARY], {"a": CANARY}, None, 1]
+NO_LIMIT = ["x", "-1", "nan", "inf", "1e999", "-1s", "[]", CANARY, "ü"]
 NO_TRUTH = ["perhaps", 2, 1.5, [True], {"a": 1}]
 NO_NUMBER = [-1, 1.5, True, "many", [1], {"a": 1}, "0x", 10**30 + 0.5]
 NO_TIME = ["-1s", "5", "5 s", "soon", "1s1", True, [1], {"a": 1}, 7, 0.5, "999999999h", "1e3s", "٣s"]
@@ -112,11 +114,10 @@ FORMS = [
 
 @dataclass
 class Document:
-    """A configuration as a person gives it, and what has to be named in the answer if it is refused for certain."""
+    """A configuration as a person gives it."""
 
     values: dict = field(default_factory=dict)
     variables: dict = field(default_factory=dict)
-    named: list = field(default_factory=list)
     nested: bool = True
     replaced: dict = field(default_factory=dict)
 
@@ -206,6 +207,11 @@ def right(draw):
     return Document(values, nested=draw(st.booleans()))
 
 
+def _least():
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": CANARY}
+    return Document({"leaderGroupID": _GROUP, "dataSource": f"{NOWHERE} password={CANARY}", "baseKafkaConfig": kafka})
+
+
 def _put(document, path, value):
     *above, last = path
     place = document.values
@@ -216,55 +222,22 @@ def _put(document, path, value):
     place[last] = value
 
 
-def _variable(limit):
-    """Return the environment variable of a limit that is given by its name in a file."""
-    (name,) = (name for name in Limits.model_fields if goharvest_name(name) == limit)
-    return f"HARVEST_LIMITS__{name.upper()}"
-
-
-def _spoil(draw, document):
-    """Put in one thing that has to be refused, and note what has to be named."""
-    kind = draw(st.sampled_from(["value", "value", "value", "unknown", "kafka", "column", "variable"]))
-    path, wrong = draw(st.sampled_from(_FIELDS))
-    if kind == "value":
-        if len(path) == 2 and path[0] == "limits" and _variable(path[1]) in document.variables:
-            return  # of two faults of one field under two names, either may be named
-        _put(document, path, draw(st.sampled_from(wrong)))
-    elif kind == "unknown":
-        path = (*path[:-1], draw(st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1)) + "?")
-        _put(document, path, draw(st.sampled_from([CANARY, [CANARY], {"a": CANARY}, None, 1])))
-    elif kind == "kafka":
-        name, value = draw(st.sampled_from(NO_KAFKA))
-        path = (draw(st.sampled_from(["baseKafkaConfig", "producerKafkaConfig"])), name)
+def wrong():
+    """Yield documents with one thing that has to be refused, and what has to be named then."""
+    faults = [(path, value) for path, values in _FIELDS for value in values]
+    faults += [((*path, "strange?"), value) for path in ((), ("limits",)) for value in NO_SETTING]
+    faults += [
+        ((mapping, name), value) for mapping in ("baseKafkaConfig", "producerKafkaConfig") for name, value in NO_KAFKA
+    ]
+    faults += [(("columns", name), value) for name, value in NO_COLUMNS]
+    for path, value in faults:
+        document = _least()
         _put(document, path, value)
-    elif kind == "column":
-        name, value = draw(st.sampled_from(NO_COLUMNS))
-        path = ("columns", name)
-        _put(document, path, value)
-    else:
-        name = draw(st.sampled_from([goharvest_name(name) for name in Limits.model_fields]))
-        text = draw(st.sampled_from(["x", "-1", "nan", "inf", "1e999", "-1s", "[]", CANARY, "ü"]))
-        if f"limits.{name}" in document.named:
-            return  # as above
-        path = (_variable(name),)
-        document.variables[path[0]] = text
-    document.named.append(path[-1] if path[0] in ("baseKafkaConfig", "producerKafkaConfig") else ".".join(path))
-
-
-_MAPPINGS = ("baseKafkaConfig", "producerKafkaConfig", "limits", "columns")
-
-
-@st.composite
-def spoiled(draw):
-    """Make a document with one to three things in it that have to be refused."""
-    document = draw(right())
-    for _ in range(draw(st.integers(1, 3))):
-        _spoil(draw, document)
-    # A value replaced by a later fault cannot be named; and where a mapping is none, nothing else is looked at.
-    mappings = {name: value for name, value in document.values.items() if name in _MAPPINGS}
-    no_mappings = [name for name, value in mappings.items() if not isinstance(value, dict)]
-    document.named = no_mappings[:1] or [document.named[-1]]
-    return document
+        yield document, path[-1] if path[0].endswith("KafkaConfig") else ".".join(path)
+    for name in Limits.model_fields:
+        for text in NO_LIMIT:
+            variable = f"HARVEST_LIMITS__{name.upper()}"
+            yield replace(_least(), variables={variable: text}), variable
 
 
 @st.composite

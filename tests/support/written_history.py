@@ -3,6 +3,7 @@
 `a1!` is another event with the same key and seq.
 """
 
+from infra.chaos.checker import Promise
 from infra.chaos.history.events import (
     Acknowledge,
     Assign,
@@ -26,6 +27,11 @@ from infra.chaos.history.events import (
 TOPIC = "orders"
 LEADER = "leader-1"
 OTHER = "leader-2"
+
+BARRIER = Promise(delivery="at_least_once")
+PIPELINED = Promise(delivery="at_least_once", barrier=False)
+TRANSACTIONAL = Promise(delivery="transactional")
+PROMISES = (BARRIER, PIPELINED, TRANSACTIONAL)
 
 
 def ids(name):

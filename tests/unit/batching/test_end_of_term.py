@@ -1,67 +1,38 @@
 """The state of a loop when its term ends."""
 
-import threading
-from types import SimpleNamespace
-from uuid import uuid4
-
 import pytest
 from support.batches import BatchRuns
 from support.rows import row
 
 from harvest_lib.batching import batch as batch_module
-from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.batching.consequence import Restart, raise_consequence
-from harvest_lib.batching.loop import BatchLoop
-from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.checkpoints.table import LeadershipStatus
-from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
+from harvest_lib.delivery import BatchFailed
 from harvest_lib.errors import CheckpointError, RecordError
-from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.leadership import TermEnd
 
 pytestmark = pytest.mark.quick
 
 
-def loop_of(term):
-    def nothing(*_):
-        return
-
-    ports = SimpleNamespace(
-        source=SimpleNamespace(close=nothing),
-        delivery=SimpleNamespace(abandon=Abandoned, settle=lambda _: BatchCommitted()),
-        store=SimpleNamespace(close=nothing, kept_in="postgres"),
-        is_exactly_once=False,
-        observers=BatchObservers(),
-        limits=SimpleNamespace(io_error_backoff_seconds=0, drain_interval_seconds=0),
-        parking=SimpleNamespace(is_empty=True, is_stale=False, lowest=None, is_full=False),
-        troubles=SimpleNamespace(paused=frozenset()),
-        one_per_key=True,
-        producers_are_outdated=lambda: False,
-        size=BatchSize(),
-        emit=nothing,
-        delivered=nothing,
-    )
-    return BatchLoop(term, ports, threading.Event())
-
-
 def test_a_batch_that_failed_just_before_the_end_may_still_arrive():
-    term = Term(uuid4())
-    loop = loop_of(term)
+    runs = BatchRuns(one_per_key=True)
+    runs.delivery.is_exactly_once = False
+    loop = runs.loop()
     loop._batch.in_flight = 500
-    term.end(TermEnd.FENCED)
+    runs.term.end(TermEnd.FENCED)
     with pytest.raises(Restart) as raised:
-        raise_consequence(BatchFailed(reason="not acknowledged in time"), loop._batch, loop._ports, loop._ports.size)
+        raise_consequence(BatchFailed(reason="not acknowledged in time"), loop._batch, runs.ports, runs.ports.size)
     loop._restart(raised.value)
-    loop._end()
+    runs.end()
     assert loop.holds_off
-    assert term.abandoned
+    assert runs.term.abandoned
 
 
 def test_it_is_not_idle_for_a_look_that_was_not_made():
-    term = Term(uuid4())
-    loop = loop_of(term)
-    loop._is_open = True
-    loop._checkpoints._check_at = loop._checkpoints._save_at = float("inf")
-    term.end(TermEnd.FENCED)
+    runs = BatchRuns()
+    loop = runs.run()
+    assert loop.idle
+    runs.term.end(TermEnd.FENCED)
     loop.turn()
     assert not loop.idle
 
@@ -77,9 +48,9 @@ def test_nothing_is_sent_again_while_something_may_still_arrive(one_per_key, sen
     for _ in range(20):
         if loop._rights.may_go_on():
             loop.turn()
-    assert loop._term.ended is TermEnd.FENCED
+    assert runs.term.ended is TermEnd.FENCED
     assert runs.kafka.ids == []
-    loop._end()
+    runs.end()
     assert loop.abandoned == sent
 
 
@@ -90,10 +61,10 @@ def test_what_went_before_a_record_that_the_client_refused_may_still_arrive():
     runs.delivery.is_exactly_once, runs.delivery.refused, runs.delivery.leaves_behind = False, {3: "never"}, True
     loop = runs.loop()
     loop.turn()
-    loop._end()
-    assert loop._term.ended is TermEnd.FENCED
+    runs.end()
+    assert runs.term.ended is TermEnd.FENCED
     assert loop.holds_off
-    assert loop._term.abandoned
+    assert runs.term.abandoned
 
 
 @pytest.mark.parametrize("status", LeadershipStatus)
@@ -120,7 +91,7 @@ def test_a_checkpoint_that_does_not_fit_is_no_error_once_another_leads_or_the_su
     assert runs.kafka.ids == []
     said[:0] = [status]
     loop.turn()
-    assert loop._term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
+    assert runs.term.ended is (TermEnd.FENCED if status is LeadershipStatus.FENCED else None)
     assert runs.kafka.ids == ([] if status is LeadershipStatus.FENCED else [1])
 
 
@@ -134,7 +105,7 @@ def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeyp
     loop, send, sent = runs.loop(), runs.delivery.send, []
 
     def end():
-        loop._term.end(TermEnd.REVOKED) if how == "revoked" else loop._stopping.set()
+        runs.term.end(TermEnd.REVOKED) if how == "revoked" else runs.stopping.set()
 
     def send_and_end(rows, may_send):
         refused = send(rows, may_send)
@@ -145,12 +116,12 @@ def test_a_term_that_ends_as_a_page_is_handed_over_commits_what_has_gone(monkeyp
     if slices:
         runs.delivery.send = send_and_end
     else:
-        read = loop._ports.source.read
-        monkeypatch.setattr(loop._ports.source, "read", lambda limit: (read(limit), end())[0])
+        read = runs.ports.source.read
+        monkeypatch.setattr(runs.ports.source, "read", lambda limit: (read(limit), end())[0])
     loop.run()
     assert len(sent) == runs.delivered == 2 * slices
     assert loop.abandoned == 0
-    assert not loop._term.abandoned
+    assert not runs.term.abandoned
     assert runs.kafka.ids == [1, 2][: 2 * slices]
     runs.delivery.send = send
     runs.run()
@@ -174,7 +145,7 @@ def test_a_record_that_was_refused_alone_is_not_in_doubt():
     runs.kafka.poison = {1: "too large"}
     loop = runs.run()
     assert runs.places.states == {1: "too large"}
-    loop._end()
+    runs.end()
     assert loop.abandoned == 0
 
 

@@ -84,7 +84,7 @@ def test_what_a_stop_left_unsent_is_not_lost_when_others_of_the_batch_fail(monke
     loop, send = runs.loop(), runs.delivery.send
 
     def send_and_stop(rows, may_send):
-        loop._stopping.set()
+        runs.stopping.set()
         return send(rows, may_send)
 
     runs.delivery.send = send_and_stop

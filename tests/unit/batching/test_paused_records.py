@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batches import BatchRuns, FakeTopics
+from support.batches import BatchRuns, FakeTopics, look_again
 from support.rows import row
 
 from harvest_lib.batching.key_barrier import KeyBarrier
@@ -98,13 +98,15 @@ def test_a_probe_that_fails_fails_alone(one_per_key):
 @both
 def test_the_next_leader_has_what_waits(one_per_key):
     runs = two_topics(one_per_key)
-    turned(runs)._end()
+    turned(runs)
+    runs.end()
     deferred = runs.kafka.checkpoint.position["deferred"]
     assert sorted([*deferred, *runs.kafka.ids]) == list(range(1, 41))
     assert runs.kafka.checkpoint.retention_hold == min(deferred)
     runs.kafka.away.clear()
     runs.topics.paused = frozenset()
-    runs.run()._end()
+    runs.run()
+    runs.end()
     assert sorted(runs.kafka.ids) == list(range(1, 41))
     assert goes_back(runs.kafka.log, by_topic=not one_per_key) == []
 
@@ -134,7 +136,7 @@ def test_a_retried_record_waits_for_its_topic(one_per_key):
     runs.kafka.away["away"] = "no leader"
     runs.topics.blame("away", "no leader")
     runs.places.retry(1, 2)
-    loop._batch.redelivery._look_at = 0.0
+    look_again(loop)
     for _ in range(_TURNS):
         loop.turn()
     assert runs.kafka.ids == [3, 2]

@@ -57,15 +57,14 @@ def test_a_table_that_is_only_hidden_is_waited_for(runs, caplog):
         except OutboxTableError as error:
             raise DatabaseAccessDenied("hidden", evidence="no USAGE", next_step="GRANT") from error
 
-    loop._ports.store.lead = raises_once(runs.store.lead, gone)
-    loop._ports = replace(loop._ports, translate_errors=sight)
+    runs.store.lead = raises_once(runs.store.lead, gone)
+    loop._ports = replace(runs.ports, translate_errors=sight)
     run(loop)
     assert runs.kafka.ids == [1]
     assert said(caplog) == ["database_access_denied"]
 
 
 def test_a_table_that_is_gone_is_not(runs):
-    loop = runs.loop()
-    loop._ports.store.lead = raises_once(runs.store.lead, OutboxTableError("not there", next_step="init"))
+    runs.store.lead = raises_once(runs.store.lead, OutboxTableError("not there", next_step="init"))
     with pytest.raises(OutboxTableError):
-        run(loop)
+        run(runs.loop())

@@ -1,16 +1,11 @@
 """Each anomaly in the smallest history that has it, and in one that lacks it by a hair."""
 
 import pytest
-from support.written_history import LEADER, OTHER, Pen
+from support.written_history import BARRIER, LEADER, OTHER, PIPELINED, PROMISES, TRANSACTIONAL, Pen
 
-from infra.chaos.checker import ANOMALIES, Promise, check
+from infra.chaos.checker import ANOMALIES, check
 
 pytestmark = pytest.mark.quick
-
-BARRIER = Promise(delivery="at_least_once")
-PIPELINED = Promise(delivery="at_least_once", barrier=False)
-TRANSACTIONAL = Promise(delivery="transactional")
-PROMISES = (BARRIER, PIPELINED, TRANSACTIONAL)
 
 
 def found(pen, promise):

@@ -3,17 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from support.written_history import LEADER, OTHER, Pen
+from support.written_history import BARRIER, LEADER, OTHER, PIPELINED, PROMISES, TRANSACTIONAL, Pen
 
-from infra.chaos.checker import Promise, check
+from infra.chaos.checker import check
 from infra.chaos.history.events import Poll, Write
 
 pytestmark = pytest.mark.quick
 
-BARRIER = Promise(delivery="at_least_once")
-PIPELINED = Promise(delivery="at_least_once", barrier=False)
-TRANSACTIONAL = Promise(delivery="transactional")
-PROMISES = (BARRIER, PIPELINED, TRANSACTIONAL)
 THIRD = "leader-3"
 
 

@@ -1,15 +1,10 @@
 """Topics that are deleted and recreated: the records that may be missing then, and that no others may."""
 
 import pytest
-from support.written_history import OTHER, Pen
+from support.written_history import OTHER, PROMISES, Pen
 
-from infra.chaos.checker import Promise, check
+from infra.chaos.checker import check
 from infra.chaos.history.lines import from_line, to_line
-
-BARRIER = Promise(delivery="at_least_once")
-PIPELINED = Promise(delivery="at_least_once", barrier=False)
-TRANSACTIONAL = Promise(delivery="transactional")
-PROMISES = (BARRIER, PIPELINED, TRANSACTIONAL)
 
 pytestmark = [pytest.mark.quick, pytest.mark.parametrize("promise", PROMISES)]
 

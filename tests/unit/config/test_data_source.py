@@ -1,6 +1,7 @@
 """Data sources by lib/pq's rules, and the one rule that is ours."""
 
 import pickle
+import traceback
 
 import psycopg
 import pytest
@@ -95,9 +96,9 @@ def test_it_is_read(text: str, expected: dict[str, str]) -> None:
         ("password=hunter2\\", "ends with a backslash"),
         ("pasword=hunter2", "did you mean `password`"),
         ("hunter2!=x", "neither a connection keyword nor"),
-        ("sslinline=true", "sslinline"),
+        ("sslinline=true sslkey=hunter2", "sslinline"),
         ("krbspn=x", "krbspn"),
-        ("user=bob\0", "NUL"),
+        ("user=bob password=hunter2\0", "NUL"),
         ("port=hunter2", "a port that is not a number"),
         ("postgres://bob:hunter2@db:port/shop", "a port that is not a number"),
         ("postgres://bob:hunter2/x@db/shop", "not a URL"),
@@ -106,8 +107,8 @@ def test_it_is_read(text: str, expected: dict[str, str]) -> None:
         ("postgres://bob:s@hunter2/x@db/shop", "not a URL"),
         ("postgres://bob:hunter2@[db/shop", "not a URL"),
         ("postgres://bob:%zzhunter2@db/shop", "not a URL"),
-        ("postgres://db/shop?hunter2", "not a URL"),
-        ("user=\ud800", "lone surrogate"),
+        ("postgres://db/shop?password=hunter2&hunter2", "not a URL"),
+        ("password=hunter2\ud800", "lone surrogate"),
         ("postgres://db/shop?password=hunter2%00", "NUL"),
     ],
 )
@@ -116,7 +117,7 @@ def test_what_cannot_be_read_is_refused_without_repeating_it(text: str, words: s
         DataSource.parse(text)
     assert words in str(refused.value)
     assert refused.value.field == "dataSource"
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value)) + repr(vars(refused.value))
     assert refused.value.__context__ is None
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from support.batches import BatchRuns
+from support.clock import Clock
 from support.fakes import FakeSource, FakeTable
 from support.rows import row
 
@@ -44,19 +45,11 @@ def test_each_limit_has_a_test_that_it_matters_or_is_named_as_one_without_effect
     assert Limits(io_error_backoff_seconds=1).without_effect == []
 
 
-class Clock:
-    """A clock that goes on only while somebody waits."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
+    """A clock that goes on only while somebody waits."""
     made = Clock()
+    made.now = 0.0
     for module in (clock_module, batch_module, terms, mark_batches):
         monkeypatch.setattr(module, "boot_seconds", made)
     return made
@@ -149,7 +142,7 @@ def seconds_until_given_up(clock, **limits):
     loop = runs.loop()
 
     def never(_checkpoint, may_send, /):
-        loop._term.end(TermEnd.REVOKED)
+        runs.term.end(TermEnd.REVOKED)
         began = clock.now
         while may_send():
             clock.now += 0.125
@@ -186,7 +179,7 @@ def test_a_batch_that_lands_after_the_end_counts_if_the_term_was_revoked(how):
     loop, commit = runs.loop(), runs.delivery.commit
 
     def late(checkpoint, may_send, /):
-        loop._term.end(how)
+        runs.term.end(how)
         return commit(checkpoint, may_send) if may_send() else BatchFailed(reason="the term is over")
 
     runs.delivery.commit = late
@@ -198,8 +191,8 @@ def test_a_batch_that_lands_after_the_end_counts_if_the_term_was_revoked(how):
 def test_a_revoked_term_whose_lease_has_run_out_waits_no_longer(clock):
     runs = BatchRuns()
     loop = runs.loop()
-    loop._term._clock, loop._term._lease_until = clock, 1.0
-    loop._term.end(TermEnd.REVOKED)
+    runs.term._clock, runs.term._lease_until = clock, 1.0
+    runs.term.end(TermEnd.REVOKED)
     assert loop._rights.may_finish()
     clock.now = 1.0
     assert not loop._rights.may_finish(), "another may lead by now"
@@ -207,12 +200,17 @@ def test_a_revoked_term_whose_lease_has_run_out_waits_no_longer(clock):
 
 @pytest.mark.parametrize(("drain_interval", "expected"), [("2s", 6.0), ("20s", 40.0)])
 def test_a_rebalance_waits_longer_than_the_drain_interval_and_the_delivery_timeout(drain_interval, expected):
-    assert elected(drainInterval=drain_interval)._settings.quiesce_timeout_seconds == expected
+    assert chosen(drainInterval=drain_interval).quiesce_timeout_seconds == expected
 
 
 def elected(**limits):
     config = HarvestConfig(leader_group_id="g", leadership="neli", session_timeout_seconds=30, limits=limits)
     return make_leadership(config)
+
+
+def chosen(**limits):
+    """Return the settings of an election."""
+    return elected(**limits)._settings
 
 
 @shows("heartbeat_timeout_seconds")
@@ -237,15 +235,15 @@ def test_a_leader_that_has_not_heard_itself_for_the_heartbeat_timeout_is_fenced(
 @shows("min_poll_interval_seconds")
 @pytest.mark.parametrize("seconds", [0.05, 1.0])
 def test_the_leader_topic_is_polled_by_the_min_poll_interval(seconds):
-    neli = elected(minPollInterval=f"{seconds}s")
-    assert neli._settings.min_poll_interval_seconds == seconds
-    assert neli._settings.heartbeat_interval_seconds == max(seconds, 0.5), "heartbeats come no more often"
+    settings = chosen(minPollInterval=f"{seconds}s")
+    assert settings.min_poll_interval_seconds == seconds
+    assert settings.heartbeat_interval_seconds == max(seconds, 0.5), "heartbeats come no more often"
 
 
 @shows("poll_duration_seconds")
 @pytest.mark.parametrize("seconds", [0.001, 0.25])
 def test_a_poll_of_the_leader_topic_waits_for_the_poll_duration(seconds):
-    assert elected(pollDuration=f"{seconds}s")._settings.poll_duration_seconds == seconds
+    assert chosen(pollDuration=f"{seconds}s").poll_duration_seconds == seconds
 
 
 @shows("min_metrics_interval_seconds")

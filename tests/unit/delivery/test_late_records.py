@@ -1,19 +1,18 @@
 """Records in batches that expire: a leader that was frozen as it sent stops, and brokers can see what is old."""
 
-import uuid
-
 import pytest
 from support.batches import START
+from support.idle_producer import IdleProducer, begun
 from support.rows import row
 
-from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, BatchFailed, Topics
+from harvest_lib.delivery import BatchFailed
 
 pytestmark = pytest.mark.quick
 
 ROWS = [row(number, f"k{number}") for number in range(5)]
 
 
-class FakeProducer:
+class FakeProducer(IdleProducer):
     """Keeps what it is given; full every other time if `fills`."""
 
     def __init__(self, *, fills=False):
@@ -25,13 +24,6 @@ class FakeProducer:
             raise BufferError
         self.timestamps.append(timestamp)
 
-    close = lambda self: None  # noqa: E731 - takes nothing, does nothing
-    poll = flush = lambda self, _timeout: 0
-    purge = lambda self, **_: None  # noqa: E731 - as above
-
-    def __len__(self):
-        return 0
-
 
 @pytest.fixture
 def now(monkeypatch):
@@ -42,35 +34,32 @@ def now(monkeypatch):
     return clock
 
 
-def delivery_with(producer, expiry_seconds):
-    settings = BatchDeliverySettings(
-        kafka={},
-        delivery_timeout_seconds=600,
-        expiry_seconds=expiry_seconds,
-        producer_provider=lambda _settings: producer,
-    )
-    made = AtLeastOnce(settings, Topics({}))
-    made.begin(uuid.uuid4(), lambda: True)
-    return made
+EACH_BEFORE_ITS_CHECK = [1_001_000 + 1_000 * number for number in range(5)]
 
 
-@pytest.mark.parametrize("fills", [False, True])
-def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, fills):
+@pytest.mark.parametrize(
+    ("fills", "expiry_seconds", "timestamps"),
+    [
+        (False, 9, EACH_BEFORE_ITS_CHECK),
+        (True, 9, EACH_BEFORE_ITS_CHECK),
+        (False, None, [1_000_000] * 5),  # the time before the check of its slice
+    ],
+)
+def test_a_timestamp_is_older_than_the_check_that_the_record_may_still_go(now, fills, expiry_seconds, timestamps):
     producer = FakeProducer(fills=fills)
-    delivery = delivery_with(producer, expiry_seconds=9)
 
     def check():
         now[0] += 1  # as if the process had been frozen
         return True
 
-    delivery.send(ROWS, check)
-    assert producer.timestamps == [1_001_000 + 1_000 * number for number in range(5)]
+    begun(producer, expiry_seconds=expiry_seconds).send(ROWS, check)
+    assert producer.timestamps == timestamps
 
 
 def test_no_record_follows_the_end_of_the_term(now):
     """Not even of the same page."""
     producer, answers = FakeProducer(), iter([True, True, True, False])
-    delivery = delivery_with(producer, expiry_seconds=9)
+    delivery = begun(producer, expiry_seconds=9)
 
     def check():
         now[0] += 1  # as if the process had been frozen
@@ -84,17 +73,6 @@ def test_no_record_follows_the_end_of_the_term(now):
 def test_an_answer_holds_for_the_records_of_the_next_milliseconds(now):
     del now
     producer, asked = FakeProducer(), []
-    delivery = delivery_with(producer, expiry_seconds=9)
+    delivery = begun(producer, expiry_seconds=9)
     delivery.send(ROWS, lambda: asked.append(1) or True)
     assert (len(producer.timestamps), len(asked)) == (5, 1)
-
-
-def test_what_never_expires_has_the_time_before_the_check_of_its_slice(now):
-    producer = FakeProducer()
-
-    def check():
-        now[0] += 1  # as if the process had been frozen
-        return True
-
-    delivery_with(producer, expiry_seconds=None).send(ROWS, check)
-    assert producer.timestamps == [1_000_000] * 5

@@ -1,13 +1,12 @@
 """An error that a client raises in the middle of serving reports reaches the delivery, in whatever form it comes."""
 
-import uuid
-
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.batches import START
+from support.idle_producer import IdleProducer, begun
 from support.rows import row
 
-from harvest_lib.delivery import AtLeastOnce, BatchDeliverySettings, BatchFailed, Topics
+from harvest_lib.delivery import BatchFailed
 
 pytestmark = pytest.mark.quick
 
@@ -21,18 +20,12 @@ def in_a_callback(cause):
     return error
 
 
-class Raising:
+class Raising(IdleProducer):
     """A producer that raises when it is asked to serve reports."""
 
     def __init__(self, error):
         self._error = error
         self.closed = False
-
-    def produce(self, *_):
-        pass
-
-    def __len__(self):
-        return 0
 
     def poll(self, _timeout):
         raise self._error
@@ -40,55 +33,43 @@ class Raising:
     def flush(self, _timeout):
         raise self._error
 
-    def purge(self, **_):
-        pass
-
     def close(self):
         self.closed = True
         raise self._error
 
 
-def delivery(producer):
-    settings = BatchDeliverySettings(kafka={}, delivery_timeout_seconds=600, producer_provider=lambda _: producer)
-    made = AtLeastOnce(settings, Topics({}))
-    made.begin(uuid.uuid4(), lambda: True)
-    return made
+def outcome(error):
+    """Return the outcome of a batch while a client raises an error."""
+    producer = Raising(error)
+    made = begun(producer)
+    made.send([row(1, "k")], lambda: True)
+    found = made.commit(START, lambda: True)
+    made.abandon()
+    assert producer.closed
+    return found
 
 
 @pytest.mark.parametrize(
     "error", [KafkaException(FATAL), in_a_callback(KafkaException(FATAL))], ids=["raised", "in_a_callback"]
 )
 def test_a_fatal_error_fails_the_batch(error):
-    producer = Raising(error)
-    made = delivery(producer)
-    made.send([row(1, "k")], lambda: True)
-    assert made.commit(START, lambda: True) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
-    made.abandon()
-    assert producer.closed
+    assert outcome(error) == BatchFailed(reason="unable to satisfy gap-less guarantee", unnamed=True)
 
 
 def test_a_fatal_error_that_the_client_has_lost_fails_the_batch():
-    producer = Raising(SystemError("<built-in method flush> returned NULL without setting an exception"))
-    made = delivery(producer)
-    made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(START, lambda: True), BatchFailed)
-    made.abandon()
-    assert producer.closed
+    error = SystemError("<built-in method flush> returned NULL without setting an exception")
+    assert isinstance(outcome(error), BatchFailed)
 
 
 def test_so_does_one_that_python_has_forgotten():
     """Amid the reports it says that there is no method, where there is one."""
-    producer = Raising(None)
-    made = delivery(producer)
-    producer._error = AttributeError("'AtLeastOnce' object has no attribute 'commit'", name="commit", obj=made)
-    made.send([row(1, "k")], lambda: True)
-    assert isinstance(made.commit(START, lambda: True), BatchFailed)
-    made.abandon()
-    assert producer.closed
+    made = begun(Raising(None))
+    error = AttributeError("'AtLeastOnce' object has no attribute 'commit'", name="commit", obj=made)
+    assert isinstance(outcome(error), BatchFailed)
 
 
 @pytest.mark.parametrize("error", [in_a_callback(None), AttributeError("no such", name="no_such", obj=object())])
 def test_another_error_is_not_taken_for_one(error):
-    made = delivery(Raising(error))
+    made = begun(Raising(error))
     with pytest.raises(type(error)):
         made.send([row(1, "k")], lambda: True)

@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 from support.batches import START
+from support.idle_producer import IdleProducer
 from support.rows import row
 
 from harvest_lib.delivery import AtLeastOnce, BatchCommitted, BatchDeliverySettings, BatchFailed, Topics
@@ -28,16 +29,11 @@ class FakeSender:
     note_keys = producer_closed = lambda self: None
 
 
-class FakeProducer:
+class FakeProducer(IdleProducer):
     """Its last record goes while it is asked how many are outstanding."""
 
     def __init__(self, goes):
         self._goes = goes
-
-    produce = lambda self, *_: None  # noqa: E731 - does nothing
-    close = lambda self: None  # noqa: E731
-    poll = flush = lambda self, _timeout: 0
-    purge = lambda self, **_: None  # noqa: E731
 
     def __len__(self):
         self._goes()

@@ -3,9 +3,9 @@
 import copy
 import io
 import json
+import re
 import struct
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 from uuid import UUID
 from xml.etree import ElementTree as ET
@@ -214,20 +214,7 @@ class TestShown:
         assert "$" not in text
 
     def test_page_loads_nothing_from_elsewhere(self, report: dict[str, Any]) -> None:
-        fetched: list[str] = []
-
-        class Page(HTMLParser):
-            def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-                if tag in {"script", "link", "img", "iframe"}:
-                    fetched.append(tag)
-                fetched.extend(
-                    value
-                    for name, value in attributes
-                    if name in {"src", "href", "xlink:href"} and value and value[0] != "#"
-                )
-
-        Page().feed(html(report))
-        assert fetched == []
+        assert re.findall(r"<(?:script|link|img|iframe)\b|\b(?:src|href)=[\"']?[^\"'#]", html(report)) == []
 
     def test_picture_takes_its_ink_from_the_page_and_marks_the_kills(self, report: dict[str, Any]) -> None:
         drawing = picture.svg(report)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, ThrottleEvent, TopicPartition
-from support.clock import Clock
 
 from harvest_lib.leadership import Neli, TermEnd, neli
 from harvest_lib.leadership.leader_topic import topic_trouble
@@ -14,11 +13,6 @@ from harvest_lib.leadership.neli_settings import NeliSettings
 pytestmark = pytest.mark.quick
 
 TIMEOUT = 5.0
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
@@ -49,14 +43,25 @@ def stand(member, *shards):
         member._candidacies[shard].begin()
 
 
+def judge(member):
+    member._judge()
+
+
 def hear(member, sent_at, shard=0):
     candidacy = member._candidacies[shard]
     candidacy.receive(candidacy.heartbeat(sent_at), 0)
+    judge(member)
 
 
-def commit(member, sent_at, error=None):
-    member._membership._sent.append(sent_at)
+def commit(member, *sent, error=None):
+    """Have the first of the commits that were sent at these times answered."""
+    member._membership._sent.extend(sent)
     member._membership.answered(error, [TopicPartition("t", 0, 1)])
+    judge(member)
+
+
+def revoke(member, *partitions):
+    member._on_revoke(None, [TopicPartition("t", partition) for partition in partitions])
 
 
 def prove(member, clock, *shards):
@@ -64,7 +69,6 @@ def prove(member, clock, *shards):
     for shard in shards or (0,):
         hear(member, clock.now, shard)
     commit(member, clock.now)
-    member._judge()
 
 
 @pytest.mark.parametrize(("heard", "committed"), [(101.0, 103.0), (103.0, 101.0)])
@@ -72,7 +76,6 @@ def test_the_lease_runs_from_when_the_older_proof_was_sent(member, clock, heard,
     clock.now = 103.5
     hear(member, heard)
     commit(member, committed)
-    member._judge()
     term = member.term(0)
     clock.now = 101.0 + TIMEOUT - 0.01
     assert term.is_live()
@@ -87,7 +90,6 @@ def test_one_proof_is_not_enough(member, clock, missing):
         commit(member, clock.now)
     else:
         hear(member, clock.now)
-    member._judge()
     assert member.term(0) is None
 
 
@@ -96,26 +98,21 @@ def test_a_commit_of_before_it_stood_proves_nothing(member, clock):
     commit(member, 99.9)
     clock.now = 101.0
     hear(member, clock.now)
-    member._judge()
     assert member.term(0) is None
     commit(member, 100.0)
-    member._judge()
     assert member.term(0) is not None
 
 
 def test_a_commit_that_was_refused_proves_nothing(member, clock):
     hear(member, clock.now)
-    commit(member, clock.now, KafkaError(KafkaError.ILLEGAL_GENERATION))
-    member._judge()
+    commit(member, clock.now, error=KafkaError(KafkaError.ILLEGAL_GENERATION))
     assert member.term(0) is None
 
 
 def test_commits_are_answered_in_the_order_they_were_sent(member, clock):
     clock.now = 103.0
     hear(member, clock.now)
-    member._membership._sent.extend([101.0, 103.0])
-    member._membership.answered(None, [])
-    member._judge()
+    commit(member, 101.0, 103.0)
     term = member.term(0)
     clock.now = 101.0 + TIMEOUT
     assert not term.is_live(), "by the first answer it is known to be a member up to the first commit"
@@ -126,12 +123,11 @@ def test_a_candidate_that_cannot_prove_itself_says_so_once(member, clock, caplog
         return [record for record in caplog.records if record.message == "election_stalled"]
 
     clock.now += 2 * TIMEOUT - 0.1
-    member._judge()
+    judge(member)
     assert complaints() == []
     clock.now += 0.2
     hear(member, clock.now)
-    member._judge()
-    member._judge()
+    judge(member)
     (complaint,) = complaints()
     assert (complaint.shard, complaint.heartbeat_heard, complaint.commit_accepted_seconds_ago) == (0, True, None)
 
@@ -140,7 +136,7 @@ def test_whoever_was_fenced_stands_again_under_a_new_id(member, clock):
     prove(member, clock)
     first = member.term(0)
     clock.now += TIMEOUT
-    member._judge()
+    judge(member)
     assert member.term(0) is None
     prove(member, clock)
     assert member.term(0).leader_id != first.leader_id
@@ -153,7 +149,7 @@ def test_a_hand_over_after_records_were_abandoned_takes_as_long_as_after_a_kill(
     made = leads(clock, *shards, session_timeout_seconds=8.0)
     if abandoned is not None:
         made.terms(0)[abandoned].abandoned = True
-    made._on_revoke(None, owned(*shards))
+    revoke(made, *shards)
     assert waited == ([] if abandoned is None else [8.0])
 
 
@@ -163,10 +159,10 @@ def test_what_a_fenced_term_abandoned_holds_up_a_hand_over_soon_after(clock, wai
     made = leads(clock, 0, session_timeout_seconds=8.0)
     term = made.term(0)
     term.end(TermEnd.FENCED)
-    made._judge()
+    judge(made)
     term.abandoned = abandoned
     clock.now += later
-    made._on_revoke(None, owned(0))
+    revoke(made, 0)
     assert waited == ([8.0 - later] if abandoned and later < 8.0 else [])
 
 
@@ -180,10 +176,6 @@ def leads(clock, *shards, **settings):
     prove(made, clock, *shards)
     assert [term.shard for term in made.terms(0)] == list(shards)
     return made
-
-
-def owned(*partitions):
-    return [TopicPartition("t", partition) for partition in partitions]
 
 
 class Message:
@@ -201,11 +193,9 @@ def test_one_commit_proves_membership_for_all_shards_and_a_heartbeat_its_own_alo
     stand(member, 0, 2)
     commit(member, clock.now)
     hear(member, clock.now, 2)
-    member._judge()
     (term,) = member.terms(0)
     assert term.shard == 2
     hear(member, clock.now, 0)
-    member._judge()
     assert [term.shard for term in member.terms(0)] == [0, 2]
     assert len({term.leader_id for term in member.terms(0)}) == 2
 
@@ -216,12 +206,11 @@ def test_a_shard_without_fresh_heartbeats_is_fenced_alone(clock):
     clock.now += TIMEOUT - 1
     prove(member, clock, 1)
     clock.now += 1
-    member._judge()
+    judge(member)
     assert first.ended is TermEnd.FENCED
     assert member.terms(0) == (second,)
     hear(member, clock.now, 0)
     commit(member, clock.now)
-    member._judge()
     again, same = member.terms(0)
     assert again.leader_id != first.leader_id
     assert same is second
@@ -237,7 +226,6 @@ def test_without_membership_all_shards_are_fenced(clock, why):
         clock.now += TIMEOUT
         for shard in (0, 1):
             hear(member, clock.now, shard)
-        member._judge()
     assert {term.ended for term in terms} == {TermEnd.FENCED}
     assert member.terms(0) == ()
 
@@ -248,7 +236,7 @@ def test_a_heartbeat_that_came_through_another_shards_partition_proves_nothing(c
     stand(member, 0, 1)
     commit(member, clock.now)
     member._receive(Message(1, member._candidacies[0].heartbeat(clock.now)))
-    member._judge()
+    judge(member)
     assert member.terms(0) == ()
 
 
@@ -256,17 +244,16 @@ def test_partitions_beyond_the_shards_mean_nothing(clock):
     member = leads(clock, 0)
     terms = member.terms(0)
     member._receive(Message(3, b"not a heartbeat"))
-    member._on_revoke(None, owned(3, 4))
+    revoke(member, 3, 4)
     assert member.terms(0) == terms
 
 
 def test_what_is_revoked_ends_and_the_rest_goes_on(clock):
     member = leads(clock, 0, 1, 2)
     first, second, third = member.terms(0)
-    member._on_revoke(None, owned(0, 2))
+    revoke(member, 0, 2)
     assert first.ended is third.ended is TermEnd.REVOKED
     hear(member, clock.now, 0)
-    member._judge()
     assert member.terms(0) == (second,), "what is not its own any more is not stood for"
 
 
@@ -284,7 +271,7 @@ def test_all_terms_of_a_rebalance_end_before_any_is_waited_for_and_share_one_dea
     for term in terms:
         term.quiesced.clear()
         term.quiesced.wait = wait
-    member._on_revoke(None, owned(0, 1, 2))
+    revoke(member, 0, 1, 2)
     assert given == [4.0, 1.0, 0.0]
 
 
@@ -344,9 +331,9 @@ def test_each_kind_of_error_of_a_heartbeat_is_logged_once_until_the_member_leads
 
 
 def test_an_error_of_a_commit_is_logged_and_one_of_a_rebalance_is_not(member, clock, caplog):
-    commit(member, clock.now, KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    commit(member, clock.now, error=KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
     assert troubles(caplog) == []
-    commit(member, clock.now, KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
+    commit(member, clock.now, error=KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
     (reason,) = troubles(caplog)
     assert reason.startswith("commit: ")
 

@@ -4,7 +4,6 @@ import threading
 from functools import partial
 
 import pytest
-from support.clock import Clock
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable
@@ -89,11 +88,6 @@ class Session:
     def _ask(self):
         if self.cut:
             raise DatabaseUnavailable("Postgres does not answer", evidence="injected", next_step="none")
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture

@@ -5,18 +5,12 @@ import threading
 import uuid
 
 import pytest
-from support.clock import Clock
 
 from harvest_lib.errors import LifecycleError
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.leadership.term_registry import ElectedLeadership
 
 pytestmark = pytest.mark.quick
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 def leased(clock, seconds):

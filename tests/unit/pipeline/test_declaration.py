@@ -175,6 +175,22 @@ def test_a_file_that_is_none_is_refused(read, text, message):
         read(text)
 
 
+@pytest.fixture
+def from_kafka(read, monkeypatch):
+    """Read a pipeline from Kafka with these settings of its client; the adaptors are real."""
+
+    def read_with(*settings, topics="[flights]"):
+        more = "".join(f"    {each}\n" for each in settings)
+        return read(
+            "folder: flights.pipeline\n"
+            f"reader:\n  adaptor: kafka\n  topics: {topics}\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
+            f"{more}writers:\n  lake: {{adaptor: file, path: lake.jsonl}}\n"
+        )
+
+    monkeypatch.undo()
+    return read_with
+
+
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
@@ -185,30 +201,15 @@ def test_a_file_that_is_none_is_refused(read, text, message):
         ("auto.offset.reset: earliest", "`start` of its reader"),
     ],
 )
-def test_settings_that_the_client_never_takes_are_found_without_a_broker(tmp_path, monkeypatch, setting, complaint):
-    monkeypatch.undo()  # the adaptors are real
-    file = tmp_path / "flights.yaml"
-    file.write_text(
-        "folder: flights.pipeline\n"
-        "reader:\n  adaptor: kafka\n  topics: [flights]\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
-        f"    {setting}\n"
-        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
-    )
+def test_settings_that_the_client_never_takes_are_found_without_a_broker(from_kafka, setting, complaint):
     with pytest.raises(ConfigError, match=re.escape(complaint)):
-        load(file)
+        from_kafka(setting)
 
 
 @pytest.mark.parametrize("topics", ["secret", "3", "{secret: 1}"])
-def test_one_topic_that_is_no_list_is_answered_in_plain_words(tmp_path, monkeypatch, topics):
-    monkeypatch.undo()
-    file = tmp_path / "flights.yaml"
-    file.write_text(
-        "folder: flights.pipeline\n"
-        f"reader:\n  adaptor: kafka\n  topics: {topics}\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
-        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
-    )
+def test_one_topic_that_is_no_list_is_answered_in_plain_words(from_kafka, topics):
     with pytest.raises(ConfigError) as refused:
-        load(file)
+        from_kafka(topics=topics)
     assert (refused.value.cause, refused.value.line) == ("`reader.topics` must be a list", 4)
     assert refused.value.next_step == "write it in brackets, with commas: `topics: [one, another]`"
     assert "secret" not in str(refused.value)
@@ -220,16 +221,8 @@ def test_a_writer_with_one_transform_that_is_no_list_is_answered_in_plain_words(
     assert "`transforms: [one, another]`" in refused.value.next_step
 
 
-def test_a_setting_that_only_this_machine_cannot_have_is_no_wrong_one(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    file = tmp_path / "flights.yaml"
-    file.write_text(
-        "folder: flights.pipeline\n"
-        "reader:\n  adaptor: kafka\n  topics: [flights]\n  kafka:\n    bootstrap.servers: 127.0.0.1:1\n"
-        "    security.protocol: ssl\n    ssl.ca.location: /of/another/machine.pem\n"
-        "writers:\n  lake: {adaptor: file, path: lake.jsonl}\n"
-    )
-    assert load(file).reader is not None
+def test_a_setting_that_only_this_machine_cannot_have_is_no_wrong_one(from_kafka):
+    assert from_kafka("security.protocol: ssl", "ssl.ca.location: /of/another/machine.pem").reader is not None
 
 
 @pytest.mark.parametrize(("largest", "ahead"), [(1, 10_000), (1_000, 10_000), (5_000, 50_000)])

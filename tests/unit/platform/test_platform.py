@@ -212,6 +212,14 @@ def service(folder, command, serves=lambda _: True):
     return Service(plan, logs=folder)
 
 
+def spawned(folder, script):
+    """Start a service that runs a script, which prints the id of a process that it starts; return both."""
+    made = service(folder, [sys.executable, "-c", script])
+    made.spawn()
+    log = folder / "some.log"
+    return made, int(eventually(lambda: log.exists() and log.read_text().strip()))
+
+
 @LINUX
 def test_a_service_ends_with_all_it_started_whatever_group_it_is_in(tmp_path):
     # A task of Airflow has a process group of its own, and its parent may be gone before it.
@@ -220,10 +228,7 @@ def test_a_service_ends_with_all_it_started_whatever_group_it_is_in(tmp_path):
         "one = subprocess.Popen(['sleep', '600'], process_group=0)\n"
         "print(one.pid, flush=True); time.sleep(600)"
     )
-    made = service(tmp_path, [sys.executable, "-c", script])
-    made.spawn()
-    log = tmp_path / "some.log"
-    child = int(eventually(lambda: log.exists() and log.read_text().strip()))
+    made, child = spawned(tmp_path, script)
     os.kill(made.pid, signal.SIGKILL)
     eventually(lambda: made.pid is None)
     assert psutil.pid_exists(child)
@@ -238,10 +243,7 @@ def test_a_command_in_a_session_of_its_own_ends_with_its_service(tmp_path):
         "import subprocess, time\n"
         "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True); time.sleep(600)"
     )
-    made = service(tmp_path, [sys.executable, "-c", script])
-    made.spawn()
-    log = tmp_path / "some.log"
-    child = int(eventually(lambda: log.exists() and log.read_text().strip()))
+    made, child = spawned(tmp_path, script)
     made.begin_stop()
     eventually(lambda: made.pid is None)
     made.stop()

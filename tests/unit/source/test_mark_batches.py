@@ -22,10 +22,8 @@ def send(pages, rows):
 
 
 def test_a_zombie_that_marks_has_nothing_sent_twice():
-    table = FakeTable()
-    table.insert(*((each, "t", "k", "v", [], []) for each in range(1, 9)))
-    zombie, leader = MarkPages(FakeSource(table)), MarkPages(FakeSource(table))
-    zombie.open(None)
+    table, _, zombie = opened(8)
+    leader = MarkPages(FakeSource(table))
     leader.open(None)
     sent = send(leader, leader.read(4).rows)
     zombie.read(8)  # in the middle of the leader's batch, as one that was frozen would
@@ -47,9 +45,7 @@ def unmark(table):
 
 def marked_twice(records):
     """Return a table, its leader, and the rows of its first page: one was purged, and the next page has the others."""
-    table = filled(records)
-    leader = MarkPages(FakeSource(table))
-    leader.open(None)
+    table, _, leader = opened(records)
     rows = leader.read(records).rows
     send(leader, rows[:1])
     leader.committed()
@@ -91,10 +87,17 @@ def filled(records):
     return table
 
 
-def test_what_was_deferred_is_not_purged_before_it_is_sent():
-    table = filled(8)
-    leader = MarkPages(FakeSource(table))
+def opened(records, **settings):
+    """Return a table with so many records, a source of it, and pages that a leader has opened."""
+    table = filled(records)
+    source = FakeSource(table)
+    leader = MarkPages(source, **settings)
     leader.open(None)
+    return table, source, leader
+
+
+def test_what_was_deferred_is_not_purged_before_it_is_sent():
+    table, _, leader = opened(8)
     rows = leader.read(8).rows
     send(leader, rows[:6])
     leader.committed()
@@ -108,9 +111,7 @@ def test_what_was_deferred_is_not_purged_before_it_is_sent():
 
 
 def test_whoever_goes_on_sends_what_was_deferred():
-    table = filled(8)
-    leader = MarkPages(FakeSource(table))
-    leader.open(None)
+    table, _, leader = opened(8)
     position = {**leader.read(8).position, "deferred": [7, 8]}
     successor = MarkPages(FakeSource(table))
     successor.open(position)
@@ -121,9 +122,7 @@ def test_whoever_goes_on_sends_what_was_deferred():
 
 def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_for_yet():
     """The second page was marked ahead, before the first one was committed: only the position knows of the first."""
-    table = filled(3)
-    leader = MarkPages(FakeSource(table))
-    leader.open(None)
+    table, _, leader = opened(3)
     sent = send(leader, leader.read(2).rows)
     leader.committed()
     page = leader.read(2)
@@ -139,9 +138,7 @@ def test_whoever_goes_on_repeats_nothing_of_a_batch_whose_purge_was_not_asked_fo
 
 def test_what_was_parked_is_not_purged_once_people_have_put_it_back():
     """The successor goes on from a position that was kept meanwhile: it was never sent."""
-    table = filled(4)
-    leader = MarkPages(FakeSource(table))
-    leader.open(None)
+    table, _, leader = opened(4)
     leader.read(8)
     assert leader.park({2: "bad"}, [3]) == frozenset()
     position = leader.position()
@@ -155,10 +152,7 @@ def test_what_was_parked_is_not_purged_once_people_have_put_it_back():
 
 def test_a_purge_that_failed_with_its_connection_is_repeated_before_anything_is_marked(monkeypatch):
     """Without ids in the position, which at least once it has not."""
-    table = filled(4)
-    source = FakeSource(table)
-    leader = MarkPages(source, names_ids=False)
-    leader.open(None)
+    table, source, leader = opened(4, names_ids=False)
     assert send(leader, leader.read(2).rows) == [1, 2]
     leader.committed()
     fetch, calls = source.fetch, []
@@ -186,9 +180,7 @@ def test_a_purge_that_failed_with_its_connection_is_repeated_before_anything_is_
 def test_what_was_marked_and_not_delivered_is_given_back_at_least_once():
     """Prefetched records too. Exactly once a successor purges what a position has passed, which has to be marked."""
     for names_ids, unmarked in [(False, {3, 4, 5, 6, 7, 8}), (True, set())]:
-        table = filled(8)
-        leader = MarkPages(FakeSource(table), names_ids=names_ids)
-        leader.open(None)
+        table, _, leader = opened(8, names_ids=names_ids)
         rows = leader.read(4).rows  # the next four are being marked
         send(leader, rows[:2])
         leader.committed()
@@ -200,10 +192,7 @@ def test_what_was_marked_and_not_delivered_is_given_back_at_least_once():
 @pytest.mark.parametrize("outages", [0, 1])
 def test_rows_of_an_earlier_connection_are_given_back_too(outages):
     """And those whose purge was lost with the connection are purged."""
-    table = filled(8)
-    source = FakeSource(table)
-    leader = MarkPages(source, names_ids=False)
-    leader.open(None)
+    table, source, leader = opened(8, names_ids=False)
     leader.read(4)
     leader.open(None)
     send(leader, leader.read(2).rows)
@@ -255,10 +244,7 @@ def test_so_does_one_that_opens_again_or_ends(ending):
 
 
 def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end():
-    table = filled(8)
-    source = FakeSource(table)
-    leader = MarkPages(source)
-    leader.open(None)
+    table, _, leader = opened(8)
     assert [each[0] for each in leader.read(4).rows] == [1, 2, 3, 4]  # and the next four are being marked
     leader._pending.result()
     for each in (1, 2, 3, 4):
@@ -270,11 +256,8 @@ def test_a_page_of_nothing_but_records_that_are_held_does_not_look_like_the_end(
 
 def test_however_many_pages_of_held_records_come_the_next_others_are_found():
     """A zombie marks them again and again, in small pages: that costs no depth."""
-    table, pages = filled(4), 3_000
-    source = FakeSource(table)
-    fetch, left = source.fetch, [pages]
-    leader = MarkPages(source)
-    leader.open(None)
+    table, source, leader = opened(4)
+    fetch, left = source.fetch, [3_000]
     held = list(leader.read(2).rows)
 
     def fetch_held(limit, delivered=()):
@@ -295,10 +278,8 @@ def test_however_many_pages_of_held_records_come_the_next_others_are_found():
 def test_an_end_waits_for_a_statement_that_hangs_only_for_a_while_and_the_next_opening_for_all_of_it(monkeypatch):
     """The source is used by one thread at a time."""
     monkeypatch.setattr(mark_batches, "_LAST_ANSWER_SECONDS", 0.01)
-    table, hanging, asked = filled(8), threading.Event(), threading.Event()
-    source = FakeSource(table)
-    leader = MarkPages(source, names_ids=False)
-    leader.open(None)
+    hanging, asked = threading.Event(), threading.Event()
+    table, source, leader = opened(8, names_ids=False)
     fetch = source.fetch
 
     def hang(limit, delivered=()):
@@ -312,12 +293,12 @@ def test_an_end_waits_for_a_statement_that_hangs_only_for_a_while_and_the_next_o
     leader.give_back()
     leader.close()
     assert "close" not in source.calls, "it is in use"
-    opened = threading.Thread(target=leader.open, args=(None,))
-    opened.start()
+    opening = threading.Thread(target=leader.open, args=(None,))
+    opening.start()
     assert source.calls.count("open") == 1
     hanging.set()
-    opened.join(60)
-    assert not opened.is_alive()
+    opening.join(60)
+    assert not opening.is_alive()
     assert source.calls == ["open", "fetch", "reset", "close", "open"]
     assert set(table.leaders().values()) == {None}, "it was given back once it could be"
     leader.close()

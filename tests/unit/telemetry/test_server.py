@@ -67,6 +67,11 @@ def served(subject):
         yield listener.address
 
 
+def connected(address):
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), 60)
+
+
 def test_metrics_are_what_was_read(served):
     found = scrape(served)
     assert found["a_gauge", ("orders",)] == 1.0
@@ -77,8 +82,7 @@ def test_metrics_are_what_was_read(served):
 
 
 def test_openmetrics_is_there_for_who_asks_for_it(served):
-    host, _, port = served.rpartition(":")
-    with socket.create_connection((host, int(port)), 60) as client:
+    with connected(served) as client:
         client.sendall(b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
         answer = client.makefile("rb").read().decode()
     assert "application/openmetrics-text" in answer
@@ -135,8 +139,7 @@ def test_head_is_answered_as_get_without_the_body(served, subject, path, is_heal
 
 def ask(address, method, path):
     """Return status, headers but the time, and all bytes that follow them."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 60) as client:
+    with connected(address) as client:
         client.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
         head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
     status, *headers = head.decode().split("\r\n")
@@ -200,8 +203,7 @@ def test_errors_of_kafka_are_counted_by_their_kind(served):
 
 
 def test_clients_that_hang_hold_up_nobody(served):
-    host, _, port = served.rpartition(":")
-    hanging = [socket.create_connection((host, int(port)), 60) for _ in range(3 * server._MOST_CLIENTS)]
+    hanging = [connected(served) for _ in range(3 * server._MOST_CLIENTS)]
     try:
         hanging[-1].sendall(b"GET /metrics HT")  # and says no more
         assert get(served, seconds=60)[0] == 200
@@ -227,8 +229,7 @@ def test_an_answer_that_is_slow_holds_up_no_other(served, subject):
 def test_a_client_that_says_nothing_is_let_go(subject, monkeypatch):
     monkeypatch.setattr(server._Handler, "timeout", 0.1)
     with Listener("127.0.0.1:0", subject) as listener:
-        host, _, port = listener.address.rpartition(":")
-        with socket.create_connection((host, int(port)), 60) as client:
+        with connected(listener.address) as client:
             assert client.recv(1) == b""
         eventually(lambda: not listener._server._clients, "it is forgotten")
 
