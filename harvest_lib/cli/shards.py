@@ -6,8 +6,8 @@ from typing import Any
 
 from harvest_lib.cli.tables import Cell
 from harvest_lib.cli.terminal import age, counted
-from harvest_lib.subscriptions.admin import SubscriptionShard
 from harvest_lib.subscriptions.backlog import Backlog
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.subscriptions.starting_points import system_of
 
 HEADER = ("subscription", "shard", "source", "gen.", "epoch", "number", "low watermark", "lag", "updated", "leader")

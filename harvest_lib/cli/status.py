@@ -113,8 +113,8 @@ class StatusReadings:
 
     def next(self) -> Status:
         from harvest_lib.cli.shards import shard_json
-        from harvest_lib.subscriptions.admin import trouble_notes
         from harvest_lib.subscriptions.backlog import Backlog
+        from harvest_lib.subscriptions.shards import trouble_notes
 
         time.sleep(max(0.0, self._at + 1.0 - time.monotonic()))
         shards = self._reader.shards()

@@ -36,7 +36,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
     """
     from harvest_lib.cli.shards import HEADER, cells, shard_json
     from harvest_lib.cli.tables import print_table, table_of
-    from harvest_lib.subscriptions.admin import trouble_notes
+    from harvest_lib.subscriptions.shards import trouble_notes
 
     with _open_subscriptions(config) as (subscriptions, _):
         shards = subscriptions.shards()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.telemetry.counts import Labels
 
 

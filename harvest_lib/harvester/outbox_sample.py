@@ -24,7 +24,7 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.held_segments import Held
 from harvest_lib.outbox.sizes import Sizes
 from harvest_lib.record import is_legal_topic
-from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.telemetry.counts import OTHER
 
 _COUNTED_PARKED = 10_000

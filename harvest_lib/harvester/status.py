@@ -29,8 +29,9 @@ from harvest_lib.outbox import OutboxTable, detached_segments
 from harvest_lib.outbox.held_segments import Held, held_segments
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.sizes import Sizes, read_sizes
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_of_table, total
+from harvest_lib.subscriptions.shards import SubscriptionShard
 
 _PURGED = "SELECT coalesce(pg_stat_get_tuples_deleted(to_regclass(%s)), 0)"
 _GROUP_TIMEOUT_SECONDS = 5.0

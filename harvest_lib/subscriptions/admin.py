@@ -12,22 +12,18 @@ Promises
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from harvest_lib.checkpoints.record import read_checkpoint, unreadable
-from harvest_lib.checkpoints.refusals import refusal_of
+from harvest_lib.checkpoints.record import unreadable
 from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ConfigError
-from harvest_lib.leadership.pool import announced
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.replays import Replays
@@ -36,27 +32,18 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity, snapshot
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_behind, backlog_of_table, values_of
+from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_behind, backlog_of_table
+from harvest_lib.subscriptions.shards import SubscriptionShard, mirrored, read_shards
 from harvest_lib.subscriptions.starting_points import (
     SOURCES,
     anchor,
     position_at,
     refuse_other_servers,
-    system_of,
     unknown_source,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _MOST_SHARDS = 1000
-
-_ROWS = """
-SELECT subscription AS name, shard, shards, source, generation, epoch, leader_id, topics, keys,
-       low_watermark::text AS low_watermark, retention_hold, until::text AS until, checkpoint, updated_at,
-       extract(epoch FROM clock_timestamp() - updated_at)::float8 AS updated_seconds_ago
-FROM {table} WHERE subscription = coalesce(%(name)s, subscription) ORDER BY subscription, shard
-"""
-
-_LEADERS = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'harvest leader %'"
 
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
@@ -85,41 +72,6 @@ _OLDEST = "SELECT {transaction_id}::text AS oldest FROM {table} ORDER BY {transa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionShard:
-    """State of a shard of a subscription.
-
-    `low_watermark`: every record visible in it was delivered, except ids at or above `retention_hold`.
-    `until`: the shard has to stop there. `leader_id` is the id of the last leader. `is_led`: that leader lives.
-    """
-
-    name: str
-    shard: int
-    shards: int
-    source: str
-    generation: int
-    epoch: int
-    leader_id: str | None
-    is_led: bool
-    topics: Sequence[str] | None
-    keys: str | None
-    low_watermark: str
-    retention_hold: int | None
-    until: str | None
-    checkpoint: OutboxCheckpoint | None
-    checkpoint_trouble: str = ""
-    """Reason that the checkpoint in Postgres cannot be read (then it is None); else empty."""
-    refusal: str = ""
-    """Evidence that the server lacks harvested records, and the command, if a start has found it; else empty."""
-    updated_at: datetime
-    updated_seconds_ago: float
-
-    @property
-    def marks(self) -> bool:
-        """Return True if its leaders mark and delete rows; else they only read them."""
-        return self.source == "mark"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """Result of placing a subscription: its new place, `is_led` if it has a leader, and warnings for the operator."""
 
@@ -144,11 +96,7 @@ class Subscriptions:
 
     def shards(self, name: str | None = None) -> Sequence[SubscriptionShard]:
         """Return the state of each shard, of all subscriptions or of the named subscription."""
-        with translated():
-            leaders = {each for (each,) in self.connection.execute(_LEADERS)}
-            rows = self.execute(_ROWS, name=name)
-            rows.row_factory = dict_row
-            return [_shard(row, leaders) for row in rows]
+        return read_shards(self.connection, self.outbox.subscriptions.identifier, name)
 
     def get(self, name: str) -> Sequence[SubscriptionShard]:
         """Return the state of each shard of a subscription. Raises CheckpointError if there is none of that name."""
@@ -283,7 +231,7 @@ class Subscriptions:
                         intents=each.checkpoint.intents if each.checkpoint is not None else (),
                     )
                 else:
-                    checkpoint = _mirrored(each, kind, generation, now)
+                    checkpoint = mirrored(each, kind, generation, now)
                 checkpoint = replace(checkpoint, origin=self.placed(each.checkpoint))
                 values = {"source": kind, "generation": generation, "shard": each.shard}
                 self.execute(_MOVE, name=name, **values, **_columns(checkpoint))
@@ -371,77 +319,9 @@ class Subscriptions:
         return ["segments were dropped before the oldest record that is there: their records do not come again"]
 
 
-def trouble_notes(shards: Sequence[SubscriptionShard]) -> Sequence[str]:
-    """Return the faults of the shards' checkpoints, and their fixes, a line for each."""
-    errors = [unreadable(each.name, each.shard, each.checkpoint_trouble) for each in shards if each.checkpoint_trouble]
-    refusals = [f"the subscription {each.name!r} does not go on: {each.refusal}" for each in shards if each.refusal]
-    return [*(f"{each.cause}: {each.evidence}; {each.next_step}" for each in errors), *refusals]
-
-
-def _mirrored(shard: SubscriptionShard, source: str, generation: int, place: Mapping[str, str]) -> OutboxCheckpoint:
-    """Return the mirrored checkpoint in Postgres as a valid checkpoint of the server as it is now: both were restored
-    together, so the timeline's earlier forks need not be known any more."""
-    kept = shard.checkpoint
-    if shard.checkpoint_trouble:
-        raise unreadable(shard.name, shard.shard, shard.checkpoint_trouble)
-    if kept is None or kept.position is None:
-        raise CheckpointError(
-            f"the subscription {shard.name!r} has no checkpoint in Postgres",
-            evidence=f"shard {shard.shard} was never harvested",
-            next_step=f"harvest subscriptions rewind {shard.name} --to beginning|now|SNAPSHOT",
-        )
-    position, low_watermark = kept.position, Snapshot.parse(shard.low_watermark)
-    if "server" in position:
-        position = {**position, "server": place}
-    if source != shard.source:
-        if shard.source not in SOURCES:
-            raise unknown_source(shard.source)
-        begun = position_at(source, low_watermark, position.get("server", {}))
-        position = {**begun, "deferred": position.get("deferred", [])}
-    return replace(
-        kept,
-        generation=generation,
-        position=position,
-        low_watermark=shard.low_watermark,
-        retention_hold=shard.retention_hold,
-        kept_in="postgres",
-    )
-
-
 def _columns(checkpoint: OutboxCheckpoint) -> dict[str, Any]:
     return {
         "low_watermark": checkpoint.low_watermark,
         "retention_hold": checkpoint.retention_hold,
         "checkpoint": Jsonb(checkpoint.as_json()),
     }
-
-
-def _readable(row: Mapping[str, Any]) -> tuple[OutboxCheckpoint | None, str]:
-    """Return the checkpoint of a row, or the reason that it cannot be read, so that the other rows can be read."""
-    if not (saved := row["checkpoint"]):
-        return None, ""
-    try:
-        checkpoint = read_checkpoint(saved, row["name"], row["shard"])
-        if row["source"] in SOURCES and (position := checkpoint.position):
-            values_of(row["source"], position)
-            position["prev" if row["source"] == snapshot.NAME else "transaction_id"]
-        system_of(checkpoint)
-    except CheckpointError as error:
-        return None, error.evidence
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        return None, f"its position is none of source {row['source']}: {error!r}"[:200]
-    return checkpoint, ""
-
-
-def _shard(row: Mapping[str, Any], leaders: set[str]) -> SubscriptionShard:
-    leader_id = row["leader_id"]
-    checkpoint, trouble = _readable(row)
-    made = {
-        "leader_id": str(leader_id) if leader_id is not None else None,
-        "is_led": leader_id is not None and announced(leader_id) in leaders,
-        "checkpoint": checkpoint,
-        "checkpoint_trouble": trouble,
-        "refusal": refusal_of(row["checkpoint"]) if checkpoint is not None else "",
-        "updated_seconds_ago": max(0.0, row["updated_seconds_ago"]),
-    }
-    return SubscriptionShard(**{**row, **made})

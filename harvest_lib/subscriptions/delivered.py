@@ -11,7 +11,8 @@ from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.source.filters import shard_conditions
 from harvest_lib.source.selection import Selection
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.shards import SubscriptionShard
 
 _VISIBLE = "pg_visible_in_snapshot({}, {}::pg_snapshot)"
 

@@ -24,7 +24,8 @@ from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.server_identity import ServerPlace
 from harvest_lib.source.sharding import shard_expression
-from harvest_lib.subscriptions.admin import Subscriptions, SubscriptionShard
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.subscriptions.starting_points import place_of, position_at
 
 _POLL_SECONDS = 0.1

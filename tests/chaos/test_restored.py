@@ -19,7 +19,8 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.source.server_identity import lsn_number
-from harvest_lib.subscriptions.admin import Subscriptions, trouble_notes
+from harvest_lib.subscriptions.admin import Subscriptions
+from harvest_lib.subscriptions.shards import trouble_notes
 
 pytestmark = pytest.mark.full
 

@@ -33,8 +33,8 @@ from harvest_lib.spark.audit import queries
 from harvest_lib.spark.audit.comparison import MUST_COME, PARKED, WAITS
 from harvest_lib.spark.audit.unchanged import require_unchanged
 from harvest_lib.spark.sink.database import JdbcTarget
-from harvest_lib.subscriptions.admin import SubscriptionShard
 from harvest_lib.subscriptions.delivered import delivered, shards_of
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.table_names import name_parts
 
 _PART_ROWS = 1_000_000

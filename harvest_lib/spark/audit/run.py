@@ -40,7 +40,7 @@ from harvest_lib.spark.audit_summary import AuditSummary
 from harvest_lib.spark.seen_rows import lowest_id, require_seen, seen_rows
 from harvest_lib.spark.session import jdbc_jars, spark_session
 from harvest_lib.spark.sink.database import JdbcTarget, Tables, connect, jdbc_target
-from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.shards import SubscriptionShard
 
 MOST_FINDINGS = 10_000
 """Findings of each kind that the tables keep; the summary counts all of them."""

@@ -7,7 +7,7 @@ import pytest
 
 from harvest_lib.harvester.checkpoint_ages import CheckpointAges
 from harvest_lib.record.checkpoint import OutboxCheckpoint
-from harvest_lib.subscriptions.admin import SubscriptionShard
+from harvest_lib.subscriptions.shards import SubscriptionShard
 
 pytestmark = pytest.mark.quick
 
