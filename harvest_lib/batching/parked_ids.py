@@ -8,16 +8,15 @@ Promises
   not parked, and an entry without its row holds no key.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import psycopg
 from psycopg import sql
 
-from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox.parked_queries import BY_HASH, MATCHES
 from harvest_lib.outbox.parked_record import HeldKey
-from harvest_lib.source import Selection
 
 _MATCHING = """
 SELECT s.id FROM {parked_ids} AS s
@@ -105,26 +104,38 @@ class Entry(NamedTuple):
     held: bool
 
 
+class LedRow(Protocol):
+    """The subscription's row that a leader holds: `harvest_lib.checkpoints.table.CheckpointTable`."""
+
+    @property
+    def holder(self) -> Mapping[str, Any]:
+        """The subscription, the shard and the epoch, as values of a statement."""
+
+    def connected(self) -> psycopg.Connection[Any]:
+        """Return the leader's connection."""
+
+
 class ParkedIds:
-    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `rows` selects the
-    outbox's rows, which distinguish entries.
+    """The rows of the subscription and shard that `checkpoints` leads. Used by the same thread. `columns` are
+    expressions for the id and the transaction id of the outbox's rows, which distinguish entries.
 
     All calls raise DatabaseUnavailable when the database cannot be queried.
     """
 
     def __init__(
         self,
-        checkpoints: CheckpointTable,
+        checkpoints: LedRow,
         table: sql.Identifier,
         subscriptions: sql.Identifier,
-        rows: Selection,
+        outbox: sql.Identifier,
+        columns: Mapping[str, sql.Composable],
     ) -> None:
         self._checkpoints = checkpoints
         names = {
             "parked_ids": in_statement(table),
             "subscriptions": in_statement(subscriptions),
-            "outbox": in_statement(rows.table),
-            **{each: in_statement(rows.columns[each]) for each in ("id", "transaction_id")},
+            "outbox": in_statement(outbox),
+            **{each: in_statement(columns[each]) for each in ("id", "transaction_id")},
         }
         names["s_matches"] = sql.SQL(MATCHES).format(**names)
         self._matching, self._load, self._replace, self._add, self._moved, self._due, self._release = (

@@ -227,7 +227,8 @@ def make_parking(
     if isinstance(source, MarkPages):  # a purge would delete records that are parked by id alone
         return MarkedParking(config.parking, topics, source)
     rows = make_selection(config, table)
-    places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
+    names = table.parked_ids.identifier, table.subscriptions.identifier
+    places = ParkedIds(checkpoints, *names, rows.table, rows.columns)
     return BatchParking(config.parking, topics, places)
 
 

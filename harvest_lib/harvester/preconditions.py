@@ -230,7 +230,8 @@ class Preconditions:
             with closing(checkpoints), checkpoints.rehearsed():
                 return
         rows = make_selection(config, table)
-        places = ParkedIds(checkpoints, table.parked_ids.identifier, table.subscriptions.identifier, rows)
+        names = table.parked_ids.identifier, table.subscriptions.identifier
+        places = ParkedIds(checkpoints, *names, rows.table, rows.columns)
         with closing(checkpoints), checkpoints.rehearsed():
             places.load(each=False)
             places.add([])

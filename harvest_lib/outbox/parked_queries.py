@@ -22,6 +22,7 @@ SELECT has_table_privilege(to_regclass(%(table)s), 'SELECT') AND has_table_privi
    AND has_table_privilege(to_regclass(%(table)s), 'DELETE'), current_user
 """
 
+# A session that parks, retries or drops takes this lock first: no key is released while its records are being held.
 LOCK = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
 
 _SELECTED = """

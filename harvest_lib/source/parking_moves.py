@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.database import in_statement, rendered
+from harvest_lib.outbox.parked_queries import LOCK
 from harvest_lib.outbox.parked_row import columns_statement, record_of
 
 _ANY_PARKED = "(SELECT EXISTS (SELECT FROM {parked}))"
@@ -24,10 +25,7 @@ _PARKED_KEYS = """
 SELECT kafka_topic, kafka_key, min(id) FROM {parked} WHERE kafka_key = ANY(%(keys)s) GROUP BY kafka_topic, kafka_key
 """
 
-# A session that parks, retries or drops takes this lock first: no key is released while its records are being held.
-_LOCK_PARKED = "LOCK TABLE {parked} IN SHARE ROW EXCLUSIVE MODE"
-
-# Conflicts with the lock above, and not with itself: sessions that mark do not wait for each other.
+# Conflicts with `LOCK`, and not with itself: sessions that mark do not wait for each other.
 _KEEP_PARKED = "LOCK TABLE {parked} IN ROW EXCLUSIVE MODE"
 
 # An outbox whose ids begin again (TRUNCATE … RESTART IDENTITY) gives ids of parked records to new records. If such a
@@ -84,7 +82,7 @@ class ParkingMoves:
         self._any_parked = rendered(sql.SQL("SELECT ") + sql.SQL(_ANY_PARKED).format(parked=parked))
         self._keep_parked = sql.SQL(_KEEP_PARKED).format(parked=parked)
         self._parked_keys = sql.SQL(_PARKED_KEYS).format(**names)
-        self._lock_parked = sql.SQL(_LOCK_PARKED).format(parked=parked)
+        self._lock_parked = sql.SQL(LOCK).format(parked=parked)
         self._make_room = sql.SQL(_MAKE_ROOM).format(**names)
         self._names = names
         self._columns = columns_statement(table)

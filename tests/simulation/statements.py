@@ -21,6 +21,7 @@ from harvest_lib.source import MarkSource, Selection, SnapshotSource, Transactio
 from harvest_lib.source.filters import Subscription, shard_conditions
 from harvest_lib.source.parking_moves import ParkingMoves
 from harvest_lib.source.pg_snapshot import Snapshot
+from harvest_lib.source.selection import COLUMNS
 from harvest_lib.source.sharding import shard_of
 from tests.simulation.plan import SHARDS
 from tests.simulation.postgres import Record
@@ -434,8 +435,8 @@ def _known():
         MarkSource("", OUTBOX, PARKED): "mark purge purge_again reset",
         (marked := ParkingMoves(OUTBOX, PARKED)): "any_parked parked_keys park hold",
         checkpoints: "first lead renew save vouch status",
-        ParkedIds(
-            checkpoints, PARKED_IDS, SUBSCRIPTIONS, Selection(table=OUTBOX)
+        (
+            parked_ids := ParkedIds(checkpoints, PARKED_IDS, SUBSCRIPTIONS, OUTBOX, COLUMNS)
         ): "matching load add moved due release",
     }
     found = dict(_texts(parts))
@@ -462,7 +463,7 @@ def _known():
         server_identity._BARRIER: "barrier",
         server_identity._TIMELINE: "timeline",
         row_security._LOOK: "",
-        ParkedIds(checkpoints, PARKED_IDS, SUBSCRIPTIONS, Selection(table=OUTBOX))._replace.as_string(None): "nothing",
+        parked_ids._replace.as_string(None): "nothing",
         last_leaders._MARKS: "marks",
     }
 

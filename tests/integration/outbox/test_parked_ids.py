@@ -18,6 +18,7 @@ from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restampi
 from harvest_lib.outbox.parked_record import ParkedSelection
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
+from harvest_lib.source.selection import COLUMNS
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.resharding import Resharding
 
@@ -339,8 +340,8 @@ def test_a_fenced_leader_parks_nothing_and_releases_nothing(connection, dsn):
     """I6: the epoch is compared by the statement that writes."""
     outbox = OutboxTable.parse("outbox")
     old, new = (CheckpointTable(dsn, outbox.subscriptions.identifier, Subscription()) for _ in range(2))
-    names, rows = (outbox.parked_ids.identifier, outbox.subscriptions.identifier), Selection(table=outbox.identifier)
-    places = [ParkedIds(each, *names, rows) for each in (old, new)]
+    names = outbox.parked_ids.identifier, outbox.subscriptions.identifier, outbox.identifier
+    places = [ParkedIds(each, *names, COLUMNS) for each in (old, new)]
     connection.cursor().executemany(INSERT, [("t", key, "v", [], []) for key in "aba"])
     with closing(old), closing(new):
         old.lead(uuid.uuid4())

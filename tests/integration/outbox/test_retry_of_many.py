@@ -11,8 +11,8 @@ from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection, Restamping, drop_passed
 from harvest_lib.outbox.moved_rows import MovedRows, Origin
-from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
+from harvest_lib.source.selection import COLUMNS
 
 pytestmark = pytest.mark.full
 
@@ -127,10 +127,10 @@ def test_a_leader_finds_what_many_keys_wait_for(native, dsn, analyzed, keep_orde
         Subscription(),
         outbox=native.table.identifier,
     )
-    names = native.table.parked_ids.identifier, native.table.subscriptions.identifier
+    names = native.table.parked_ids.identifier, native.table.subscriptions.identifier, native.table.identifier
     with closing(checkpoints):
         checkpoints.lead(uuid.uuid4())
-        places = ParkedIds(checkpoints, *names, Selection(table=native.table.identifier))
+        places = ParkedIds(checkpoints, *names, COLUMNS)
         known = places.load(each=False)
         assert len(known) == KEYS
         keys = places.moved(known)
