@@ -10,8 +10,8 @@ from airflow.sdk import Param, PokeReturnValue, dag, task
 
 from harvest_lib.airflow.dagster.operator import DagsterJobOperator
 from harvest_lib.config import HarvestConfig, load
-from harvest_lib.database import connect
 from harvest_lib.harvester.status import StatusReader
+from harvest_lib.postgres.database import connect
 
 _DAY = Param("2013-01-01", type="string", format="date", title="Day", description="A day of 2013")
 

@@ -10,8 +10,8 @@ from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import ArchiveSettings, OutboxSettings
 from harvest_lib.archive import archive_segments, closed_segments, unarchived_segments
 from harvest_lib.archive.urls import shown
-from harvest_lib.database import connect
 from harvest_lib.errors import HarvestError
+from harvest_lib.postgres.database import connect
 
 _UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,

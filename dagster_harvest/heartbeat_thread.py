@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 
 from dagster_harvest.heartbeat import HeartbeatPlace, HeartbeatTable
-from harvest_lib import threads
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.threads import reason_of
+from harvest_lib.process import threads
+from harvest_lib.process.threads import reason_of
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from dagster_harvest.audit_results import last_summary
 from dagster_harvest.checks import Verdict, named, unreadable
 from dagster_harvest.resources import HarvesterResource
 from dagster_harvest.settings import OutboxSettings
-from harvest_lib.database import translated
 from harvest_lib.errors import HarvestError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import translated
 
 SAMPLED_ROWS = 10_000
 """The newest rows that a contract is checked against; types are the whole table's."""

@@ -19,10 +19,10 @@ from dagster_harvest.settings import DaemonSettings
 from harvest_lib import __version__
 from harvest_lib.config import HarvestConfig, load
 from harvest_lib.conninfo import has_secret
-from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import connect
 
 CONFIG_VARIABLE = "HARVEST_CONFIG"
 STATEMENT_TIMEOUT = "10s"

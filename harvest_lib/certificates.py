@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harvest_lib import threads
 from harvest_lib.errors import install_hint
+from harvest_lib.process import threads
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

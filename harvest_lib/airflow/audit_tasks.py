@@ -16,8 +16,8 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import task
 from psycopg.rows import dict_row
 
-from harvest_lib.database import connect
 from harvest_lib.errors import FOUND_EXIT_CODE, ConfigError, HarvestError, NothingChecked
+from harvest_lib.postgres.database import connect
 
 ALLOW_EMPTY_VARIABLE = "HARVEST_AUDIT_ALLOW_EMPTY"
 """If set, an audit that finds no committed record succeeds: an outbox may be new."""

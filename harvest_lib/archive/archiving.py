@@ -15,12 +15,13 @@ from psycopg import sql
 
 from harvest_lib.archive.files import ArchivedFile, ArchiveFiles, Manifest
 from harvest_lib.archive.records import Rows, SegmentRecords, load_pyarrow, names_and_types
-from harvest_lib.database import lift_timeouts, translated
 from harvest_lib.errors import ArchiveError, DatabaseError
-from harvest_lib.outbox import OutboxTable, Segment, Segments
-from harvest_lib.outbox.archived_segments import ArchivedSegments
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.segments import Segment, Segments
+from harvest_lib.outbox.segments.archived import ArchivedSegments
+from harvest_lib.postgres.database import lift_timeouts, translated
 
 _ALONE = "SELECT pg_try_advisory_lock(hashtextextended('harvest archives ' || %s, 0))"
 _NOT_ALONE = "SELECT pg_advisory_unlock(hashtextextended('harvest archives ' || %s, 0))"

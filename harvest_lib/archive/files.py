@@ -22,8 +22,8 @@ from urllib.parse import quote
 import psycopg
 
 from harvest_lib.archive.urls import secrets, shown, without_secrets
-from harvest_lib.durable_files import make_folder, replacing
 from harvest_lib.errors import ArchiveError, HarvestError, install_hint
+from harvest_lib.process.durable_files import make_folder, replacing
 
 VERSION = 1
 _CHUNK_BYTES = 1 << 20

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.errors import ArchiveError, install_hint
-from harvest_lib.outbox.segments import Segment
+from harvest_lib.outbox.segments.segment_list import Segment
+from harvest_lib.postgres.database import translated
 
 _MOST_RECORDS = 50_000
 _MOST_BYTES = 32 * 1024 * 1024

@@ -16,8 +16,8 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.audit.records import CommittedRecord
-from harvest_lib.database import HIDDEN_ROWS, connect, evidence_of, lift_timeouts, translate
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError
+from harvest_lib.postgres.database import HIDDEN_ROWS, connect, evidence_of, lift_timeouts, translate
 
 _PAGE_ROWS = 5_000
 

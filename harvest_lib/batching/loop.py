@@ -40,7 +40,6 @@ from harvest_lib.batching.rights import Rights
 from harvest_lib.batching.term_checkpoints import TermCheckpoints
 from harvest_lib.checkpoints.table import LeadershipStatus
 from harvest_lib.clock import boot_seconds
-from harvest_lib.database import log_denied
 from harvest_lib.delivery import BatchCommitted
 from harvest_lib.errors import (
     DatabaseAccessDenied,
@@ -50,6 +49,7 @@ from harvest_lib.errors import (
 )
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.leadership import Term, TermEnd
+from harvest_lib.postgres.database import log_denied
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import Position
 

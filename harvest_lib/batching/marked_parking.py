@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence, Set
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
 from harvest_lib.errors import RecordError
-from harvest_lib.outbox.parked_record import HeldKey
+from harvest_lib.outbox.parking.parked_record import HeldKey
 from harvest_lib.record import ID, TOPIC, Row
 from harvest_lib.source import MarkPages, Position
 

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Sequence, Set
 from itertools import islice
 
-from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.config.limits import Policy
 from harvest_lib.delivery import Topics
 from harvest_lib.errors import RecordError
-from harvest_lib.outbox.parked_record import HeldKey
+from harvest_lib.outbox.parking.leader_ids import Entry, ParkedIds
+from harvest_lib.outbox.parking.parked_record import HeldKey
 from harvest_lib.record import ID, KEY, TOPIC, Row
 from harvest_lib.source import Position
 

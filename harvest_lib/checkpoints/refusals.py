@@ -14,8 +14,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseAccessDenied, ServerRegressed
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot

@@ -5,8 +5,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.source.filters import Subscription
 
 # Rows and no advisory lock: that could be held forever by any role that may connect, such as a writer of the outbox.

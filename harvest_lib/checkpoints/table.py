@@ -33,11 +33,11 @@ from harvest_lib.checkpoints.record import compact, read_checkpoint
 from harvest_lib.checkpoints.refusals import FIELD as REFUSED
 from harvest_lib.checkpoints.refusals import check_server, remember
 from harvest_lib.checkpoints.subscription_rows import check_subscription, lock_subscription
-from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, ServerRegressed
 from harvest_lib.leadership.pool import announced
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox.identity import check_identity, identity_of
+from harvest_lib.postgres.database import connect, in_statement, translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription
 

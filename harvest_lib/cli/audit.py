@@ -218,10 +218,11 @@ def _outbox_queries(harvest: "HarvestConfig", topics: list[str]) -> "tuple[sql.C
     from psycopg import sql
 
     from harvest_lib.audit.records import CONTENT
-    from harvest_lib.database import connect, in_statement
-    from harvest_lib.harvester.factory import make_selection
-    from harvest_lib.outbox import OutboxTable, ParkedIdTable
+    from harvest_lib.harvester.assembly.factory import make_selection
+    from harvest_lib.outbox import OutboxTable
+    from harvest_lib.outbox.parking import ParkedIdTable
     from harvest_lib.outbox.row_security import all_rows_guard
+    from harvest_lib.postgres.database import connect, in_statement
     from harvest_lib.source.filters import filter_conditions
     from harvest_lib.subscriptions.delivered import delivered, shards_of
 

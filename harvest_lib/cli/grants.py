@@ -66,10 +66,10 @@ def postgres(
 
       harvest grants postgres --table billing.outbox --source snapshot --subscriptions search
     """
-    from harvest_lib.database import connect
     from harvest_lib.grants import Grants
-    from harvest_lib.harvester.choices import reads_table
+    from harvest_lib.harvester.assembly.choices import reads_table
     from harvest_lib.outbox import OutboxTable
+    from harvest_lib.postgres.database import connect
 
     harvest = configuration(config).harvest
     if source is not None:
@@ -204,8 +204,8 @@ def consumer_kafka(
 
 def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMode":
     """Return how a configuration reads records. If it leaves that open, the table decides."""
-    from harvest_lib.database import connect
-    from harvest_lib.harvester.choices import chosen, read_choices, reads_table
+    from harvest_lib.harvester.assembly.choices import chosen, read_choices, reads_table
+    from harvest_lib.postgres.database import connect
 
     if not reads_table(harvest):
         return harvest.mode
@@ -215,9 +215,9 @@ def reading_mode(harvest: "HarvestConfig", outbox: "OutboxTable") -> "ReadingMod
 
 def elected(harvest: "HarvestConfig") -> "HarvestConfig":
     """Return a configuration with each `auto` resolved. If it leaves that open, the table decides."""
-    from harvest_lib.database import connect
-    from harvest_lib.harvester import choices
+    from harvest_lib.harvester.assembly import choices
     from harvest_lib.outbox import OutboxTable
+    from harvest_lib.postgres.database import connect
 
     outbox = OutboxTable.parse(harvest.outbox_table)
     if "auto" not in (harvest.delivery, harvest.leadership):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from harvest_lib.config import ColumnMapping
-    from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+    from harvest_lib.outbox import NativeTable, OutboxTable
+    from harvest_lib.outbox.parking import ParkedRecords
 
     Connection = psycopg.Connection[Any]
 
@@ -87,9 +88,9 @@ def init(
 
 
 def _print_statements(definition: "NativeTable", *, native: bool | None, has_checks: bool, is_mapped: bool) -> None:
-    from harvest_lib.outbox import ParkedRecords
     from harvest_lib.outbox.checks import check_statements
     from harvest_lib.outbox.native_table import beside_statements
+    from harvest_lib.outbox.parking import ParkedRecords
     from harvest_lib.outbox.stamping import stamp_statements
 
     outbox = definition.outbox
@@ -141,7 +142,7 @@ def _creating(connection: "Connection", outbox: "OutboxTable") -> Iterator[None]
 
 def _create_tables(connection: "Connection", definition: "NativeTable", *, native: bool | None) -> None:
     """Create missing tables, and report each table as created or present."""
-    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.parking import ParkedRecords
 
     outbox, parked = definition.outbox, ParkedRecords(definition.outbox)
     tables = [outbox, outbox.parked]  # named before anything is created: a name that is too long fails

@@ -10,7 +10,7 @@ import structlog
 from harvest_lib.cli.log_writer import FLUSH_SECONDS, LogWriter
 from harvest_lib.cli.options import LogFormat
 from harvest_lib.errors import ConfigError
-from harvest_lib.logging_levels import NAMED_LEVELS, python_level
+from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_log_level,

@@ -18,7 +18,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, TextIO
 
-from harvest_lib import threads
+from harvest_lib.process import threads
 
 _log = logging.getLogger(__name__)
 

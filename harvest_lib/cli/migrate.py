@@ -36,7 +36,7 @@ def migrate(
 
       harvest migrate --restamp -f harvest.yaml
     """
-    from harvest_lib.outbox import Migration, Restamping
+    from harvest_lib.outbox.relocation import Migration, Restamping
     from harvest_lib.outbox.stamping import add_stamp
 
     opened = open_outbox(config, table, refuse_columns="only goharvest's layout can be migrated")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harvest_lib.errors import ConfigError
-from harvest_lib.logging_levels import NAMED_LEVELS, python_level
+from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
 if TYPE_CHECKING:
     import psycopg
@@ -96,8 +96,8 @@ def open_outbox(
     config: Path | None, table: str | None = None, *, refuse_columns: str = ""
 ) -> "Iterator[tuple[HarvestConfig, OutboxTable, psycopg.Connection[Any]]]":
     """Connect to the outbox. Raise ConfigError if it maps `columns` and there is a reason to refuse that."""
-    from harvest_lib.database import connect
     from harvest_lib.outbox import OutboxTable
+    from harvest_lib.postgres.database import connect
 
     harvest = configuration(config).harvest
     if refuse_columns and harvest.columns is not None:

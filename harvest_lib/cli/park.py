@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from harvest_lib.config import HarvestConfig
     from harvest_lib.config.columns import ColumnMapping, Part
-    from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, ParkedSelection
+    from harvest_lib.outbox import OutboxTable
+    from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecord, ParkedRecords, ParkedRow, ParkedSelection
 
 app = group("park", "Parked records, which Kafka rejected: list, retry or delete them.")
 
@@ -60,7 +61,7 @@ def list_(
       harvest park list -f harvest.yaml --topic orders --json | jq '.[].id'
     """
     from harvest_lib.cli.tables import print_table, table_of
-    from harvest_lib.outbox import ParkedSelection
+    from harvest_lib.outbox.parking import ParkedSelection
 
     with _open_parked(config, subscription) as (parked, connection, _):
         records = parked.list(connection, topic=topic, key=key, limit=limit)
@@ -133,7 +134,7 @@ def retry(
 
       harvest park retry --all -f harvest.yaml --json
     """
-    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.parking import ParkedRecords
 
     selection = _selected(ids, topic, key, everything=all_)
     with _open_parked(config, subscription) as (parked, connection, harvest):
@@ -172,7 +173,7 @@ def drop(
 
       harvest park drop --key o-1 -f harvest.yaml --yes
     """
-    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.parking import ParkedRecords
 
     selection = _selected(ids, topic, key, everything=all_)
     if not yes and not sys.stdin.isatty():
@@ -200,7 +201,7 @@ def parked_table(
     subscription: str | None = None,
 ) -> "ParkedRecords | ParkedIdTable":
     """Return the table in which the configuration's source parks records: the subscription's if it reads in batches."""
-    from harvest_lib.outbox import ParkedIdTable, ParkedRecords
+    from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords
     from harvest_lib.source.selection import COLUMNS, columns_of
 
     mapped = config.columns is not None
@@ -214,7 +215,7 @@ def parked_table(
 def _open_parked(
     config: Path | None, subscription: str | None
 ) -> "Iterator[tuple[ParkedRecords | ParkedIdTable, psycopg.Connection[Any], HarvestConfig]]":
-    from harvest_lib.outbox import ParkedRecords
+    from harvest_lib.outbox.parking import ParkedRecords
     from harvest_lib.outbox.row_security import check_all_rows
 
     with open_outbox(config) as (harvest, table, connection):
@@ -225,7 +226,7 @@ def _open_parked(
 
 
 def _selected(ids: list[int] | None, topic: str | None, key: str | None, *, everything: bool) -> "ParkedSelection":
-    from harvest_lib.outbox import ParkedSelection
+    from harvest_lib.outbox.parking import ParkedSelection
 
     if [bool(ids), topic is not None or key is not None, everything].count(True) != 1:
         raise typer.BadParameter("say which records: ids, or --topic and --key, or --all")

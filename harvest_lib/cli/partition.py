@@ -54,7 +54,7 @@ def _places(config: Path | None, topic: str, keys: list[str], before: int | None
 
 
 def _noticed(config: Path | None, topic: str) -> int | None:
-    from harvest_lib.harvester.added_partitions import read_added
+    from harvest_lib.harvester.housekeeping.added_partitions import read_added
 
     with open_outbox(config) as (harvest, outbox, connection):
         added = read_added(connection, outbox.placed(connection), harvest.subscription)

@@ -13,7 +13,7 @@ from harvest_lib.cli.check import refuse_to_start
 from harvest_lib.cli.options import ConfigFile, Listen, LogFormatOption, configuration, parse_level
 from harvest_lib.cli.terminal import stop_on_signals, watched
 from harvest_lib.errors import HarvestError
-from harvest_lib.logging_levels import NAMED_LEVELS
+from harvest_lib.process.logging_levels import NAMED_LEVELS
 
 if TYPE_CHECKING:
     from harvest_lib.harvester.harvest import Drained, Harvest
@@ -72,9 +72,9 @@ def run(
     from harvest_lib.cli.log_output import configure_logging
     from harvest_lib.cli.status_line import status_line
     from harvest_lib.harvester.harvest import Harvest, State
-    from harvest_lib.harvester.health import live
     from harvest_lib.harvester.interpreter import tune_interpreter
-    from harvest_lib.open_files import raise_limit
+    from harvest_lib.harvester.telemetry.health import live
+    from harvest_lib.process.open_files import raise_limit
     from harvest_lib.telemetry.liveness import Liveness
 
     settings = configuration(config, elects=True)

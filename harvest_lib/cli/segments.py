@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from harvest_lib.archive import Archived
     from harvest_lib.config import HarvestConfig
-    from harvest_lib.outbox import Detached, OutboxTable, Segment, Segments
+    from harvest_lib.outbox import OutboxTable
+    from harvest_lib.outbox.segments import Detached, Segment, Segments
 
 app = group("segments", "The segments of a native outbox: list, create in advance, archive and drop them.")
 
@@ -28,7 +29,7 @@ def list_(config: ConfigFile = None, as_json: Json = False) -> None:
 
     Example:  harvest segments list -f harvest.yaml
     """
-    from harvest_lib.outbox import Segments, detached_segments
+    from harvest_lib.outbox.segments import Segments, detached_segments
 
     with _open_native(config) as (_, outbox, connection):
         segments = Segments(outbox)
@@ -59,7 +60,7 @@ def ensure(
 
     Example:  harvest segments ensure -f harvest.yaml
     """
-    from harvest_lib.outbox import ensure_segments
+    from harvest_lib.outbox.segments import ensure_segments
 
     with _open_native(config) as (_, outbox, connection):
         done = ensure_segments(connection, outbox, ahead=count, size=segment_size)
@@ -92,7 +93,7 @@ def rotate(
 
       harvest segments rotate -f harvest.yaml --due
     """
-    from harvest_lib.outbox import rotate_segment
+    from harvest_lib.outbox.segments import rotate_segment
 
     if due and older_than is not None:
         raise typer.BadParameter(
@@ -133,7 +134,7 @@ def drop(
 
       harvest segments drop -f harvest.yaml --keep 72h
     """
-    from harvest_lib.outbox import drop_passed
+    from harvest_lib.outbox.segments import drop_passed
 
     given = None if keep is None else _seconds(keep, "--keep")
     with _open_native(config) as (configured, outbox, connection):

@@ -184,9 +184,9 @@ def move(
 
       harvest subscriptions move -f harvest.yaml --last-id 48211
     """
-    from harvest_lib.database import connect
-    from harvest_lib.harvester.factory import make_selection
+    from harvest_lib.harvester.assembly.factory import make_selection
     from harvest_lib.outbox import OutboxTable, create_beside
+    from harvest_lib.postgres.database import connect
     from harvest_lib.subscriptions.admin import Subscriptions
     from harvest_lib.subscriptions.moving import Moving, kafka_checkpoints
 
@@ -268,7 +268,7 @@ def sql_(config: ConfigFile = None) -> None:
 @contextmanager
 def _open_subscriptions(config: Path | None) -> "Iterator[tuple[Subscriptions, HarvestConfig]]":
     """Open the subscriptions of the configured outbox. Create their table if it is missing."""
-    from harvest_lib.harvester.factory import make_selection
+    from harvest_lib.harvester.assembly.factory import make_selection
     from harvest_lib.outbox import create_beside
     from harvest_lib.subscriptions.admin import Subscriptions
 

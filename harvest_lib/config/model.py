@@ -27,8 +27,8 @@ from harvest_lib.config.limits import Count, Limits, Policy, Seconds
 from harvest_lib.config.problems import Origins, Place, Problem, custom_error, raise_in_validator, unsendable
 from harvest_lib.config.settings import Settings, merged, paths, to_field_names
 from harvest_lib.config.spelling import goharvest_name
+from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.record import INTERNAL_TOPICS, is_legal_topic
-from harvest_lib.table_names import name_parts
 
 _DEFAULT_DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 _DEFAULT_BOOTSTRAP_SERVERS = "localhost:9092"

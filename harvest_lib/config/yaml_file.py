@@ -22,7 +22,7 @@ from harvest_lib.config.problems import Place, Problem, unknown
 from harvest_lib.config.spelling import goharvest_names
 from harvest_lib.config.yaml_reader import NULL, YamlReader, line_of
 from harvest_lib.errors import ConfigError
-from harvest_lib.logging_levels import NAMED_LEVELS, python_level
+from harvest_lib.process.logging_levels import NAMED_LEVELS, python_level
 
 _NAMES = {(): goharvest_names(HarvestConfig), ("limits",): goharvest_names(Limits)}
 """Fields by their names in a file, at the paths that have them."""

@@ -4,7 +4,7 @@ The whole chain of an error is searched, as an application, or a library such as
 
 | cause | passes |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres_causes` lists them; not a statement in a wrong state, or too slow |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres.postgres_causes` ; not a wrong state, or a slow statement |
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
 | the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |
@@ -17,7 +17,7 @@ import re
 import socket
 import sqlite3
 
-from harvest_lib import postgres_causes
+from harvest_lib.postgres import postgres_causes
 
 _TOOK_TOO_LONG = "57014"
 """The statement itself may be the cause: a wait for a lock ends sooner, with its own SQLSTATE (`PostgresStore`)."""

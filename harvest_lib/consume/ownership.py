@@ -11,12 +11,12 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.room import TURN_SECONDS
 from harvest_lib.consume.shard import Fenced, Shard
 from harvest_lib.errors import DatabaseUnavailable, HarvestError
+from harvest_lib.process import threads
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from psycopg.types.json import Jsonb
 from harvest_lib.consume.causes import follows_what_passes, passes
 from harvest_lib.consume.checkpoint import Checkpoint, ShardId
 from harvest_lib.consume.store import StateRefused, headers_as_json
-from harvest_lib.database import connect, translated
 from harvest_lib.errors import DatabaseError
+from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.sequencing.batch import Message
-from harvest_lib.table_names import name_parts
 
 IDLE_SECONDS = 120
 """Longest silence of a transaction towards Postgres: a function that is called for a message may take no longer."""

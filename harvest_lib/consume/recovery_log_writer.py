@@ -19,11 +19,11 @@ from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from harvest_lib import threads
 from harvest_lib.clock import Deadline
 from harvest_lib.consume.recovery_log import AUTHOR, HEAD, LogPlace, PagesDigest, first_offset, play_back
 from harvest_lib.errors import CheckpointError
 from harvest_lib.kafka_client import KafkaProducerProvider, client_settings, refused_settings, translate
+from harvest_lib.process import threads
 from harvest_lib.sequencing.publisher import bounded_queue
 
 DeliveryReport = Callable[[KafkaError | None, Any], None]

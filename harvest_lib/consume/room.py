@@ -8,10 +8,10 @@ held, and is then refused, is tried again soon: Postgres ends the previous sessi
 import logging
 import re
 
-from harvest_lib import open_files
 from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.postgres_causes import opens_no_session
+from harvest_lib.postgres.postgres_causes import opens_no_session
+from harvest_lib.process import open_files
 
 _log = logging.getLogger(__name__)
 

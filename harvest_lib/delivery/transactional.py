@@ -25,7 +25,6 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
 
-from harvest_lib import threads
 from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.client import ProducerKind
 from harvest_lib.delivery.errors import PURGED, SEVERAL_AT_A_TIME
@@ -41,6 +40,7 @@ from harvest_lib.delivery.protocol import (
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer
 from harvest_lib.native import NativeSender, close_with_sender
+from harvest_lib.process import threads
 from harvest_lib.record import Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 

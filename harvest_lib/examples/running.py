@@ -12,9 +12,9 @@ from harvest_lib.cli.terminal import stop_on_signals
 from harvest_lib.consume import Application, Consumer, PostgresStore, ShardLimits, Transaction, create_tables
 from harvest_lib.consume.postgres_store import LOCK_DDL
 from harvest_lib.consume.telemetry import ConsumerTelemetry
-from harvest_lib.database import connect, translated
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.interpreter import tune_collector
+from harvest_lib.postgres.database import connect, translated
 from harvest_lib.telemetry.service import observed
 
 Dsn = Annotated[

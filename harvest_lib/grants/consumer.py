@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from psycopg import sql
 
-from harvest_lib.table_names import name_parts
+from harvest_lib.postgres.table_names import name_parts
 
 _CHECKPOINTS = "SELECT, INSERT, UPDATE"
 _PARKED = "SELECT, INSERT, UPDATE"

@@ -24,11 +24,11 @@ from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import Delivery
 from harvest_lib.errors import HarvestError, LifecycleError
 from harvest_lib.events import EventHandler
-from harvest_lib.harvester.added_partitions import Added
-from harvest_lib.harvester.engine import Engine, OwnParts
-from harvest_lib.harvester.factory import certificates_of, refuse_bad_settings
-from harvest_lib.harvester.parts import Parts, choose_parts
-from harvest_lib.harvester.progress import ProgressLog
+from harvest_lib.harvester.assembly.engine import Engine, OwnParts
+from harvest_lib.harvester.assembly.factory import certificates_of, refuse_bad_settings
+from harvest_lib.harvester.assembly.parts import Parts, choose_parts
+from harvest_lib.harvester.housekeeping.added_partitions import Added
+from harvest_lib.harvester.housekeeping.progress import ProgressLog
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.terms import Terms
 from harvest_lib.kafka_client import KafkaConsumerProvider, KafkaProducerProvider

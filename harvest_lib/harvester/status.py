@@ -13,22 +13,23 @@ from confluent_kafka import KafkaException
 from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, KafkaError, OutboxTableError, TransactionOpen
-from harvest_lib.harvester.added_partitions import added_of
-from harvest_lib.harvester.choices import chosen, not_chosen, read_choices
-from harvest_lib.harvester.factory import make_selection
-from harvest_lib.harvester.pools import pool_at
+from harvest_lib.harvester.assembly.choices import chosen, not_chosen, read_choices
+from harvest_lib.harvester.assembly.factory import make_selection
+from harvest_lib.harvester.assembly.pools import pool_at
+from harvest_lib.harvester.housekeeping.added_partitions import added_of
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.kafka_offsets.open_transactions import settled_ends
 from harvest_lib.leadership import lock_holder
 from harvest_lib.leadership.group_members import members
 from harvest_lib.leadership.leader_topic import topic_trouble
 from harvest_lib.leadership.pool import SUBSCRIPTION, Pool, conflict_in_group
-from harvest_lib.outbox import OutboxTable, detached_segments
-from harvest_lib.outbox.held_segments import Held, held_segments
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.segments import detached_segments
+from harvest_lib.outbox.segments.held import Held, held_segments
 from harvest_lib.outbox.sizes import Sizes, read_sizes
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.subscriptions.admin import Subscriptions
 from harvest_lib.subscriptions.backlog import MOST, Backlog, backlog_of_table, total
 from harvest_lib.subscriptions.shards import SubscriptionShard

@@ -18,9 +18,9 @@ from harvest_lib.events import (
     Meter,
     MeterRead,
 )
-from harvest_lib.harvester.engine import Callbacks, Engine
+from harvest_lib.harvester.assembly.engine import Callbacks, Engine
 from harvest_lib.harvester.hold_off import HoldOffs
-from harvest_lib.harvester.measures import HarvestMeasures
+from harvest_lib.harvester.observers.measures import HarvestMeasures
 from harvest_lib.leadership import Leadership, Term, TermEnd
 from harvest_lib.telemetry.harmless import Harmless
 

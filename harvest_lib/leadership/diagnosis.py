@@ -7,10 +7,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harvest_lib import threads
 from harvest_lib.errors import PoolConflict
 from harvest_lib.leadership.leader_topic import topic_trouble
 from harvest_lib.leadership.other_pools import OtherPools
+from harvest_lib.process import threads
 
 _INTERVAL_SECONDS = 5.0
 """A member that has to wait asks this often whether it waits for another pool."""

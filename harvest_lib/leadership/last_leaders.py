@@ -28,8 +28,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.postgres.database import in_statement, translated
 
 _log = logging.getLogger(__name__)
 

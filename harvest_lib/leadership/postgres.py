@@ -42,12 +42,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harvest_lib.clock import Deadline, boot_seconds
-from harvest_lib.database import log_denied
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseUnavailable, LifecycleError
 from harvest_lib.leadership.last_leaders import UNKNOWN, LastLeaders, SubscriptionRows
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.protocol import Term, TermEnd
 from harvest_lib.leadership.term_registry import ElectedLeadership
+from harvest_lib.postgres.database import log_denied
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.leadership.pool import ConflictLog, Pool, conflict_on_outbox
+from harvest_lib.postgres.database import in_statement, translated
 
 _LEADERS = """
 SELECT s.subscription, s.shard, s.leader_id::text, s.leader FROM {table} AS s
@@ -32,7 +32,7 @@ WHERE (s.subscription <> %(subscription)s OR s.shard = coalesce(%(shard)s, s.sha
   )
 """
 
-# The facts about topics stay: see `harvest_lib.harvester.added_partitions`.
+# The facts about topics stay: see `harvest_lib.harvester.housekeeping.added_partitions`.
 _ANNOUNCE = """
 UPDATE {table} SET leader = %(leader)s
   || CASE WHEN leader ? 'topics' THEN jsonb_build_object('topics', leader -> 'topics') ELSE '{{}}' END

@@ -14,9 +14,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.outbox.short_locks import PATIENCE_SECONDS, exclusively, with_short_locks
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres.database import translated
 from harvest_lib.record import TOPIC_MAX_CHARS
 
 _RULES: Mapping[str, LiteralString] = {

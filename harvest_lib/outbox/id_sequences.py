@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.postgres.database import translated
 
 _NEAR = 0.8
 """Share of ids given out from which on the end is near."""

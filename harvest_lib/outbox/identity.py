@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, ServerRegressed
+from harvest_lib.postgres.database import in_statement, translated
 
 _DATABASE = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.record import OutboxRecord, RecordLimits
 
 # Ids are given out after the sort, so in the order of the arrays. The time is Postgres's, as for every writer.

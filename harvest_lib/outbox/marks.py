@@ -5,9 +5,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres.database import in_statement, translated
 
 _FIRST = "SELECT id FROM {table} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
 

@@ -16,9 +16,9 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres.database import in_statement, translated
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS {replays} (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import HIDDEN_ROWS, hidden_rows, in_statement, translated
+from harvest_lib.postgres.database import HIDDEN_ROWS, hidden_rows, in_statement, translated
 
 Command = Literal["SELECT", "UPDATE", "DELETE"]
 

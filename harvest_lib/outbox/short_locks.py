@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseError
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres.database import translated
 
 LOCK_TIMEOUT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0

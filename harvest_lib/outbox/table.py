@@ -7,7 +7,6 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
 from harvest_lib.outbox import column_types
 from harvest_lib.outbox import native_table_queries as queries
@@ -15,7 +14,8 @@ from harvest_lib.outbox.column_types import FoundColumn
 from harvest_lib.outbox.ddl_lock import lock_ddl
 from harvest_lib.outbox.durable import require_durable
 from harvest_lib.outbox.id_sequences import IdSequences
-from harvest_lib.table_names import name_parts
+from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.table_names import name_parts
 
 Kind = Literal["goharvest", "native"]
 ValueType = Literal["text", "bytea"]

@@ -15,10 +15,10 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from harvest_lib import postgres_causes
-from harvest_lib.database import connect, translated
 from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox.table import OutboxTable
+from harvest_lib.postgres import postgres_causes
+from harvest_lib.postgres.database import connect, translated
 
 _ABSENT = "SELECT 1 WHERE to_regclass(%s) IS NULL"
 

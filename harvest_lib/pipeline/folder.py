@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from harvest_lib.durable_files import make_folder
 from harvest_lib.errors import PipelineError
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.declaration import Declaration, DeclaredWriter
@@ -21,6 +20,7 @@ from harvest_lib.pipeline.parked_messages import ParkedMessages
 from harvest_lib.pipeline.routing import Routing
 from harvest_lib.pipeline.settings import name_complaint
 from harvest_lib.pipeline.writer_progress import WriterProgress
+from harvest_lib.process.durable_files import make_folder
 
 _log = logging.getLogger(__name__)
 

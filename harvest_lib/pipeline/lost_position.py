@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 
-from harvest_lib.durable_files import sync_folder
 from harvest_lib.errors import HarvestError, PositionLost
+from harvest_lib.process.durable_files import sync_folder
 
 _log = logging.getLogger(__name__)
 

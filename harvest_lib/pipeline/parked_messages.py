@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harvest_lib.durable_files import sync_folder
 from harvest_lib.pipeline import extended_json
 from harvest_lib.pipeline.commit_log.files import read_at, write_all
 from harvest_lib.pipeline.message import PipelineMessage
+from harvest_lib.process.durable_files import sync_folder
 
 
 class ParkedMessages:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from harvest_lib import postgres_causes
 from harvest_lib.clock import Deadline
 from harvest_lib.errors import DatabaseUnavailable, PipelineError
 from harvest_lib.pipeline.adaptors import Writer
@@ -22,6 +21,7 @@ from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.stop_reason import one_line
 from harvest_lib.pipeline.threads import PipelineThread
 from harvest_lib.pipeline.writer_progress import WriterProgress
+from harvest_lib.postgres import postgres_causes
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.native import NativeRows, rows_of
+from harvest_lib.postgres.sql_ascii import as_bytes
 from harvest_lib.record import ID, PAGE_BYTES, Row, row_bytes
 from harvest_lib.source.by_bytes import take_next
 from harvest_lib.source.thread import CallThread
-from harvest_lib.sql_ascii import as_bytes
 
 _LAST = 2**63 - 1
 _AHEAD = 4

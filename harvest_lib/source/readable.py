@@ -10,8 +10,8 @@ from typing import Any, overload
 
 import psycopg
 
+from harvest_lib.postgres.sql_ascii import as_bytes, has_no_encoding, is_utf8, shown
 from harvest_lib.record import Row, Unreadable
-from harvest_lib.sql_ascii import as_bytes, has_no_encoding, is_utf8, shown
 
 _SHOWN = 80
 

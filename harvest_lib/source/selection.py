@@ -8,8 +8,8 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.config.columns import ColumnMapping, Constant, Part
-from harvest_lib.database import in_statement
 from harvest_lib.outbox.row_security import guarded
+from harvest_lib.postgres.database import in_statement
 from harvest_lib.source.pg_snapshot import Snapshot
 
 COLUMNS: Mapping[str, sql.Composable] = {

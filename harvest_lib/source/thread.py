@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from harvest_lib import threads
+from harvest_lib.process import threads
 
 Answer = TypeVar("Answer")
 Argument = TypeVar("Argument")

@@ -17,9 +17,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import ServerRegressed
-from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.segments import Segments
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.source.pg_snapshot import Snapshot
 
 SeenRows = Mapping[str, Any]

@@ -24,10 +24,10 @@ from harvest_lib.checkpoints.subscription_rows import lock_subscription
 from harvest_lib.checkpoints.topic import read_checkpoints
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.model import default_checkpoint_topic
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import CheckpointError, OutboxTableError, TopicMissing
-from harvest_lib.outbox import MovedRows, Moves
-from harvest_lib.outbox.moved_rows import FIRST_RANK, Origin
+from harvest_lib.outbox.relocation import MovedRows, Moves
+from harvest_lib.outbox.relocation.moved_rows import FIRST_RANK, Origin
+from harvest_lib.postgres.database import in_statement, translated
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source import server_identity
 from harvest_lib.source.pg_snapshot import Snapshot

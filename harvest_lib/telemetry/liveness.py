@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harvest_lib import threads
 from harvest_lib.errors import ConfigError
+from harvest_lib.process import threads
 from harvest_lib.telemetry.health import Verdict
 
 _EVERY_SECONDS = 1.0

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from harvest_lib import threads
 from harvest_lib.clock import boot_seconds
+from harvest_lib.process import threads
 
 _log = logging.getLogger(__name__)
 

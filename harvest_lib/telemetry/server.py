@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import parse_qs, urlsplit
 
-from harvest_lib import threads
 from harvest_lib.errors import ConfigError
+from harvest_lib.process import threads
 from harvest_lib.telemetry.catalogue import Readings
 from harvest_lib.telemetry.health import DEFAULT_WITHIN_SECONDS, Health, Verdict
 from harvest_lib.telemetry.process import ProcessReadings

@@ -24,8 +24,8 @@ from harvest_lib.consume import Intent
 from harvest_lib.delivery import BatchCommitted, BatchOutcome, Sequenced
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.events import Event, LeaderAcquired, LeaderRefreshed
-from harvest_lib.harvester import engine, factory
 from harvest_lib.harvester import harvest as harvest_module
+from harvest_lib.harvester.assembly import engine, factory
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.record.header import HEADER_NAME, unpack

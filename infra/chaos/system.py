@@ -19,7 +19,8 @@ from harvest_lib.local_stack.kafka import KafkaCluster
 from harvest_lib.local_stack.ports import keep_ports
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.local_stack.process import tail
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 from infra.chaos.following import Following
 from infra.chaos.history.events import FailoverLoss, Park, RecreatedTopic
 from infra.chaos.link import Links

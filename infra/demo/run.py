@@ -23,11 +23,11 @@ from uuid import UUID
 from confluent_kafka import libversion
 
 from harvest_lib.audit import AuditReport, audit, read_query, read_topics
-from harvest_lib.database import connect
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.java import find_java, java_major
 from harvest_lib.local_stack.state import default_state, make_folder
+from harvest_lib.postgres.database import connect
 from infra.demo.copying import Copying
 from infra.demo.counting import Counting
 from infra.demo.loading import FLIGHTS, Loading

@@ -15,9 +15,9 @@ import psycopg
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from harvest_lib.database import connect
 from harvest_lib.local_stack import Stack
 from harvest_lib.local_stack.state import default_state, make_folder, write_private
+from harvest_lib.postgres.database import connect
 from infra.consumers import SHORT_SESSION, ConsumerPool
 from infra.demo.place import Place, made
 from infra.demo.pool import SIZE, DemoPool

@@ -19,11 +19,11 @@ from typing import Any
 
 import yaml
 
-from harvest_lib.database import connect
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import message_of
 from harvest_lib.pipeline.folder import commit_folder
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
+from harvest_lib.postgres.database import connect
 from infra.demo.place import Place
 from infra.demo.progress import Progress
 from infra.demo.runner import DemoRun

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from harvest_lib.database import connect, translated
+from harvest_lib.postgres.database import connect, translated
 from infra.demo.feeding import Feed, published_flights
 
 TABLES = """

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harvest_lib.database import connect
+from harvest_lib.postgres.database import connect
 from infra.demo.comparing import committed_values, differences
 from infra.demo.place import Place
 from infra.demo_spark.orders import Order

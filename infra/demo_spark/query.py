@@ -12,11 +12,11 @@ import psutil
 import pyspark
 
 from harvest_lib.clock import Deadline
-from harvest_lib.database import connect
 from harvest_lib.errors import StackError
 from harvest_lib.local_stack.java import find_java
 from harvest_lib.local_stack.process import ServerProcess
 from harvest_lib.local_stack.state import default_state, make_folder
+from harvest_lib.postgres.database import connect
 from infra.demo.place import Place
 from infra.processes import failed
 from infra.waiting import until

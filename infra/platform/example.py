@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from harvest_lib.database import connect
 from harvest_lib.kafka_client import create_topic
 from harvest_lib.outbox import NativeTable, OutboxTable, create_beside
 from harvest_lib.outbox.stamping import add_stamp
+from harvest_lib.postgres.database import connect
 
 OUTBOX = "outbox"
 TOPIC = "flights"

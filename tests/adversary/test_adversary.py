@@ -32,7 +32,8 @@ from support.pool import Member
 from support.waiting import eventually
 
 from harvest_lib.consume import Sequencer, read_committed
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 
 pytestmark = pytest.mark.full
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.factory import make_batch_source
+from harvest_lib.harvester.assembly.factory import make_batch_source
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from tests.benchmarks import native_floors

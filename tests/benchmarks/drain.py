@@ -12,7 +12,7 @@ from uuid import uuid4
 from harvest_lib.cli.run import served_harvest
 from harvest_lib.config import HarvestConfig
 from harvest_lib.events import Event, LeaderAcquired
-from harvest_lib.harvester.factory import make_source
+from harvest_lib.harvester.assembly.factory import make_source
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.interpreter import tune_interpreter
 from harvest_lib.native import implementation

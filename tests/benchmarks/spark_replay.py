@@ -20,7 +20,7 @@ import psycopg
 from harvest_lib.archive import archive_segments
 from harvest_lib.local_stack.state import default_state
 from harvest_lib.outbox import NativeTable, OutboxTable
-from harvest_lib.outbox.segments import Segments
+from harvest_lib.outbox.segments.segment_list import Segments
 from tests.benchmarks.backlog import Servers
 from tests.benchmarks.processes import Run, run_module
 from tests.benchmarks.report import Result, at_most

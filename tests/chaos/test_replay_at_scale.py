@@ -20,7 +20,7 @@ from support.writers import Writers
 
 from harvest_lib.archive import archive_segments
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import drop_passed
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.record.header import HEADER_NAME, unpack
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(7_200)]

@@ -10,7 +10,8 @@ from support.rows import row
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.outbox import OutboxTable, ParkedRecords, ParkedSelection
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords, ParkedSelection
 from harvest_lib.source import MarkSource
 
 pytestmark = pytest.mark.quick

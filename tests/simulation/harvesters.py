@@ -9,7 +9,7 @@ from harvest_lib.config import HarvestConfig, Limits
 from harvest_lib.delivery.topic_troubles import Troubles
 from harvest_lib.errors import HarvestError
 from harvest_lib.events import LeaderRefreshed
-from harvest_lib.harvester.factory import (
+from harvest_lib.harvester.assembly.factory import (
     make_delivery,
     make_parking,
     make_purging_delivery,

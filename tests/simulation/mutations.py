@@ -15,12 +15,12 @@ from harvest_lib.checkpoints import row_statements as checkpoint
 from harvest_lib.checkpoints import stores
 from harvest_lib.checkpoints.choice import CheckpointChoice
 from harvest_lib.checkpoints.kafka_store import KafkaStore
-from harvest_lib.database import in_statement
 from harvest_lib.delivery import AtLeastOnce, Sequenced, TransactionalProducer, at_least_once
 from harvest_lib.delivery.failures import Failures
-from harvest_lib.harvester import factory
+from harvest_lib.harvester.assembly import factory
 from harvest_lib.leadership import Term, last_leaders
 from harvest_lib.leadership.last_leaders import SubscriptionRows
+from harvest_lib.postgres.database import in_statement
 from harvest_lib.sequencing.publisher import Publisher
 from harvest_lib.sequencing.sequencer import Sequencer
 from harvest_lib.source import (

@@ -8,18 +8,18 @@ from collections import Counter
 
 from psycopg import sql
 
-from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.refusals import REMEMBER
 from harvest_lib.checkpoints.subscription_rows import _KINDS, _LOCK
 from harvest_lib.checkpoints.table import CheckpointTable
-from harvest_lib.database import in_statement
 from harvest_lib.leadership import last_leaders, rivals
 from harvest_lib.leadership.pool import Pool
 from harvest_lib.leadership.rivals import Rivals
 from harvest_lib.outbox import row_security
+from harvest_lib.outbox.parking.leader_ids import ParkedIds
+from harvest_lib.outbox.parking.leader_records import ParkingMoves
+from harvest_lib.postgres.database import in_statement
 from harvest_lib.source import MarkSource, Selection, SnapshotSource, TransactionIdSource, batch_source, server_identity
 from harvest_lib.source.filters import Subscription, shard_conditions
-from harvest_lib.source.parking_moves import ParkingMoves
 from harvest_lib.source.pg_snapshot import Snapshot
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.source.sharding import shard_of

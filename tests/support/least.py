@@ -25,7 +25,8 @@ from harvest_lib.errors import DatabaseError, HarvestError, OutboxTableError
 from harvest_lib.grants import Grants
 from harvest_lib.grants.kafka import harvester_acls
 from harvest_lib.local_stack.kafka_security import SASL_USER
-from harvest_lib.outbox import OutboxTable, ParkedRecords, create_beside
+from harvest_lib.outbox import OutboxTable, create_beside
+from harvest_lib.outbox.parking import ParkedRecords
 
 LIMITED = bool(os.environ.get("TEST_LEAST_PRIVILEGE"))
 HARVESTER, READER = "least_harvester", "least_reader"

@@ -3,8 +3,10 @@
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, Segments, append
+from harvest_lib.outbox import NativeTable, OutboxTable, append
+from harvest_lib.outbox.parking import ParkedRecords
+from harvest_lib.outbox.segments import Segments
+from harvest_lib.postgres.database import in_statement
 from harvest_lib.record import OutboxRecord
 
 

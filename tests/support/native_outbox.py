@@ -6,7 +6,8 @@ import psycopg
 from psycopg.rows import dict_row
 from support.outbox import Outbox
 
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 
 
 @dataclass

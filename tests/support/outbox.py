@@ -15,7 +15,8 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Message, Sequencer
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, unpack
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID
 

@@ -2,8 +2,8 @@
 
 from psycopg import sql
 
-from harvest_lib.database import in_statement
-from harvest_lib.outbox.parked_row import columns_statement, record_of
+from harvest_lib.outbox.parking.parked_row import columns_statement, record_of
+from harvest_lib.postgres.database import in_statement
 
 _MOVE = """
 WITH moved AS (

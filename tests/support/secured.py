@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.config import HarvestConfig
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 
 OUTBOX = OutboxTable(("outbox",))
 

@@ -30,8 +30,8 @@ from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.config import load
 from harvest_lib.consume import Flag, unpack
 from harvest_lib.delivery import BatchCommitted, Sequenced, Transactional
-from harvest_lib.harvester import engine
-from harvest_lib.harvester.factory import make_source
+from harvest_lib.harvester.assembly import engine
+from harvest_lib.harvester.assembly.factory import make_source
 from harvest_lib.harvester.harvest import Harvest, State
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.sequencing.message_id import HEADER_NAME as MESSAGE_ID

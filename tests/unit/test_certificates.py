@@ -21,7 +21,7 @@ from harvest_lib.certificates import WARN_SECONDS, Certificates
 from harvest_lib.config import HarvestConfig
 from harvest_lib.consume import Consumer
 from harvest_lib.consume.telemetry import ConsumerTelemetry
-from harvest_lib.harvester.factory import certificates_of
+from harvest_lib.harvester.assembly.factory import certificates_of
 from harvest_lib.telemetry.catalogue import CERTIFICATE_EXPIRY
 
 pytestmark = pytest.mark.quick

@@ -4,9 +4,9 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from harvest_lib.database import translate
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
-from harvest_lib.postgres_causes import answered, passes, sqlstate
+from harvest_lib.postgres.database import translate
+from harvest_lib.postgres.postgres_causes import answered, passes, sqlstate
 
 pytestmark = pytest.mark.quick
 

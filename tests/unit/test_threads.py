@@ -9,7 +9,7 @@ import threading
 import pytest
 from support.waiting import eventually
 
-from harvest_lib import threads
+from harvest_lib.process import threads
 
 pytestmark = pytest.mark.quick
 
@@ -78,7 +78,7 @@ class Refusing(logging.Handler):
 
 @pytest.fixture
 def refusing():
-    handler, logger = Refusing(), logging.getLogger("harvest_lib.threads")
+    handler, logger = Refusing(), logging.getLogger("harvest_lib.process.threads")
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)

@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.factory import certificates_of
+from harvest_lib.harvester.assembly.factory import certificates_of
 from harvest_lib.harvester.preflight.report import Report
 
 

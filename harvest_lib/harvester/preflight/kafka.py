@@ -16,10 +16,10 @@ from harvest_lib.clock import Deadline
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import KafkaAccessDenied, KafkaError, TopicCompacted, TopicMissing
 from harvest_lib.grants.kafka import Resource
-from harvest_lib.harvester.factory import refuse_bad_settings
-from harvest_lib.harvester.preconditions import Check
+from harvest_lib.harvester.assembly.factory import refuse_bad_settings
+from harvest_lib.harvester.assembly.preconditions import Check
+from harvest_lib.harvester.assembly.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.harvester.preflight.report import Report
-from harvest_lib.harvester.transactions import WITHOUT, lacking, try_transactions
 from harvest_lib.kafka_client import (
     answer_of,
     client_settings,

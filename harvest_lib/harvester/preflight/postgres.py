@@ -11,18 +11,18 @@ import psycopg
 from psycopg import sql
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.database import connect, in_statement, require_session, translated
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError
 from harvest_lib.grants import harvester_needs, require_grants
-from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.factory import make_selection
-from harvest_lib.harvester.pools import ELECTION_UNKNOWN, read_pool, refuse_group
-from harvest_lib.harvester.preconditions import Check, Preconditions
+from harvest_lib.harvester.assembly.choices import read_choices, resolved
+from harvest_lib.harvester.assembly.factory import make_selection
+from harvest_lib.harvester.assembly.pools import ELECTION_UNKNOWN, read_pool, refuse_group
+from harvest_lib.harvester.assembly.preconditions import Check, Preconditions
+from harvest_lib.harvester.housekeeping.table_warnings import ids_end, rows_unstamped
 from harvest_lib.harvester.preflight.report import Report
-from harvest_lib.harvester.table_warnings import ids_end, rows_unstamped
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.id_sequences import IdsEnd
 from harvest_lib.outbox.native_table import index_statement
+from harvest_lib.postgres.database import connect, in_statement, require_session, translated
 
 _MOST_TOPICS = 100
 _CLOCK_SECONDS = 1.0

@@ -28,7 +28,6 @@ from pydantic import Field
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.clock import unix_ms
 from harvest_lib.config.data_source import DataSource
-from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.native import NativeRows, encode
 from harvest_lib.outbox.table import OutboxTable
@@ -36,6 +35,7 @@ from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
 from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
+from harvest_lib.postgres.database import connect, in_statement, translated
 from harvest_lib.record import ID, KEY, TOPIC, VALUE, Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.source.filters import Subscription, subscription_filter

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harvest_lib.durable_files import sync_folder
 from harvest_lib.errors import LogError, LogUnwritable
+from harvest_lib.process.durable_files import sync_folder
 
 _SEGMENT = re.compile(r"(\d{20})\.(\d+)\.(log|index)")
 _UNFINISHED = re.compile(r"(\d{20}\.\d+\.index|log\.json)\.new")

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Self
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import LogError, LogUnwritable, OffsetBeyondLog
 from harvest_lib.pipeline.commit_log import compaction, manifest, opening, skipping
 from harvest_lib.pipeline.commit_log.compaction import Compacted
@@ -19,6 +18,7 @@ from harvest_lib.pipeline.commit_log.opening import Cut
 from harvest_lib.pipeline.commit_log.reading import LogView, newest_of
 from harvest_lib.pipeline.commit_log.segment import BLOCK_BYTES, LogSegment, SegmentWriter
 from harvest_lib.pipeline.commit_log.skipping import Skipped
+from harvest_lib.process.durable_files import make_folder, sync_folder
 
 SEGMENT_BYTES = 1 << 30
 

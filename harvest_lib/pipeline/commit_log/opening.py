@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from harvest_lib.durable_files import sync_folder
 from harvest_lib.errors import LogDamaged
 from harvest_lib.pipeline.commit_log import index
 from harvest_lib.pipeline.commit_log.compaction import remove
@@ -25,6 +24,7 @@ from harvest_lib.pipeline.commit_log.files import (
 from harvest_lib.pipeline.commit_log.index import Block, IndexRecord, IndexRecordKind
 from harvest_lib.pipeline.commit_log.manifest import ClosedSegment, LogManifest, read, write
 from harvest_lib.pipeline.commit_log.segment import LogSegment, SegmentWriter
+from harvest_lib.process.durable_files import sync_folder
 
 _AT_ONCE_BYTES = 1 << 24
 

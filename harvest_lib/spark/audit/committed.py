@@ -24,10 +24,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from harvest_lib.audit.records import CONTENT
-from harvest_lib.database import translated
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, OutboxTableError
-from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.row_security import check_all_rows
+from harvest_lib.outbox.segments import Segments
+from harvest_lib.postgres.database import translated
+from harvest_lib.postgres.table_names import name_parts
 from harvest_lib.source.filters import filter_conditions
 from harvest_lib.spark.audit import queries
 from harvest_lib.spark.audit.comparison import MUST_COME, PARKED, WAITS
@@ -35,7 +37,6 @@ from harvest_lib.spark.audit.unchanged import require_unchanged
 from harvest_lib.spark.sink.database import JdbcTarget
 from harvest_lib.subscriptions.delivered import delivered, shards_of
 from harvest_lib.subscriptions.shards import SubscriptionShard
-from harvest_lib.table_names import name_parts
 
 _PART_ROWS = 1_000_000
 _MOST_PARTS = 10_000

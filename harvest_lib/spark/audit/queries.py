@@ -7,7 +7,7 @@ read of few rows: Postgres does not build them for the rest.
 from collections.abc import Sequence
 from typing import LiteralString
 
-from harvest_lib.database import LIFT_TIMEOUTS
+from harvest_lib.postgres.database import LIFT_TIMEOUTS
 
 INTEGERS = ("smallint", "integer", "bigint")
 

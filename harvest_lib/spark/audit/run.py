@@ -19,10 +19,10 @@ from psycopg import sql
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from harvest_lib import database
 from harvest_lib.errors import ConfigError, DatabaseError, HarvestError, ServerRegressed
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.identity import identity_of
+from harvest_lib.postgres import database
 from harvest_lib.source import server_identity
 from harvest_lib.spark.audit import comparison, results
 from harvest_lib.spark.audit.committed import (

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib.database import in_statement, translated
 from harvest_lib.errors import DatabaseError
 from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import in_statement, translated
 
 _LOCK = "SELECT FROM {} LIMIT 0"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from psycopg import sql
 
-from harvest_lib.database import connect
+from harvest_lib.postgres.database import connect
 from harvest_lib.source import Position, Selection, SnapshotSource
 from harvest_lib.source.selection import COLUMNS
 from harvest_lib.spark.data_source.attached import Attached, attached, table_of

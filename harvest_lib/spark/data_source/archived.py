@@ -19,8 +19,8 @@ from harvest_lib.archive import ArchivedFile, ArchiveFiles
 from harvest_lib.archive.records import load_pyarrow
 from harvest_lib.errors import ArchiveError
 from harvest_lib.outbox import OutboxTable
-from harvest_lib.outbox.archived_segments import ArchivedSegments
 from harvest_lib.outbox.identity import identity_of
+from harvest_lib.outbox.segments.archived import ArchivedSegments
 from harvest_lib.source.pg_snapshot import Snapshot
 
 _BATCH_ROWS = 5_000

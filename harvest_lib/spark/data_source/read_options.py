@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from harvest_lib.errors import ConfigError
-from harvest_lib.table_names import is_no_table
+from harvest_lib.postgres.table_names import is_no_table
 
 DSN_VARIABLE = "HARVEST_DSN"
 

@@ -110,7 +110,7 @@ class OutboxStreamReader(DataSourceStreamReader):
         return ahead.offset_now(self.options)
 
     def _require(self, offsets: Sequence[dict[str, Any]]) -> None:
-        from harvest_lib.database import connect  # noqa: PLC0415 - loads psycopg
+        from harvest_lib.postgres.database import connect  # noqa: PLC0415 - loads psycopg
         from harvest_lib.spark.data_source import outbox_rows  # noqa: PLC0415 - as above
 
         with connect(self.options.conninfo) as connection:

@@ -30,12 +30,13 @@ from pyspark.sql import functions as F
 from harvest_lib.archive import ArchiveFiles
 from harvest_lib.archive.urls import shown
 from harvest_lib.conninfo import parameters_of
-from harvest_lib.database import connect, in_statement, translated
 from harvest_lib.errors import ArchiveError, CheckpointError, ConfigError, HarvestError, TopicMissing
 from harvest_lib.kafka_client import client_settings, log_range, topic_partitions, translate
-from harvest_lib.outbox import OutboxTable, Segments
+from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.replays import OutboxReplay, Replays
+from harvest_lib.outbox.segments import Segments
 from harvest_lib.outbox.short_locks import exclusively
+from harvest_lib.postgres.database import connect, in_statement, translated
 from harvest_lib.record import is_legal_topic
 from harvest_lib.source import Selection, server_identity
 from harvest_lib.spark.data_source import OutboxDataSource

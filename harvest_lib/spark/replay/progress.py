@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from harvest_lib import threads
 from harvest_lib.kafka_client import client_settings
+from harvest_lib.process import threads
 from harvest_lib.spark.replay.parts import PartSettings
 
 _LOOK_SECONDS = 1.0

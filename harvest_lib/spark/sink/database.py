@@ -13,10 +13,10 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import class_row
 
 from harvest_lib.conninfo import parameters_of
-from harvest_lib.database import open_session
 from harvest_lib.errors import ConfigError, DatabaseAccessDenied, DatabaseError, DatabaseUnavailable
+from harvest_lib.postgres.database import open_session
+from harvest_lib.postgres.table_names import is_no_table, name_parts
 from harvest_lib.spark.sink import queries
-from harvest_lib.table_names import is_no_table, name_parts
 
 _LONGEST_NAME_BYTES = 63
 

@@ -34,7 +34,8 @@ from harvest_lib.errors import (
     TopicMissing,
     TransactionOpen,
 )
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.record.header import HEADER_NAME, stamp
 
 pytestmark = pytest.mark.gate

@@ -14,9 +14,10 @@ from harvest_lib.checkpoints.kafka_store import KafkaStore
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import Migration, OutboxTable, append
+from harvest_lib.outbox import OutboxTable, append
 from harvest_lib.outbox.identity import identity_of
 from harvest_lib.outbox.native_table import create_beside
+from harvest_lib.outbox.relocation import Migration
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source.filters import Subscription
 

@@ -24,10 +24,10 @@ from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError
 from harvest_lib.grants import harvester_needs, missing_grants
 from harvest_lib.grants.kafka import Acl
 from harvest_lib.harvester import preflight
+from harvest_lib.harvester.assembly.transactions import prepare_transactions
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.preflight import kafka as kafka_checks
 from harvest_lib.harvester.preflight import postgres as postgres_checks
-from harvest_lib.harvester.transactions import prepare_transactions
 from harvest_lib.kafka_client import topic_partitions
 from harvest_lib.local_stack.postgres import PostgresServer
 from harvest_lib.outbox import NativeTable, OutboxTable, append

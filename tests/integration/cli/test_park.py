@@ -13,7 +13,8 @@ from support.terminal import Screen
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, ParkedRecords, ParkedSelection
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords, ParkedSelection
 
 pytestmark = pytest.mark.gate
 

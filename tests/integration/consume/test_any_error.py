@@ -122,7 +122,7 @@ def test_a_shard_that_any_error_ends_begins_again_and_says_so(dsn, consumer, cap
 
 
 def test_a_thread_that_there_is_no_room_for_is_started_later(dsn, consumer, monkeypatch, caplog):
-    from harvest_lib import threads  # noqa: PLC0415
+    from harvest_lib.process import threads  # noqa: PLC0415
 
     start, refusals = threads.start, ["can't start new thread"] * 2
 

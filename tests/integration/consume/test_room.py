@@ -10,8 +10,8 @@ from psycopg.conninfo import make_conninfo
 from support.consuming import Counting, Running
 from support.waiting import eventually
 
-from harvest_lib import open_files
 from harvest_lib.consume import Consumer, PostgresStore, create_tables
+from harvest_lib.process import open_files
 
 pytestmark = pytest.mark.gate
 

@@ -366,7 +366,7 @@ def test_code_locations_and_slots_have_rows_of_their_own(heartbeats):
 
 @pytest.mark.parametrize("error", [KeyError, SystemExit, GeneratorExit])
 def test_beats_go_on_after_an_error_of_any_kind(heartbeats, outbox, resource, monkeypatch, caplog, error):
-    monkeypatch.setattr("harvest_lib.threads._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("harvest_lib.process.threads._LOOK_SECONDS", 0.01)
     renew, errors = HeartbeatTable.renew, [error("why")]
 
     def failing(self, place, run_id):

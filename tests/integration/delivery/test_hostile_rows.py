@@ -10,9 +10,10 @@ from psycopg import sql
 from support.hostile import HostileRow, rows
 from support.outbox import harvest_config
 
-from harvest_lib.database import in_statement
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
+from harvest_lib.postgres.database import in_statement
 from harvest_lib.record.header import HEADER_NAME, unpack
 
 pytestmark = pytest.mark.gate

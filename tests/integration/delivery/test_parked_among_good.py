@@ -9,8 +9,9 @@ from support.waiting import eventually
 from harvest_lib.errors import RecordError
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import OutboxTable, ParkedRecords
-from harvest_lib.outbox.parked_record import ParkedSelection
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
+from harvest_lib.outbox.parking.parked_record import ParkedSelection
 
 pytestmark = pytest.mark.gate
 

@@ -12,7 +12,7 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection
+from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords, ParkedSelection
 
 pytestmark = pytest.mark.full
 

@@ -19,7 +19,8 @@ from harvest_lib.audit import read_topics
 from harvest_lib.delivery import topic_facts
 from harvest_lib.events import LeaderRefreshed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.record import INTERNAL_TOPICS
 from harvest_lib.telemetry.counts import KAFKA_ERRORS
 

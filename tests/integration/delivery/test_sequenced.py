@@ -26,7 +26,7 @@ from harvest_lib.delivery import (
     acknowledge_again,
 )
 from harvest_lib.errors import CheckpointError, KafkaUnavailable, TopicCompacted
-from harvest_lib.harvester.engine import Callbacks
+from harvest_lib.harvester.assembly.engine import Callbacks
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable

@@ -9,14 +9,14 @@ from support.outbox import harvest_config
 from support.subscribed import Subscribed
 from support.waiting import eventually
 
-from harvest_lib.database import connect
 from harvest_lib.delivery.partitioners import partition_of
-from harvest_lib.harvester import added_partitions
-from harvest_lib.harvester.added_partitions import Added, added_of
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import MOST_TOPICS
+from harvest_lib.harvester.housekeeping import added_partitions
+from harvest_lib.harvester.housekeeping.added_partitions import Added, added_of
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry, _noticed
+from harvest_lib.harvester.telemetry.outbox_sample import MOST_TOPICS
+from harvest_lib.postgres.database import connect
 from harvest_lib.telemetry.catalogue import PARTITIONS_ADDED
 
 pytestmark = pytest.mark.gate

@@ -17,7 +17,8 @@ from harvest_lib.cli.status import StatusReadings
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import SAMPLED, StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.subscriptions import backlog
 from harvest_lib.telemetry.server import Listener
 

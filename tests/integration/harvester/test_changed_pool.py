@@ -15,9 +15,11 @@ from support.subscribed import Subscribed
 from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, OutboxTableError, PoolConflict
-from harvest_lib.harvester import pools, preflight, table_watch
+from harvest_lib.harvester import preflight
+from harvest_lib.harvester.assembly import pools
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import Migration
+from harvest_lib.harvester.housekeeping import table_watch
+from harvest_lib.outbox.relocation import Migration
 
 pytestmark = pytest.mark.full
 

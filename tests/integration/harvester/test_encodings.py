@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from harvest_lib.audit.committed import read_query
 from harvest_lib.cli import app
-from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import OutboxTable, ParkedIdTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.gate
 

@@ -11,12 +11,12 @@ from psycopg import sql
 from support.outbox import Outbox, harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
-from harvest_lib.database import connect
 from harvest_lib.errors import LifecycleError
 from harvest_lib.events import LeaderAcquired, LeaderRevoked, MeterRead
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.harvester.outbox_sample import SampleReader
+from harvest_lib.harvester.telemetry.outbox_sample import SampleReader
 from harvest_lib.outbox import OutboxTable, append
+from harvest_lib.postgres.database import connect
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 

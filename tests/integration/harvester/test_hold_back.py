@@ -11,8 +11,8 @@ from support.waiting import eventually
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery import Abandoned, BatchCommitted, BatchFailed
 from harvest_lib.events import LeaderAcquired
+from harvest_lib.harvester.assembly.pools import make_leadership
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.pools import make_leadership
 
 pytestmark = pytest.mark.gate
 

@@ -20,11 +20,11 @@ from trustme import CA
 from harvest_lib.config.choices import ReadingMode
 from harvest_lib.errors import DatabaseUnavailable
 from harvest_lib.grants import Grants
-from harvest_lib.harvester import sampler as sampler_module
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import SampleReader
 from harvest_lib.harvester.status import SAMPLED, StatusReader
 from harvest_lib.harvester.telemetry import HarvestTelemetry
+from harvest_lib.harvester.telemetry import sampler as sampler_module
+from harvest_lib.harvester.telemetry.outbox_sample import SampleReader
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.sizes import read_sizes
 from harvest_lib.telemetry import catalogue

@@ -10,7 +10,7 @@ from support.outbox import harvest_config, read_topic, steps_back
 from support.waiting import eventually
 
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import ParkedRecords
+from harvest_lib.outbox.parking import ParkedRecords
 
 pytestmark = pytest.mark.full
 

@@ -7,13 +7,13 @@ from support.outbox import harvest_config
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.data_source import DataSource
-from harvest_lib.database import connect, require_session
 from harvest_lib.errors import DatabaseError
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.pipeline.adaptors import writing
 from harvest_lib.pipeline.message import Op, PipelineMessage
+from harvest_lib.postgres.database import connect, require_session
 
 pytestmark = pytest.mark.full
 

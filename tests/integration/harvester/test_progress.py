@@ -9,8 +9,9 @@ from support.native import Native
 from support.outbox import Outbox, harvest_config
 from support.waiting import eventually
 
-from harvest_lib.harvester import progress, status
+from harvest_lib.harvester import status
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.harvester.housekeeping import progress
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.outbox import append
 from harvest_lib.record import OutboxRecord

@@ -148,7 +148,7 @@ def test_it_waits_for_its_checkpoint_topic(secured, caplog, lost):
 
 def test_who_waits_to_lead_waits_this_out_too(secured, monkeypatch):
     for name in ("_FIRST_CHECK_SECONDS", "_CHECK_SECONDS"):
-        monkeypatch.setattr(f"harvest_lib.harvester.engine.{name}", 0.1)
+        monkeypatch.setattr(f"harvest_lib.harvester.assembly.engine.{name}", 0.1)
     way = {**MARK_BATCHES, "leadership": "postgres"}
     secured.prepare(way)
     secured.write(5)

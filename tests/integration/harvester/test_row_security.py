@@ -11,7 +11,7 @@ from harvest_lib import OutboxRecord, append
 from harvest_lib.cli import app
 from harvest_lib.errors import DatabaseAccessDenied
 from harvest_lib.harvester.harvest import Harvest, State
-from harvest_lib.outbox import Segments, drop_passed
+from harvest_lib.outbox.segments import Segments, drop_passed
 from harvest_lib.source import SnapshotSource, TransactionIdSource
 from harvest_lib.source.selection import Selection
 

@@ -13,7 +13,6 @@ from support.secured import AUTO, MARK, MARK_BATCHES, OUTBOX, SEQUENCED, SNAPSHO
 from support.waiting import eventually
 
 from harvest_lib import OutboxRecord, append
-from harvest_lib.database import connect
 from harvest_lib.errors import (
     DatabaseAccessDenied,
     DatabaseUnavailable,
@@ -26,6 +25,7 @@ from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.status import StatusReader
 from harvest_lib.local_stack.certificates import Authority
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.postgres.database import connect
 from harvest_lib.subscriptions.admin import Subscriptions
 
 pytestmark = pytest.mark.full

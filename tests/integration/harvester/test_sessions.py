@@ -14,9 +14,9 @@ from support.outbox import harvest_config
 from dagster_harvest.resources import HarvesterResource
 from harvest_lib import OutboxRecord, append
 from harvest_lib.config import DataSource
-from harvest_lib.database import connect, lift_timeouts, translate, translated
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.harvester.harvest import Harvest
+from harvest_lib.postgres.database import connect, lift_timeouts, translate, translated
 
 pytestmark = pytest.mark.gate
 

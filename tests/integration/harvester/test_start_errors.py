@@ -7,7 +7,6 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.outbox import harvest_config
 
-from harvest_lib.database import translate
 from harvest_lib.errors import (
     ConfigError,
     DatabaseAccessDenied,
@@ -19,6 +18,7 @@ from harvest_lib.errors import (
     TopicMissing,
 )
 from harvest_lib.harvester.harvest import Harvest, State
+from harvest_lib.postgres.database import translate
 
 pytestmark = pytest.mark.gate
 

@@ -14,12 +14,12 @@ from support.outbox import harvest_config
 from support.session_folder import session_folder
 from support.waiting import eventually
 
-from harvest_lib.database import connect
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.outbox_sample import SampleReader
 from harvest_lib.harvester.status import StatusReader
+from harvest_lib.harvester.telemetry.outbox_sample import SampleReader
 from harvest_lib.local_stack.stack import Stack
 from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.gate
 

@@ -5,7 +5,7 @@ from support.outbox import harvest_config
 from support.servers import own_cluster
 
 from harvest_lib.errors import KafkaError, KafkaUnavailable
-from harvest_lib.harvester.transactions import prepare_transactions
+from harvest_lib.harvester.assembly.transactions import prepare_transactions
 from harvest_lib.local_stack.kafka import KafkaCluster
 
 pytestmark = pytest.mark.full

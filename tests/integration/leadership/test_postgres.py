@@ -15,12 +15,12 @@ from support.waiting import eventually
 from support.watch import Watch
 
 from harvest_lib.clock import boot_seconds
-from harvest_lib.database import connect
 from harvest_lib.errors import DatabaseError, DatabaseUnavailable
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.leadership import PostgresLeadership, TermEnd, lock_holder
 from harvest_lib.leadership.lock_session import LockSession
 from harvest_lib.leadership.postgres import PostgresLeadershipSettings
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.full
 

@@ -15,7 +15,8 @@ from support.waiting import eventually
 from harvest_lib.delivery import BatchFailed
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.native import NativeRows, implementation, library, rows_of
-from harvest_lib.outbox import OutboxTable, ParkedRecords
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.parking import ParkedRecords
 
 pytestmark = [
     pytest.mark.gate,

@@ -16,8 +16,9 @@ from harvest_lib.archive import ArchiveFiles, archive_segments, closed_segments,
 from harvest_lib.archive.files import HashingFile
 from harvest_lib.archive.records import SegmentRecords
 from harvest_lib.errors import ArchiveError, DatabaseError
-from harvest_lib.outbox import append, drop_passed
-from harvest_lib.outbox.archived_segments import ArchivedSegments
+from harvest_lib.outbox import append
+from harvest_lib.outbox.segments import drop_passed
+from harvest_lib.outbox.segments.archived import ArchivedSegments
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate
@@ -258,7 +259,7 @@ def test_all_is_on_the_disk_before_it_is_noted(native, tmp_path, monkeypatch):
 LIMITED = """
 import resource, signal, sys
 from harvest_lib.archive import archive_segments
-from harvest_lib.database import connect
+from harvest_lib.postgres.database import connect
 from harvest_lib.outbox import OutboxTable
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -365,7 +366,7 @@ def test_two_do_not_archive_at_once(native, url, dsn):
 KILLED = """
 import os, sys
 from harvest_lib.archive import archive_segments, files
-from harvest_lib.database import connect
+from harvest_lib.postgres.database import connect
 from harvest_lib.outbox import OutboxTable
 
 seen = 0

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from harvest_lib.cli import app
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedRecords, ParkedSelection, add_checks, ensure_segments
+from harvest_lib.outbox import NativeTable, OutboxTable, add_checks
+from harvest_lib.outbox.parking import ParkedRecords, ParkedSelection
+from harvest_lib.outbox.segments import ensure_segments
 
 pytestmark = pytest.mark.gate
 

@@ -8,7 +8,9 @@ from support.outbox import harvest_config
 from harvest_lib.errors import OutboxTableError
 from harvest_lib.harvester import preflight
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import Migration, OutboxTable, ParkedRecords, create_beside
+from harvest_lib.outbox import OutboxTable, create_beside
+from harvest_lib.outbox.parking import ParkedRecords
+from harvest_lib.outbox.relocation import Migration
 
 pytestmark = pytest.mark.gate
 

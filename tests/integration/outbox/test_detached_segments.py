@@ -8,8 +8,8 @@ from psycopg import sql
 from support.native import Native
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.outbox import detached_segments
+from harvest_lib.harvester.housekeeping.maintenance import Maintenance
+from harvest_lib.outbox.segments import detached_segments
 
 pytestmark = pytest.mark.gate
 

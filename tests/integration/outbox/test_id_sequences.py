@@ -4,7 +4,7 @@ import psycopg
 import pytest
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.table_warnings import warn_of_table
+from harvest_lib.harvester.housekeeping.table_warnings import warn_of_table
 from harvest_lib.outbox import NativeTable, OutboxTable
 from harvest_lib.outbox.id_sequences import IdSequences
 

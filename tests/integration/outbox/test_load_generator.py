@@ -7,9 +7,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from harvest_lib.database import connect
 from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.outbox import Load, OutboxTable, pump
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.full
 

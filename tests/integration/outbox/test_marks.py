@@ -4,8 +4,8 @@ import psycopg
 import pytest
 from support.outbox import Outbox
 
-from harvest_lib.database import connect
 from harvest_lib.outbox.marks import rehearse_marks
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.gate
 

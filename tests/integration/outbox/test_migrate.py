@@ -17,17 +17,11 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.preconditions import Preconditions
-from harvest_lib.outbox import (
-    Migration,
-    OutboxTable,
-    ParkedRecords,
-    Restamping,
-    Segments,
-    append,
-    drop_passed,
-    ensure_segments,
-)
+from harvest_lib.harvester.assembly.preconditions import Preconditions
+from harvest_lib.outbox import OutboxTable, append
+from harvest_lib.outbox.parking import ParkedRecords
+from harvest_lib.outbox.relocation import Migration, Restamping
+from harvest_lib.outbox.segments import Segments, drop_passed, ensure_segments
 from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource

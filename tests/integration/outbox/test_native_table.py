@@ -15,8 +15,9 @@ from support.psql import psql
 
 from harvest_lib.errors import OutboxTableError, RecordError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import Load, NativeTable, OutboxTable, ParkedRecords, ParkedSelection, append, pump
+from harvest_lib.outbox import Load, NativeTable, OutboxTable, append, pump
 from harvest_lib.outbox.native_table import create_beside
+from harvest_lib.outbox.parking import ParkedRecords, ParkedSelection
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import MarkSource
 

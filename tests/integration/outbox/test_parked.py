@@ -13,7 +13,8 @@ from support.parking import Parking
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError, OutboxTableError, ParkedRecordMissing
-from harvest_lib.outbox import OutboxTable, ParkedCounts, ParkedRecords, ParkedSelection, append
+from harvest_lib.outbox import OutboxTable, append
+from harvest_lib.outbox.parking import ParkedCounts, ParkedRecords, ParkedSelection
 from harvest_lib.record import OutboxRecord
 
 pytestmark = pytest.mark.gate

@@ -10,12 +10,15 @@ from support.outbox import harvest_config, read_topic
 from support.topics import configure_topic
 from support.waiting import eventually
 
-from harvest_lib.batching.parked_ids import Entry, ParkedIds
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import ParkedRecordMissing, RecordError
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import NativeTable, OutboxTable, ParkedIdTable, Restamping, drop_passed
-from harvest_lib.outbox.parked_record import ParkedSelection
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.parking import ParkedIdTable
+from harvest_lib.outbox.parking.leader_ids import Entry, ParkedIds
+from harvest_lib.outbox.parking.parked_record import ParkedSelection
+from harvest_lib.outbox.relocation import Restamping
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.source.selection import COLUMNS

@@ -7,10 +7,12 @@ import pytest
 from psycopg import sql
 from support.native import Native
 
-from harvest_lib.batching.parked_ids import ParkedIds
 from harvest_lib.checkpoints.table import CheckpointTable
-from harvest_lib.outbox import ParkedIdTable, ParkedRecords, ParkedSelection, Restamping, drop_passed
-from harvest_lib.outbox.moved_rows import MovedRows, Origin
+from harvest_lib.outbox.parking import ParkedIdTable, ParkedRecords, ParkedSelection
+from harvest_lib.outbox.parking.leader_ids import ParkedIds
+from harvest_lib.outbox.relocation import Restamping
+from harvest_lib.outbox.relocation.moved_rows import MovedRows, Origin
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.source.filters import Subscription
 from harvest_lib.source.selection import COLUMNS
 

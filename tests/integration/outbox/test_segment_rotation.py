@@ -16,8 +16,8 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseAccessDenied, DatabaseError
-from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.outbox import Segments, drop_passed, ensure_segments, rotate_segment
+from harvest_lib.harvester.housekeeping.maintenance import Maintenance
+from harvest_lib.outbox.segments import Segments, drop_passed, ensure_segments, rotate_segment
 
 pytestmark = pytest.mark.gate
 
@@ -209,7 +209,7 @@ def events(caplog, name):
 
 
 def test_the_harvester_rotates_by_age_and_drops_what_was_delivered(native, dsn, caplog):
-    caplog.set_level(logging.INFO, "harvest_lib.harvester.maintenance")
+    caplog.set_level(logging.INFO, "harvest_lib.harvester.housekeeping.maintenance")
     native.write(3)
     native.subscribe(native.snapshot())
     house = maintenance(dsn, native)

@@ -15,7 +15,9 @@ from support.servers import crash
 from support.waiting import eventually
 
 from harvest_lib.errors import DatabaseError, OutboxTableError
-from harvest_lib.outbox import ParkedSelection, append, drop_passed, ensure_segments
+from harvest_lib.outbox import append
+from harvest_lib.outbox.parking import ParkedSelection
+from harvest_lib.outbox.segments import drop_passed, ensure_segments
 from harvest_lib.outbox.short_locks import LOCK_TIMEOUT_SECONDS, exclusively
 from harvest_lib.record import OutboxRecord
 

@@ -13,9 +13,9 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import HarvestError, OutboxTableError
-from harvest_lib.harvester.maintenance import Maintenance
-from harvest_lib.harvester.table_warnings import warn_of_table
-from harvest_lib.outbox import ensure_segments
+from harvest_lib.harvester.housekeeping.maintenance import Maintenance
+from harvest_lib.harvester.housekeeping.table_warnings import warn_of_table
+from harvest_lib.outbox.segments import ensure_segments
 from harvest_lib.outbox.stamping import add_stamp, check_replication, unstamped
 
 pytestmark = pytest.mark.gate

@@ -3,10 +3,10 @@
 import psycopg
 import pytest
 
-from harvest_lib.database import translated
 from harvest_lib.errors import DatabaseUnavailable, OutboxTableError
 from harvest_lib.outbox import OutboxTable
 from harvest_lib.outbox.table_visibility import translate_table_errors
+from harvest_lib.postgres.database import translated
 
 pytestmark = pytest.mark.gate
 

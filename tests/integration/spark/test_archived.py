@@ -8,7 +8,8 @@ from pyspark.errors import PySparkException
 
 from harvest_lib.archive import ArchiveFiles, archive_segments
 from harvest_lib.errors import ArchiveError
-from harvest_lib.outbox import append, drop_passed
+from harvest_lib.outbox import append
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.record import OutboxRecord
 from harvest_lib.spark.data_source import outbox_rows
 from harvest_lib.spark.data_source.read_options import ReadOptions

@@ -30,8 +30,9 @@ from harvest_lib.errors import (
     TopicMissing,
 )
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import append, drop_passed
+from harvest_lib.outbox import append
 from harvest_lib.outbox.replays import Replays
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.spark.replay import filling, replay

@@ -14,7 +14,8 @@ from support.restoring import LOG, WAYS, quiet_server
 from support.waiting import eventually
 
 from harvest_lib.errors import ServerRegressed
-from harvest_lib.outbox import NativeTable, OutboxTable, Segments
+from harvest_lib.outbox import NativeTable, OutboxTable
+from harvest_lib.outbox.segments import Segments
 from harvest_lib.source.server_identity import lsn_number
 from harvest_lib.spark.data_source import OutboxDataSource
 from harvest_lib.spark.data_source.read_options import read_schema

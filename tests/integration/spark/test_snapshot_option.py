@@ -10,7 +10,8 @@ from support.waiting import eventually
 
 from harvest_lib.archive import archive_segments
 from harvest_lib.errors import CheckpointError, ConfigError, OutboxTableError
-from harvest_lib.outbox import OutboxTable, append, drop_passed
+from harvest_lib.outbox import OutboxTable, append
+from harvest_lib.outbox.segments import drop_passed
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection, SnapshotSource, server_identity
 from harvest_lib.spark.data_source import OutboxDataSource

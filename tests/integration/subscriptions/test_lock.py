@@ -10,7 +10,8 @@ from support.waiting import eventually
 
 from harvest_lib.checkpoints.table import CheckpointTable
 from harvest_lib.errors import CheckpointError, DatabaseError
-from harvest_lib.outbox import NativeTable, ParkedRecords, create_beside, ddl_lock
+from harvest_lib.outbox import NativeTable, create_beside, ddl_lock
+from harvest_lib.outbox.parking import ParkedRecords
 from harvest_lib.source import Selection
 from harvest_lib.source.filters import Subscription
 from harvest_lib.subscriptions.admin import Subscriptions

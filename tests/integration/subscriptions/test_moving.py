@@ -14,7 +14,9 @@ from support.waiting import eventually
 
 from harvest_lib.errors import CheckpointError, HarvestError, OutboxTableError, ServerRegressed
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.outbox import OutboxTable, ParkedIdTable, Restamping, append
+from harvest_lib.outbox import OutboxTable, append
+from harvest_lib.outbox.parking import ParkedIdTable
+from harvest_lib.outbox.relocation import Restamping
 from harvest_lib.record import OutboxRecord
 from harvest_lib.source import Selection
 from harvest_lib.subscriptions.admin import Subscriptions

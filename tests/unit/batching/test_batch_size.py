@@ -9,7 +9,7 @@ from support.rows import row
 
 from harvest_lib.batching.batch_size import BatchSize
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.engine import Callbacks, Engine
+from harvest_lib.harvester.assembly.engine import Callbacks, Engine
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 

@@ -6,7 +6,7 @@ from support.rows import row
 
 from harvest_lib.batching import batch as batch_module
 from harvest_lib.delivery import BatchFailed
-from harvest_lib.harvester.measures import HarvestMeasures
+from harvest_lib.harvester.observers.measures import HarvestMeasures
 
 pytestmark = pytest.mark.quick
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from harvest_lib.cli import app
 from harvest_lib.cli.log_output import configure_logging
 from harvest_lib.errors import ConfigError
-from harvest_lib.logging_levels import LOGGING_LEVELS
+from harvest_lib.process.logging_levels import LOGGING_LEVELS
 
 pytestmark = pytest.mark.quick
 

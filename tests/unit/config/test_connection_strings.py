@@ -26,9 +26,9 @@ from harvest_lib.conninfo import has_secret, parameters_of, shown
 from harvest_lib.consume import PostgresStore, create_tables
 from harvest_lib.consume.checkpoint import ShardId
 from harvest_lib.consume.key_values import create_key_values
-from harvest_lib.database import connect, require_session
 from harvest_lib.errors import ConfigError
 from harvest_lib.local_stack.stack import _check_postgres
+from harvest_lib.postgres.database import connect, require_session
 from harvest_lib.spark import outbox_sink
 from harvest_lib.spark.audit import __main__ as spark_audit
 from harvest_lib.spark.data_source.read_options import ReadOptions

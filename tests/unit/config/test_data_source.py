@@ -9,8 +9,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from harvest_lib.config import DataSource, HarvestConfig
 from harvest_lib.config.data_source import _CHOICES
-from harvest_lib.database import connect
 from harvest_lib.errors import ConfigError, DatabaseError, DatabaseUnavailable
+from harvest_lib.postgres.database import connect
 
 pytestmark = pytest.mark.quick
 

@@ -17,9 +17,9 @@ from harvest_lib.delivery import BatchFailed
 from harvest_lib.errors import ConfigError
 from harvest_lib.events import MeterRead
 from harvest_lib.harvester import terms
-from harvest_lib.harvester.engine import make_size
+from harvest_lib.harvester.assembly.engine import make_size
+from harvest_lib.harvester.assembly.pools import make_leadership
 from harvest_lib.harvester.harvest import Harvest
-from harvest_lib.harvester.pools import make_leadership
 from harvest_lib.leadership import Solo, TermEnd
 from harvest_lib.source import MarkPages, mark_batches
 

@@ -3,9 +3,9 @@
 import pytest
 from support.clock import Clock
 
-from harvest_lib import open_files
 from harvest_lib.consume.room import ShardRoom
 from harvest_lib.errors import DatabaseUnavailable
+from harvest_lib.process import open_files
 
 pytestmark = pytest.mark.quick
 

@@ -4,11 +4,11 @@ import pytest
 
 from harvest_lib import HarvestConfig
 from harvest_lib.errors import ConfigError, DatabaseUnavailable, OutboxTableError
-from harvest_lib.harvester import table_watch
-from harvest_lib.harvester.choices import read_choices, resolved
-from harvest_lib.harvester.factory import make_delivery
-from harvest_lib.harvester.pools import make_leadership
-from harvest_lib.harvester.table_watch import TableWatch
+from harvest_lib.harvester.assembly.choices import read_choices, resolved
+from harvest_lib.harvester.assembly.factory import make_delivery
+from harvest_lib.harvester.assembly.pools import make_leadership
+from harvest_lib.harvester.housekeeping import table_watch
+from harvest_lib.harvester.housekeeping.table_watch import TableWatch
 from harvest_lib.outbox import OutboxTable
 
 pytestmark = pytest.mark.quick

@@ -3,7 +3,7 @@
 import pytest
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.pools import make_leadership
+from harvest_lib.harvester.assembly.pools import make_leadership
 
 pytestmark = pytest.mark.quick
 

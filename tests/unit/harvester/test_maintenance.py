@@ -9,8 +9,8 @@ from support.waiting import eventually
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import OutboxTableError
-from harvest_lib.harvester.engine import Callbacks, Engine
-from harvest_lib.harvester.maintenance import Maintenance
+from harvest_lib.harvester.assembly.engine import Callbacks, Engine
+from harvest_lib.harvester.housekeeping.maintenance import Maintenance
 from harvest_lib.leadership import Term
 from harvest_lib.outbox import OutboxTable
 
@@ -30,7 +30,7 @@ def test_segments_neglected_is_said_once_for_all_terms(monkeypatch, caplog):
     config = HarvestConfig(**named, data_source="host=127.0.0.1 port=1 dbname=x")
     work = Engine(config, OutboxTable.parse("outbox"))
     callbacks = Callbacks(emit=lambda _: None, delivered=lambda _: None)
-    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
+    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.housekeeping.maintenance"):
         for number in range(1, 6):
             stopping = threading.Event()
             work.loop(Term(uuid.uuid4()), stopping, callbacks)
@@ -50,11 +50,11 @@ def test_segments_are_looked_after_again_after_an_error_of_any_kind(monkeypatch,
             raise kind("catalogue")
 
     monkeypatch.setattr(Maintenance, "maintain", maintain)
-    monkeypatch.setattr("harvest_lib.harvester.maintenance._EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("harvest_lib.threads._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("harvest_lib.harvester.housekeeping.maintenance._EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("harvest_lib.process.threads._LOOK_SECONDS", 0.01)
     config = HarvestConfig(leadership="solo", data_source="host=127.0.0.1 port=1 dbname=x")
     stopping = threading.Event()
-    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.maintenance"):
+    with caplog.at_level(logging.WARNING, "harvest_lib.harvester.housekeeping.maintenance"):
         Maintenance(config, OutboxTable.parse("outbox")).begin(Term(uuid.uuid4()), stopping)
         eventually(lambda: len(rounds) > 3, "it goes on")
         stopping.set()

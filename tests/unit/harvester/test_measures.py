@@ -6,7 +6,7 @@ import pytest
 
 from harvest_lib.delivery import BatchCommitted, BatchFailed, BatchFenced
 from harvest_lib.events import LeaderAcquired, LeaderFenced, LeaderRefreshed, LeaderRevoked
-from harvest_lib.harvester.measures import HarvestMeasures
+from harvest_lib.harvester.observers.measures import HarvestMeasures
 
 pytestmark = pytest.mark.quick
 

@@ -12,7 +12,7 @@ from support.rows import Page, row
 from harvest_lib.batching.observers import BatchObservers
 from harvest_lib.config import HarvestConfig
 from harvest_lib.delivery import BatchFenced
-from harvest_lib.harvester.tracing import MOST_ROWS, batch_tracing
+from harvest_lib.harvester.observers.tracing import MOST_ROWS, batch_tracing
 from harvest_lib.telemetry.batch_span import MOST_LINKS
 
 pytestmark = pytest.mark.quick

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from harvest_lib.config import HarvestConfig
-from harvest_lib.harvester.transactions import try_transactions
+from harvest_lib.harvester.assembly.transactions import try_transactions
 
 pytestmark = pytest.mark.quick
 

@@ -1,4 +1,4 @@
-"""Each thread of the product is started by `harvest_lib.threads`, or its owner handles errors of any kind."""
+"""Each thread of the product is started by `harvest_lib.process.threads`, or its owner handles errors of any kind."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[3]
 HANDLED = {
-    "harvest_lib/threads.py": "the shared mechanism",
+    "harvest_lib/process/threads.py": "the shared mechanism",
     "harvest_lib/harvester/harvest.py": "`_guarded` ends the harvester, and `await_stopped` raises the error",
     "harvest_lib/harvester/terms.py": "the same `_guarded`",
     "harvest_lib/leadership/term_registry.py": "`run_election` keeps the error, and `wait` raises it",

@@ -8,7 +8,7 @@ from support.fakes import FakeSource, FakeTable
 
 from harvest_lib.config import HarvestConfig
 from harvest_lib.errors import DatabaseUnavailable
-from harvest_lib.harvester.factory import make_purging_pages
+from harvest_lib.harvester.assembly.factory import make_purging_pages
 from harvest_lib.leadership import Term, TermEnd
 from harvest_lib.source import ClaimedRows, MarkPages, mark_batches
 

@@ -97,7 +97,7 @@ def test_the_traceparents_of_rows_are_those_of_recorded_spans(made):
         assert page.made == []
 
 
-@pytest.mark.parametrize("module", ["harvest_lib", "harvest_lib.outbox", "harvest_lib.harvester.tracing"])
+@pytest.mark.parametrize("module", ["harvest_lib", "harvest_lib.outbox", "harvest_lib.harvester.observers.tracing"])
 def test_nothing_of_opentelemetry_is_imported(module):
     program = f"import sys, {module}; print(*[each for each in sys.modules if each.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

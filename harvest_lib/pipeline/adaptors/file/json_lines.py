@@ -28,7 +28,6 @@ from typing import BinaryIO
 from zlib import crc32
 
 from harvest_lib.clock import unix_ms
-from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import MessageRefused, PositionLost
 from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.envelope import decode, encode_all, encode_joined
@@ -37,6 +36,7 @@ from harvest_lib.pipeline.adaptors.file.paths import file_name, held, system_err
 from harvest_lib.pipeline.bounds import Room
 from harvest_lib.pipeline.logged_messages import namespaces_and_times, without_noops
 from harvest_lib.pipeline.message import Op, PipelineMessage
+from harvest_lib.process.durable_files import make_folder, sync_folder
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from typing import Any
 from zlib import crc32
 
 from harvest_lib.clock import unix_ms
-from harvest_lib.durable_files import make_folder, sync_folder
 from harvest_lib.errors import AdaptorError, MessageRefused, PositionLost, install_hint
 from harvest_lib.pipeline.adaptors import Reader, Writer
 from harvest_lib.pipeline.adaptors.file.options import FileReading, FileWriting
@@ -39,6 +38,7 @@ from harvest_lib.pipeline.adaptors.file.paths import file_name, held_folder, nam
 from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.extended_json import dumps, loads
 from harvest_lib.pipeline.message import Op, PipelineMessage
+from harvest_lib.process.durable_files import make_folder, sync_folder
 
 _log = logging.getLogger(__name__)
 

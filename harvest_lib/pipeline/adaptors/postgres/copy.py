@@ -16,13 +16,13 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from harvest_lib.clock import Deadline
-from harvest_lib.database import lift_timeouts
 from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, refusals, rows_of
 from harvest_lib.pipeline.adaptors.postgres.options import PostgresReading
 from harvest_lib.pipeline.adaptors.postgres.slot import known_of, require_followed
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
 from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
+from harvest_lib.postgres.database import lift_timeouts
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from psycopg import sql
 from harvest_lib.errors import AdaptorError
 from harvest_lib.pipeline.adaptors.postgres.catalog import SELECT_GRANT, Table, placed, present, refusals, rows_of
 from harvest_lib.pipeline.adaptors.postgres.values import reader_of
-from harvest_lib.sql_ascii import ESCAPED
+from harvest_lib.postgres.sql_ascii import ESCAPED
 
 # Of the index that identifies a row, so that the index is used. Operators of an extension are in its schema.
 _EQUALS = """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from harvest_lib.errors import AdaptorError
-from harvest_lib.sql_ascii import ESCAPED
+from harvest_lib.postgres.sql_ascii import ESCAPED
 
 
 class Unchanged(enum.Enum):

@@ -34,7 +34,6 @@ import psycopg
 from psycopg import errors as pg
 
 from harvest_lib.clock import Deadline, boot_seconds, unix_ms
-from harvest_lib.database import connect
 from harvest_lib.errors import AdaptorError, DatabaseUnavailable, HarvestError
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
@@ -64,6 +63,7 @@ from harvest_lib.pipeline.adaptors.postgres.slot_watch import SlotState, SlotWat
 from harvest_lib.pipeline.adaptors.postgres.values import READING
 from harvest_lib.pipeline.bounds import Room, size_of
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
+from harvest_lib.postgres.database import connect
 from harvest_lib.source.server_identity import lsn_number
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from harvest_lib.clock import Deadline
-from harvest_lib.database import connect
+from harvest_lib.postgres.database import connect
 from harvest_lib.source.server_identity import lsn_number
 
 _DATA, _ALIVE = b"w", b"k"

@@ -9,8 +9,8 @@ Promises
 from contextlib import closing
 from dataclasses import dataclass
 
-from harvest_lib.database import connect
 from harvest_lib.pipeline.adaptors.postgres import catalog
+from harvest_lib.postgres.database import connect
 from harvest_lib.telemetry.rare_answer import RareAnswer
 
 _STATE = """

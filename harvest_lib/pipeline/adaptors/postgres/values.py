@@ -14,7 +14,7 @@ from typing import Any
 from harvest_lib.pipeline.extended_json import document
 
 SETTINGS: Mapping[str, str] = {"timezone": "UTC", "lc_monetary": "C", "xmloption": "content"}
-"""Set beside the session settings of `harvest_lib.database`, for readers, their replication, and writers."""
+"""Set beside the session settings of `harvest_lib.postgres.database`, for readers, their replication, and writers."""
 READING: Mapping[str, str] = {**SETTINGS, "search_path": ""}
 """Of readers: the name of a table in a value (`regclass` and its like) has its schema then, and means the same there.
 Writers keep the path of their role, on which triggers of the destination may rely."""

@@ -21,8 +21,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from harvest_lib import postgres_causes
-from harvest_lib.database import connect, translate
 from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 from harvest_lib.pipeline.adaptors.postgres.changes import TRUNCATE
 from harvest_lib.pipeline.adaptors.postgres.money import require_two_digits
@@ -31,6 +29,8 @@ from harvest_lib.pipeline.adaptors.postgres.target import Key, Target, find
 from harvest_lib.pipeline.adaptors.postgres.values import SETTINGS, array_of, text_of
 from harvest_lib.pipeline.adaptors.refusal import LostWhileWriting, refusal
 from harvest_lib.pipeline.message import Op, PipelineMessage
+from harvest_lib.postgres import postgres_causes
+from harvest_lib.postgres.database import connect, translate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Checks before a term that marks and purges: for pending acknowledgements of its past, and for other readers.
+
+- Acknowledgements of `sequenced` that a leader stored, and died before it wrote them to Kafka. Their rows are purged,
+  so no other process writes them, and readers would never see the records.
+- Subscriptions that only read. Marking would delete records that they have not read.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.checkpoints.stores import PostgresCheckpointStore
+from harvest_lib.config import HarvestConfig
+from harvest_lib.delivery import acknowledge_again
+from harvest_lib.errors import (
+    CheckpointError,
+    DatabaseAccessDenied,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    KafkaUnavailable,
+)
+from harvest_lib.harvester.assembly.factory import make_checkpoints
+from harvest_lib.kafka_client import KafkaProducerProvider
+from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import connect, in_statement, translated
+
+_log = logging.getLogger(__name__)
+
+_FOUND = """
+SELECT subscription, source = 'mark', coalesce(checkpoint -> 'intents', '[]') <> '[]'::jsonb FROM {subscriptions}
+WHERE source <> 'mark' OR subscription = %(subscription)s ORDER BY subscription, shard
+"""
+
+
+def before_term(config: HarvestConfig, term: Term, stopping: threading.Event, step: Callable[[], object]) -> None:
+    """Run `step` before a term marks; wait and retry while a server is unavailable."""
+    complaint = ""
+    while term.is_live() and not stopping.is_set():
+        try:
+            step()
+        except (DatabaseUnavailable, DatabaseAccessDenied, KafkaUnavailable, KafkaAccessDenied) as error:
+            if error.evidence != complaint:
+                complaint = error.evidence
+                _log.warning("harvest_interrupted", extra={"reason": str(error)})
+            stopping.wait(config.limits.io_error_backoff_seconds)
+        else:
+            return
+
+
+def refuse_readers(connection: psycopg.Connection[Any], config: HarvestConfig, table: OutboxTable) -> bool:
+    """Raise CheckpointError if a subscription reads the table that `mark` would empty; return True if acknowledgements
+    of the configured subscription are pending. A role that may not read the subscriptions finds none."""
+    found: list[tuple[Any, ...]] = []
+    if (subscriptions := table.beside(connection, "subscriptions")) is not None:
+        statement = sql.SQL(_FOUND).format(subscriptions=in_statement(subscriptions.identifier))
+        with suppress(DatabaseAccessDenied), translated():
+            found = connection.execute(statement, {"subscription": config.subscription}).fetchall()
+    if readers := sorted({name for name, marks, _ in found if not marks}):
+        raise CheckpointError(
+            f"{table} is read by subscriptions, and `source: mark` would delete records that they have not read",
+            evidence=f"{', '.join(map(repr, readers))} in {table.subscriptions}",
+            next_step="use `source: auto` or `snapshot`, and stop processes that still mark; if no reader is left: "
+            f"`harvest subscriptions remove {readers[0]}`",
+        )
+    return any(marks and pending for _, marks, pending in found)
+
+
+def acknowledge_pending(
+    config: HarvestConfig, table: OutboxTable, leader_id: UUID, producer_provider: KafkaProducerProvider
+) -> None:
+    """Write pending acknowledgements, under an epoch that fences the previous leader. Acknowledgements for a missing
+    topic stay pending. Raises HarvestError."""
+    with connect(config.data_source.conninfo()) as connection:
+        if not refuse_readers(connection, config, table):
+            return
+    acknowledge = partial(acknowledge_again, config.kafka_settings(for_producer=True), provider=producer_provider)
+    with closing(PostgresCheckpointStore(make_checkpoints(config, table, "mark", 0), acknowledge)) as store:
+        store.lead(leader_id)
+        store.save(replace(store.load(), intents=()))
+
+
+def refuse_readers_now(config: HarvestConfig, table: OutboxTable) -> None:
+    """Call `refuse_readers` on a connection of its own."""
+    with connect(config.data_source.conninfo()) as connection:
+        refuse_readers(connection, config, table)

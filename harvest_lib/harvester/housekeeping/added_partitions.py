@@ -1,0 +1,202 @@
+"""Topics to which partitions were added: from then on their keys hash to other partitions, and lose their order.
+
+While a term lasts, a thread of its own queries the brokers every half minute for the number of partitions of the
+topics that its records name, or that the subscription delivered to before. In a shorter term, as in `run --drain`, it
+queries once at the end. The findings are stored beside the subscription's epoch (column `leader`): a harvester that was
+not running when partitions were added logs them when it starts. `source: mark` has no such row: only changes in the
+life of a process are detected.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import psycopg
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from psycopg import sql
+
+from harvest_lib.delivery.partitioners import moved_share
+from harvest_lib.errors import HarvestError
+from harvest_lib.kafka_client import answer_of, client_settings
+from harvest_lib.leadership import Term
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.postgres.database import connect, in_statement, translated
+from harvest_lib.process import threads
+
+_log = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 1.0
+_EVERY_SECONDS = 30.0
+_ANSWER_SECONDS = 5.0
+_MOST_TOPICS = 1_000
+"""Facts of further topics are not stored."""
+
+_READ = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %(name)s AND shard = %(shard)s"
+
+_WRITE = """
+UPDATE {table} SET leader = jsonb_set(leader, '{{topics}}', %(topics)s)
+WHERE subscription = %(name)s AND shard = %(shard)s AND leader IS NOT NULL
+"""
+
+Known = dict[str, dict[str, Any]]
+"""By topic: `partitions`, and, if partitions were added, `before` and `noticed_at`."""
+
+
+_READ_ALL = "SELECT leader -> 'topics' FROM {table} WHERE subscription = %s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Partitions that were added to a topic: the numbers before and after, and the time of the detection."""
+
+    topic: str
+    before: int
+    after: int
+    noticed_at: datetime
+
+    def __str__(self) -> str:
+        at, moved = self.noticed_at.isoformat(timespec="seconds"), moved_share(self.before, self.after)
+        return (
+            f"the topic {self.topic!r} was given partitions, {self.before} before and {self.after} now, noticed at "
+            f"{at}: {moved:.0%} of its keys go to other partitions since (see `harvest partition`), so that a "
+            "key's records of before and after have no order among them"
+        )
+
+
+class Memory:
+    """Facts that a shard of a subscription stores in Postgres about its topics."""
+
+    def __init__(self, conninfo: str, table: sql.Identifier, name: str, shard: int) -> None:
+        self._conninfo = conninfo
+        self._table = table
+        self._row = {"name": name, "shard": shard}
+
+    def load(self) -> Known:
+        """Return the known topics; empty if none were saved."""
+        with connect(self._conninfo) as connection, translated():
+            row = connection.execute(self._statement(_READ), self._row).fetchone()
+        return dict(row[0]) if row is not None and isinstance(row[0], Mapping) else {}
+
+    def save(self, known: Known) -> bool:
+        """Store the known topics; return False if the shard has no row yet."""
+        kept = dict(list(known.items())[:_MOST_TOPICS])
+        with connect(self._conninfo) as connection, translated():
+            written = connection.execute(self._statement(_WRITE), {**self._row, "topics": json.dumps(kept)})
+        return written.rowcount == 1
+
+    def _statement(self, query: str) -> sql.Composed:
+        return sql.SQL(query).format(table=in_statement(self._table))
+
+
+class PartitionWatch:
+    """Detects added partitions of the topics that `topics` returns. `kafka` are the base settings of the user."""
+
+    def __init__(
+        self, kafka: Mapping[str, object], topics: Callable[[], Collection[str]], memory: Memory | None = None
+    ) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._memory = memory
+        self._known: Known | None = None
+        self._is_unsaved = False
+
+    @property
+    def added(self) -> Sequence[Added]:
+        """Return the added partitions that were detected. May be read by any thread."""
+        return added_of((self._known or {}).copy())
+
+    def begin(self, term: Term, stopping: threading.Event) -> None:
+        """Check until the term is over; returns at once. The last check holds up the end of the process."""
+        threads.repeat(
+            "harvest-partitions",
+            partial(self._check_if_named, stopping),
+            stopping=stopping,
+            pause_seconds=lambda: _EVERY_SECONDS if self._known else _FIRST_SECONDS,
+            is_needed=term.is_live,
+            at_end=self._check_at_end if self._memory is not None else None,
+        )
+
+    def check(self) -> None:
+        """Compare the brokers' numbers with the known numbers. Raises HarvestError, or KafkaException."""
+        if self._known is None:
+            self._known = self._memory.load() if self._memory is not None else {}
+        names = list({*self._known, *self._topics()})  # also topics of its row: a record may come at any time
+        if not names:
+            return
+        for topic, partitions in self._counted(names).items():
+            before = self._known.get(topic, {}).get("partitions")
+            if before == partitions:
+                continue
+            self._is_unsaved = True
+            entry = self._known[topic] = {"partitions": partitions}
+            if before is not None and partitions > before:
+                entry |= {"before": before, "noticed_at": datetime.now(UTC).isoformat(timespec="seconds")}
+                _log.error(
+                    "partitions_added",
+                    extra={
+                        "topic": topic,
+                        "before": before,
+                        "after": partitions,
+                        "noticed_at": entry["noticed_at"],
+                        "moved_share": round(moved_share(before, partitions), 3),
+                    },
+                )
+        if self._is_unsaved and self._memory is not None:
+            self._is_unsaved = not self._memory.save(self._known)
+
+    def _counted(self, names: list[str]) -> dict[str, int]:
+        with AdminClient(client_settings(self._kafka)) as admin:
+            counted = {}
+            for topic, answer in admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_SECONDS).items():
+                try:
+                    counted[topic] = len(answer_of(answer, 2 * _ANSWER_SECONDS).partitions)
+                except KafkaException:  # gone, or without the right to see it
+                    continue
+            return counted
+
+    def _check_if_named(self, stopping: threading.Event) -> None:
+        if self._known is None:
+            stopping.wait(_FIRST_SECONDS)  # until the first records have named their topics
+        self._try_to_check()
+
+    def _check_at_end(self) -> None:
+        if self._known is None or not self._known.keys() >= set(self._topics()):
+            self._try_to_check()
+
+    def _try_to_check(self) -> None:
+        try:
+            self.check()
+        except (HarvestError, KafkaException) as error:
+            _log.debug("partitions_unknown", extra={"reason": type(error).__name__})
+
+
+def added_of(known: object) -> list[Added]:
+    """Return a shard's known topics to which partitions were added; malformed entries are skipped."""
+    if not isinstance(known, Mapping):
+        return []
+    found = []
+    for topic, entry in sorted(known.items()):
+        with suppress(KeyError, TypeError, ValueError):  # no partitions were added, or the entry was written by hand
+            before, after = int(entry["before"]), int(entry["partitions"])
+            noticed_at = datetime.fromisoformat(entry["noticed_at"])
+            if 0 < before < after:
+                found.append(Added(topic=topic, before=before, after=after, noticed_at=noticed_at))
+    return found
+
+
+def read_added(connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str) -> Sequence[Added]:
+    """Return the added partitions of a subscription's shards, each topic once. `outbox` is placed in its schema."""
+    if (table := outbox.beside(connection, "subscriptions")) is None:
+        return []
+    statement = sql.SQL(_READ_ALL).format(table=in_statement(table.identifier))
+    with translated():
+        rows = connection.execute(statement, (subscription,)).fetchall()
+    found = sorted((each for (known,) in rows for each in added_of(known)), key=lambda each: each.noticed_at)
+    return list({each.topic: each for each in found}.values())

@@ -1,0 +1,1 @@
+"""Observers of batches: counts of a harvester, and its spans."""

@@ -1,0 +1,147 @@
+"""Samples of the backlog of an outbox and of its subscriptions' progress, by statements of bounded cost.
+
+Promises
+- No statement scans the outbox, or any table that grows with it: each reads a bounded number of rows by an index.
+- Ages are by the database's clock.
+- Tables that this role may not read, or that are missing, are left out.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from harvest_lib.config import HarvestConfig
+from harvest_lib.errors import DatabaseAccessDenied, OutboxTableError
+from harvest_lib.harvester.assembly.factory import make_selection
+from harvest_lib.harvester.housekeeping.added_partitions import Added, read_added
+from harvest_lib.harvester.status import StatusReader
+from harvest_lib.outbox import OutboxTable
+from harvest_lib.outbox.segments.held import Held
+from harvest_lib.outbox.sizes import Sizes
+from harvest_lib.postgres.database import in_statement, translated
+from harvest_lib.record import is_legal_topic
+from harvest_lib.subscriptions.shards import SubscriptionShard
+from harvest_lib.telemetry.counts import OTHER
+
+_COUNTED_PARKED = 10_000
+MOST_TOPICS = 20
+"""Maximum of topics with a label of their own in a metric."""
+
+_AGE_OF_ONE = """
+SELECT CASE WHEN isfinite(create_time) THEN extract(epoch FROM clock_timestamp() - create_time)::float8 END
+FROM (SELECT {id} AS id, {create_time} AS create_time FROM {table} WHERE {id} = %(id)s) AS one
+"""
+
+_DELETED = """
+SELECT coalesce(sum(pg_stat_get_tuples_deleted(relid)), pg_stat_get_tuples_deleted(%(table)s::regclass))::bigint
+FROM pg_partition_tree(%(table)s::regclass)
+"""
+
+_READABLE = "SELECT coalesce(has_table_privilege(to_regclass(%(table)s), 'SELECT'), false)"
+
+_PARKED = """
+SELECT kafka_topic, held, count(*) FROM (SELECT kafka_topic, held FROM {table} {which} LIMIT %(most)s) AS parked
+GROUP BY kafka_topic, held ORDER BY count(*) DESC
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSample:
+    """A sample of an outbox. `records` is None if the backlog is unknown; `mark` changes with each record that any
+    process delivers. `quiet_seconds`: time since the last checkpoint was written, 0 without a checkpoint."""
+
+    records: int | None
+    is_estimate: bool = False
+    age_seconds: float | None = None
+    mark: Hashable = None
+    quiet_seconds: float = 0.0
+    parked: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By topic and state, `parked` or `held`."""
+    shards: Sequence[SubscriptionShard] = ()
+    """The shards of all subscriptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RareSample:
+    """Slowly changing facts, sampled once a minute. `held`: by subscription, empty without segments, or without the
+    right to see them. `sizes`: None before the first answer. `added`: topics to which partitions were added."""
+
+    held: Mapping[str, Held] = field(default_factory=dict)
+    sizes: Sizes | None = None
+    added: Sequence[Added] = ()
+
+
+class SampleReader:
+    """Reads samples through a connection. All calls raise HarvestError or psycopg's errors."""
+
+    def __init__(self, connection: psycopg.Connection[Any], config: HarvestConfig) -> None:
+        self._connection = connection
+        self._config = config
+        self._outbox = OutboxTable.parse(config.outbox_table).placed(connection)
+        self._selection = make_selection(config, self._outbox)
+        self._status = StatusReader(connection, config)
+
+    def sample(self) -> OutboxSample:
+        """Return a new sample."""
+        shards = self._status.shards()
+        parked = {**self._parked("parked"), **self._parked("parked_ids")}
+        if not self._status.is_known(shards):  # a subscription of another layout that was never begun
+            return OutboxSample(records=None, parked=parked, shards=shards)
+        waiting = self._status.sampled(shards)
+        columns, ours = self._config.columns, self._status.ours(shards)
+        mark: Hashable = tuple((each.generation, each.checkpoint and each.checkpoint.number) for each in ours)
+        return OutboxSample(
+            records=waiting.records,
+            is_estimate=waiting.is_estimate,
+            age_seconds=waiting.age_seconds if columns is None or columns.create_time is not None else None,
+            mark=mark or (waiting.first_id, self._row(sql.SQL(_DELETED), table=str(self._outbox))),
+            quiet_seconds=min((each.updated_seconds_ago for each in ours), default=0.0),
+            parked=parked,
+            shards=shards,
+        )
+
+    def rare(self) -> RareSample:
+        """Return the slowly changing facts."""
+        added: Sequence[Added] = ()
+        with suppress(DatabaseAccessDenied, OutboxTableError):
+            added = read_added(self._connection, self._outbox, self._config.subscription)
+        return RareSample(held=self._status.held(), sizes=self._status.sizes(), added=added)
+
+    def age_of(self, record_id: int) -> float | None:
+        """Return the age of a record; None if it is gone, or the table has no column for its time."""
+        row = self._row(self._selection.fill(_AGE_OF_ONE), id=record_id)
+        return row[0] if row is not None else None
+
+    def _parked(self, name: Literal["parked", "parked_ids"]) -> dict[tuple[str, str], int]:
+        """Return counts of parked records in a table, of the configured subscription if it lists several."""
+        table = self._outbox.beside(self._connection, name)
+        readable = self._row(sql.SQL(_READABLE), table=str(table)) if table is not None else None
+        if table is None or readable is None or not readable[0]:
+            return {}
+        which = "WHERE subscription = %(subscription)s" if name == "parked_ids" else ""
+        statement = sql.SQL(_PARKED).format(table=in_statement(table.identifier), which=sql.SQL(which))
+        with translated():
+            found = self._connection.execute(
+                statement, {"most": _COUNTED_PARKED, "subscription": self._config.subscription}
+            ).fetchall()
+        return _by_topic(found)
+
+    def _row(self, statement: sql.SQL | sql.Composed, **values: object) -> Any:
+        with translated():
+            return self._connection.execute(statement, values).fetchone()
+
+
+def _by_topic(found: Sequence[tuple[str, bool, int]]) -> dict[tuple[str, str], int]:
+    """Return counts by topic and state for the most frequent legal topics; all other topics together are `other`."""
+    counts: dict[tuple[str, str], int] = {}
+    named: set[str] = set()
+    for topic, held, count in found:
+        if topic not in named and len(named) < MOST_TOPICS and is_legal_topic(topic):
+            named.add(topic)
+        label = (topic if topic in named else OTHER, "held" if held else "parked")
+        counts[label] = counts.get(label, 0) + count
+    return counts

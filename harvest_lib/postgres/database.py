@@ -1,0 +1,394 @@
+"""Connections to Postgres, and the meaning of its errors to a harvester.
+
+Promises: a connection opened here detects a dead server within about 15 s even in the middle of a statement, and every
+error that leaves this module is from `harvest_lib.errors`, without the password.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from harvest_lib.conninfo import parameters_of
+from harvest_lib.errors import (
+    DatabaseAccessDenied,
+    DatabaseError,
+    DatabaseUnavailable,
+    KafkaAccessDenied,
+    OutboxTableError,
+)
+from harvest_lib.postgres import postgres_causes
+from harvest_lib.postgres.sql_ascii import take_text_as_it_is
+from harvest_lib.telemetry.counts import POSTGRES_CONNECTIONS
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_SECONDS = 5
+
+_LIVENESS: dict[str, Any] = {
+    # A dead server is detected while an answer is awaited (keepalives) and while data is sent (tcp_user_timeout).
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+_SESSION = {
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    # The server detects a dead client in the same way: its transaction would keep its locks for two hours.
+    **{f"tcp_{name.removeprefix('tcp_')}": str(value) for name, value in _LIVENESS.items()},
+}
+"""Settings of each session, whatever its role or database sets: durable commits, the format of values that are read and
+written, and probes of the connection."""
+
+_HAS_IDLE_SESSION_TIMEOUT = 140_000
+LIFT_TIMEOUTS = """
+SELECT set_config(name, '0', false) FROM pg_settings
+WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+"""Lifts the timeouts that the server knows: `transaction_timeout` came with 17."""
+_ENDED_BY = {
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "57P05": "idle_session_timeout",
+}
+
+_NO_DATABASE = re.compile(r'FATAL: +database ".*" does not exist')
+"""libpq gives no SQLSTATE for a connection that failed."""
+
+_NOT_LET_IN = re.compile(
+    "password authentication failed|no pg_hba.conf entry|no password supplied|is not permitted to log in"
+    "|permission denied for database"
+)
+
+_TLS_FAILED = re.compile(r"SSL error|certificate|does not support SSL|channel binding")
+
+_TAKES_NO_CHANGES = re.compile("session is read-only|server is in hot standby mode")
+"""libpq's message for a read-only server, where a server that takes changes was requested."""
+
+_NO_VALUE = re.compile(r"invalid \S+ value: ")
+
+_STARTUP = "unsupported startup parameter"
+"""PgBouncer's message about a setting of the session."""
+
+_WOULD_FILTER = "query would be affected by row-level security policy"
+"""Error of a statement under `row_security = off`; in another language of the server it counts as a plain refusal."""
+
+HIDDEN_ROWS = "harvest: rows are hidden by row-level security"
+"""Text that a guarded statement puts into Postgres' own error, instead of missing rows."""
+
+_READ_ONLY_BY = """
+SELECT source, CASE source
+  WHEN 'user' THEN format('ALTER ROLE %I RESET default_transaction_read_only', current_user)
+  WHEN 'database' THEN format('ALTER DATABASE %I RESET default_transaction_read_only', current_database())
+  WHEN 'database user' THEN
+    format('ALTER ROLE %I IN DATABASE %I RESET default_transaction_read_only', current_user, current_database())
+  WHEN 'configuration file' THEN
+    'ALTER SYSTEM RESET default_transaction_read_only, or take it out of postgresql.conf, and SELECT pg_reload_conf()'
+  ELSE 'name the server that takes changes in `dataSource`'
+END
+FROM pg_settings WHERE name = 'default_transaction_read_only' AND current_setting('transaction_read_only') = 'on'
+"""
+
+
+def connect(conninfo: str, settings: Mapping[str, str] | None = None) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a connection in autocommit, each commit durable before it returns (`synchronous_commit=on`).
+
+    `settings` are settings of the session, beside the connection string's own. Raises ConfigError for a string that
+    cannot be read, DatabaseUnavailable, DatabaseAccessDenied, or DatabaseError for a setting that the server does not
+    take.
+    """
+    with translated():
+        try:
+            connection = open_session(conninfo, settings, connect_timeout=CONNECT_TIMEOUT_SECONDS, **_LIVENESS)
+        except (psycopg.Error, DatabaseError):
+            POSTGRES_CONNECTIONS.add("failed")
+            raise
+        POSTGRES_CONNECTIONS.add("opened")
+        return connection
+
+
+def open_session(
+    conninfo: str, settings: Mapping[str, str] | None = None, **more: Any
+) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a connection in autocommit with the settings of `_SESSION`, whatever its role has set.
+
+    `-c name=value` in the `options` of the connection string is set once the connection is open: at the start a pooler
+    refuses such options (PgBouncer: unsupported startup parameter), or ignores them, and another outbox would be found.
+    `more` are psycopg's options. With `target_session_attrs=read-write` the session can write once its settings are
+    made; libpq checks before, and would refuse a role that is read-only by default. Raises psycopg.Error, ConfigError
+    for a connection string that cannot be read, or DatabaseError for a setting that the server does not take, and for a
+    session that stays read-only.
+    """
+    try:
+        return _configured(conninfo, settings, more)
+    except psycopg.OperationalError as error:
+        if error.sqlstate or not _TAKES_NO_CHANGES.search(evidence_of(error)):
+            raise
+        wants = more.get("target_session_attrs") or parameters_of(conninfo).get("target_session_attrs")
+        if (wants or os.environ.get("PGTARGETSESSIONATTRS")) != "read-write":
+            raise
+    connection = _configured(conninfo, settings, {**more, "target_session_attrs": "primary"})
+    try:
+        _require_changes(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_changes(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
+    """Raise DatabaseUnavailable for a read-only session of a primary, with the statement that lifts the setting."""
+    found = connection.execute(_READ_ONLY_BY).fetchone()
+    if found is not None:
+        source, reset = found
+        raise DatabaseUnavailable(
+            "the session is read-only, though the server is no standby: `default_transaction_read_only` is on",
+            evidence=f"the setting comes from the {source}",
+            next_step=f"{reset}; or set `default_transaction_read_only=off` in `dataSource`, for these sessions alone",
+        )
+
+
+def _configured(
+    conninfo: str, settings: Mapping[str, str] | None, more: Mapping[str, Any]
+) -> "psycopg.Connection[tuple[object, ...]]":
+    """Open a session, and apply the settings of its connection string's `options`, then of `_SESSION`."""
+    parameters = parameters_of(conninfo)
+    options = parameters.get("options")
+    if options is None and not (parameters.get("service") or os.environ.get("PGSERVICE")):  # a service may have options
+        options = os.environ.get("PGOPTIONS")
+    own = _settings_in(options) if options is not None else None
+    ours = {**_SESSION, **(settings or {})}
+    if own is None:
+        return _session(conninfo, ours, more)
+    without = make_conninfo("", **{**parameters, "options": ""})  # empty: without it PGOPTIONS would count
+    try:
+        return _session(without, {**own, **ours}, more)
+    except pg.CantChangeRuntimeParam:  # a setting can only be made at the start of a session
+        return _session(conninfo, ours, more)
+
+
+def _session(
+    conninfo: str, settings: Mapping[str, str], more: Mapping[str, Any]
+) -> "psycopg.Connection[tuple[object, ...]]":
+    # UTF-8 whatever the encoding of the database is.
+    connection = psycopg.connect(conninfo, autocommit=True, client_encoding="utf8", **more)
+    try:
+        if connection.info.server_version >= _HAS_IDLE_SESSION_TIMEOUT:
+            settings = {"idle_session_timeout": "0", **settings}  # these sessions are kept, and idle
+        # Not by SET, which would quote a list of schemas as a single name.
+        calls = [sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in settings.items()]
+        with _settings_taken():
+            connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
+        take_text_as_it_is(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _settings_taken() -> Iterator[None]:
+    """Turn the refusal of a setting into DatabaseError."""
+    try:
+        yield
+    except (pg.UndefinedObject, pg.InvalidParameterValue, pg.InsufficientPrivilege) as error:
+        raise DatabaseError(
+            "Postgres does not take a setting of the session",
+            evidence=evidence_of(error),
+            next_step="correct `options`, or the run-time parameters, in `dataSource`",
+        ) from error
+
+
+def _settings_in(options: str) -> dict[str, str] | None:
+    """Return the settings in libpq's `options`; None if they hold anything else."""
+    words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
+    found: dict[str, str] = {}
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word += words.pop(0)
+        name, is_set, value = word.removeprefix("-c" if word.startswith("-c") else "--").partition("=")
+        if not word.startswith(("-c", "--")) or not is_set:
+            return None
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def lift_timeouts(connection: psycopg.Connection[Any]) -> None:
+    """Lift the role's timeouts for long work on a connection, and for pauses in it. Raises psycopg.Error."""
+    connection.execute(LIFT_TIMEOUTS)
+
+
+def require_session(conninfo: str) -> None:
+    """Raise DatabaseError if a pooler hands server processes out by the transaction.
+
+    Session settings, `synchronous_commit=on` first of all, would then hold for the next client of the server process.
+    """
+    with connect(conninfo) as ours, connect(conninfo) as other, translated():
+        first = ours.execute("SELECT pg_backend_pid()").fetchone()
+        with other.transaction():  # a pooler assigns the server process that was released last
+            second = other.execute("SELECT pg_backend_pid()").fetchone()
+    if first == second:
+        raise DatabaseError(
+            "the connection to Postgres is not a session: a pooler hands its server processes out by the transaction",
+            evidence=f"two connections, open at once, were served by the same process ({first[0] if first else ''})",
+            next_step="name Postgres itself in `dataSource`, or a pool by the session (PgBouncer: pool_mode = session)",
+        )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn psycopg's errors into errors of `harvest_lib.errors`."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error) from error
+
+
+def translate(error: psycopg.Error) -> DatabaseError | OutboxTableError:
+    """Return the error for an error of Postgres: unavailable (passes by itself), denied, or the table is wrong."""
+    evidence = evidence_of(error)
+    state = error.sqlstate or ""
+    if HIDDEN_ROWS in evidence or (isinstance(error, pg.InsufficientPrivilege) and _WOULD_FILTER in evidence):
+        return hidden_rows(evidence)
+    if isinstance(error, pg.InsufficientPrivilege) and not _NOT_LET_IN.search(evidence):
+        return DatabaseAccessDenied(
+            "Postgres refused an operation: the role lacks a privilege",
+            evidence=evidence,
+            next_step=r"ask the owner of the named object for a GRANT: psql's `\dp` shows the grants, and "
+            "`harvest grants postgres` prints the grants of a harvester, a reader, a `--writer` and an `--operator`",
+        )
+    refusals = pg.InsufficientPrivilege | pg.InvalidPassword | pg.InvalidAuthorizationSpecification
+    if isinstance(error, refusals) or _NOT_LET_IN.search(evidence):
+        return DatabaseAccessDenied(
+            "Postgres refused the login",
+            evidence=evidence,
+            next_step="check user and password in `dataSource`, its `sslmode`, and the entries of pg_hba.conf",
+        )
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn | pg.DatatypeMismatch | pg.UndefinedFunction):
+        return OutboxTableError(
+            "the outbox table is not there, or is not an outbox table",
+            evidence=evidence,
+            next_step="create it with `harvest init`, or name another with `outboxTable`",
+        )
+    if isinstance(error, pg.InvalidSchemaName):
+        return OutboxTableError(
+            "the schema of the outbox does not exist",
+            evidence=evidence,
+            next_step="as the owner of the database: CREATE SCHEMA … AUTHORIZATION …; or correct `outboxTable`",
+        )
+    if (setting := _ENDED_BY.get(state)) is not None:
+        return DatabaseUnavailable(
+            "a timeout of the role ended the session",
+            evidence=evidence,
+            next_step=f"ALTER ROLE … SET {setting} = 0, for the role that is named in `dataSource`",
+        )
+    if not state and _NO_VALUE.search(evidence):  # from a variable of libpq: `dataSource` is parsed before
+        return DatabaseError(
+            "a parameter of the connection has a value that libpq does not know",
+            evidence=evidence,
+            next_step="correct it in `dataSource`, or in libpq's environment variable PG… for it",
+        )
+    if _STARTUP in evidence:
+        return DatabaseError(
+            "a pooler refuses a parameter of the connection",
+            evidence=evidence,
+            next_step="leave it out of `dataSource`, name Postgres itself there, or let the pooler ignore it "
+            "(PgBouncer: ignore_startup_parameters)",
+        )
+    if isinstance(error, pg.InvalidCatalogName) or _NO_DATABASE.search(evidence):
+        return DatabaseError(
+            "the database does not exist", evidence=evidence, next_step="create it, or correct `dbname` in `dataSource`"
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and _TLS_FAILED.search(evidence):
+        return DatabaseUnavailable(
+            "the TLS connection to Postgres failed",
+            evidence=evidence,
+            next_step="check `sslrootcert`, which verifies the server, `sslmode`, and that the server's certificate "
+            "names `host`",
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and _TAKES_NO_CHANGES.search(evidence):
+        return DatabaseUnavailable(
+            "this server takes no changes: it is a standby, or read-only",
+            evidence=evidence,
+            next_step="name the primary in `dataSource`, or all servers: host=a,b",
+        )
+    if not state and isinstance(error, psycopg.OperationalError) and postgres_causes.opens_no_session(evidence):
+        return DatabaseUnavailable(
+            "Postgres opens no session",
+            evidence=evidence,
+            next_step="it is tried again; if the reason does not pass, check user, password and `dbname` in "
+            "`dataSource`, and pg_hba.conf",
+        )
+    if postgres_causes.passes(error):
+        if postgres_causes.answered(error):
+            return DatabaseUnavailable(
+                f"Postgres {postgres_causes.predicate(state)}",
+                evidence=evidence,
+                next_step=postgres_causes.next_step(state),
+            )
+        return DatabaseUnavailable(
+            "Postgres does not answer",
+            evidence=evidence,
+            next_step="check that it runs, and host and port in `dataSource`",
+        )
+    return DatabaseError(
+        "Postgres refused a statement", evidence=evidence, next_step="see the server's log for the statement"
+    )
+
+
+def hidden_rows(evidence: str) -> DatabaseAccessDenied:
+    """Return the error for a role that does not see all rows of a table."""
+    return DatabaseAccessDenied(
+        "row-level security hides rows from this role, and hidden rows would be skipped",
+        evidence=evidence,
+        next_step="as the owner, run the output of `harvest grants postgres`: it has the policy that shows all rows; "
+        "if a restrictive policy hides rows, ALTER ROLE … BYPASSRLS",
+    )
+
+
+def in_statement(part: sql.Composable) -> sql.Composable:
+    """Return a quoted name or value for a statement with bound values: there psycopg interprets a % even inside quotes.
+    In other expressions each % is doubled already."""
+    is_quoted = isinstance(part, sql.Identifier | sql.Literal)
+    return sql.SQL(part.as_string(None).replace("%", "%%")) if is_quoted else part
+
+
+def rendered(statement: sql.Composed) -> sql.SQL:
+    """Return a frequent statement as a single text: psycopg joins a composed statement at each call, which costs as
+    much as the rest of its work for a small statement."""
+    return sql.SQL(statement.as_string(None))
+
+
+def log_denied(error: DatabaseAccessDenied | KafkaAccessDenied) -> None:
+    """Log that a server refuses an operation that it allowed before. An operator has to act; until then it is
+    retried."""
+    event = "kafka_access_denied" if isinstance(error, KafkaAccessDenied) else "database_access_denied"
+    _log.error(event, extra={"reason": error.evidence, "next_step": error.next_step})
+
+
+def evidence_of(error: psycopg.Error) -> str:
+    """Return the message of Postgres or libpq, with the SQLSTATE if there is one."""
+    lines = str(error).strip().splitlines()
+    text = (
+        "; ".join(line.strip() for line in lines if line.strip())
+        if isinstance(error, psycopg.OperationalError)
+        else (lines[0] if lines else "")
+    )
+    return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text or type(error).__name__

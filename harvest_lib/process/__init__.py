@@ -1,0 +1,1 @@
+"""The process: its threads, its files, and the levels of its log."""
