@@ -4,7 +4,7 @@ The whole chain of an error is searched, as an application, or a library such as
 
 | cause | passes |
 | --- | --- |
-| Postgres | by its SQLSTATE: `harvest_lib.postgres.postgres_causes` ; not a wrong state, or a slow statement |
+| Postgres | by its SQLSTATE: `harvest_lib.postgres.postgres_causes`; wrong states and slow statements do not |
 | SQLite | by its code: a full disk, a database that is locked, read-only, damaged or cannot be opened or read |
 | the machine | no room on a disk, no file or memory left, an error of a disk, a disk that is read-only |
 | the network | a connection that was refused, or broke; a host that is not reached or found; a timeout |

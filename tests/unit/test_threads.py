@@ -56,7 +56,7 @@ def test_an_end_in_order_is_no_error(caplog):
 
 LEFT_ALONE = """
 import threading
-from harvest_lib import threads
+from harvest_lib.process import threads
 threads.repeat(
     "work", lambda: None, stopping=threading.Event(), pause_seconds=lambda: 3600, at_end=lambda: print("last look")
 )

@@ -15,13 +15,14 @@ from typing import Any
 
 import psycopg
 from confluent_kafka import Consumer, Producer
+from psycopg import sql
 
 from harvest_lib.checkpoints.subscription_rows import check_subscription
 from harvest_lib.config import HarvestConfig
 from harvest_lib.config.choices import ReadingMode
-from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTableError
+from harvest_lib.delivery import Topics
+from harvest_lib.errors import DatabaseAccessDenied, KafkaAccessDenied, OutboxTableError, TopicCompacted
 from harvest_lib.grants import harvester_needs, require_grants
-from harvest_lib.harvester.assembly.compacted_topics import refuse_compacted
 from harvest_lib.harvester.assembly.factory import (
     make_checkpoints,
     make_kafka_store,
@@ -46,7 +47,7 @@ from harvest_lib.outbox.relocation import Restamping
 from harvest_lib.outbox.replays import Replays
 from harvest_lib.outbox.row_security import check_all_rows
 from harvest_lib.outbox.stamping import check_replication
-from harvest_lib.postgres.database import connect, translated
+from harvest_lib.postgres.database import connect, in_statement, translated
 
 Check = tuple[str, Callable[[], object]]
 """A named precondition. The call raises HarvestError if it does not hold."""
@@ -55,6 +56,8 @@ _MAY_CREATE = """
 SELECT has_schema_privilege(n.oid, 'CREATE') AND pg_has_role(c.relowner, 'USAGE')
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
+
+_TOPICS = "SELECT DISTINCT unnest(topics) FROM {subscriptions} WHERE subscription = %(subscription)s"
 
 
 class Preconditions:
@@ -98,7 +101,7 @@ class Preconditions:
                 self.refuse_another(lost=True)  # before a topic is made under a wrong name
             prepare_transactions(config, self._producer_provider)
         if config.delivery == "sequenced":
-            refuse_compacted(connection, self._table, config.subscription, make_topics(config))
+            _refuse_compacted(connection, self._table, config.subscription, make_topics(config))
 
     def of_table(self, connection: psycopg.Connection[Any]) -> list[Check]:
         """Return the checks of the outbox itself."""
@@ -264,3 +267,27 @@ class Preconditions:
 def _run(checks: Iterable[Check]) -> None:
     for _, check in checks:
         check()
+
+
+def _refuse_compacted(
+    connection: psycopg.Connection[Any], outbox: OutboxTable, subscription: str, topics: Topics
+) -> None:
+    """Raise TopicCompacted if the subscription is limited to a compacted topic. Kafka's internal topics do not count:
+    their records are parked.
+
+    An acknowledgement has no key, and a compacted topic takes no message without a key; and compaction would remove
+    pending records that a reader has still to find. A record that names such a topic is parked and stops no delivery,
+    see `harvest_lib.delivery.Topics`.
+    """
+    with translated():
+        statement = sql.SQL(_TOPICS).format(subscriptions=in_statement(outbox.subscriptions.identifier))
+        found = {topic for (topic,) in connection.execute(statement, {"subscription": subscription})}
+    if compacted := topics.compacted(found):
+        raise TopicCompacted(
+            f"the topic {compacted[0]!r} is compacted, and `delivery: sequenced` cannot use it: acknowledgements have "
+            "no key, and compaction removes records that are still to be acknowledged",
+            evidence=f"`cleanup.policy` has `compact`, of {len(compacted)} of the {len(found)} topics that the "
+            f"subscription {subscription!r} is limited to",
+            next_step=f"kafka-configs.sh --bootstrap-server … --alter --topic {compacted[0]} --add-config "
+            "cleanup.policy=delete; or use `delivery: transactional`",
+        )

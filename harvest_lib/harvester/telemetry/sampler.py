@@ -10,8 +10,9 @@ Promises
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -22,10 +23,10 @@ from harvest_lib.clock import boot_seconds
 from harvest_lib.errors import HarvestError
 from harvest_lib.harvester.harvest import Harvest
 from harvest_lib.harvester.observers.measures import LatencySample
-from harvest_lib.harvester.telemetry.checkpoint_ages import CheckpointAges
 from harvest_lib.harvester.telemetry.outbox_sample import OutboxSample, RareSample, SampleReader
 from harvest_lib.postgres.database import connect, evidence_of
 from harvest_lib.process import threads
+from harvest_lib.subscriptions.shards import SubscriptionShard
 from harvest_lib.telemetry.counts import Labels
 from harvest_lib.telemetry.health import ProgressWatch
 
@@ -56,6 +57,28 @@ class LatestSample:
     stalled_seconds: float = 0.0
     checkpoint_ages: Mapping[Labels, float] = field(default_factory=dict)
     reason: str = "Postgres has not answered yet"
+
+
+class CheckpointAges:
+    """Ages of checkpoints in Postgres by subscription and shard, over samples: a new term also writes a shard's row,
+    without a new checkpoint. Used by a single thread."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Labels, tuple[tuple[int, int], datetime]] = {}
+
+    def of(self, shards: Sequence[SubscriptionShard]) -> Mapping[Labels, float]:
+        """Return the seconds since each checkpoint was written, by the database's clock. A row that was written since
+        the last sample counts if its checkpoint differs. Shards without a checkpoint are left out."""
+        before, self._seen = self._seen, {}
+        ages: dict[Labels, float] = {}
+        for shard in shards:
+            if shard.checkpoint is None:
+                continue
+            place, kept = (shard.name, str(shard.shard)), (shard.generation, shard.checkpoint.number)
+            earlier, written_at = before.get(place, (None, shard.updated_at))
+            self._seen[place] = kept, written_at if earlier == kept else shard.updated_at
+            ages[place] = shard.updated_seconds_ago + (shard.updated_at - self._seen[place][1]).total_seconds()
+        return ages
 
 
 class Sampler:

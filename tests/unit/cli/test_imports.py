@@ -27,8 +27,10 @@ HEAVY = {
     *("confluent_kafka", "psycopg", "psycopg_binary", "pydantic", "pydantic_core", "pydantic_settings", "structlog"),
     *("yaml", "re2", "psutil", "pyarrow", "pyspark", "dagster", "airflow", "rich.live", "rich.progress"),
 }
-LIGHT_OF_OURS = {"harvest_lib", "harvest_lib.errors", "harvest_lib.events", "harvest_lib.process.logging_levels"} | {
-    f"harvest_lib.record{module}" for module in ("", ".header", ".outbox_record", ".row")
+LIGHT_OF_OURS = {
+    *("harvest_lib", "harvest_lib.errors", "harvest_lib.events"),
+    *("harvest_lib.process", "harvest_lib.process.logging_levels"),
+    *(f"harvest_lib.record{module}" for module in ("", ".header", ".outbox_record", ".row")),
 }
 OF_RUNNING_COMMANDS = {f"harvest_lib.cli.{module}" for module in ("tables", "shards", "log_output", "status_line")}
 

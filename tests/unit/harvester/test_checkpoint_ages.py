@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from harvest_lib.harvester.telemetry.checkpoint_ages import CheckpointAges
+from harvest_lib.harvester.telemetry.sampler import CheckpointAges
 from harvest_lib.record.checkpoint import OutboxCheckpoint
 from harvest_lib.subscriptions.shards import SubscriptionShard
 
