@@ -6,25 +6,11 @@ Records that wait for their acknowledgement are held without their values.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from harvest_lib.consume import Message, Replay, Sequencer, read_uncommitted
 
-
-class Placed(Protocol):
-    """A record with its place in Kafka."""
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def partition(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
-
-
-Record = TypeVar("Record", bound=Placed)
+Record = TypeVar("Record")
 
 
 class Acknowledged(Generic[Record]):
@@ -34,10 +20,9 @@ class Acknowledged(Generic[Record]):
         self._settings, self._observe = settings, observe
         self._sequencers: dict[tuple[str, int], Sequencer] = defaultdict(Sequencer)
 
-    def take(self, record: Record, message_id: bytes | None) -> Iterator[Record]:
-        """Take a record as it stands in the log, and return the records that it commits."""
-        place = record.topic, record.partition
-        for found in self._sequencers[place].take((Message(record.offset, message_id, record),)):
+    def take(self, record: Record, place: tuple[str, int], offset: int, message_id: bytes | None) -> Iterator[Record]:
+        """Take a record as it stands in the log of its partition, and return the records that it commits."""
+        for found in self._sequencers[place].take((Message(offset, message_id, record),)):
             if isinstance(found, Replay):
                 yield from self._again(found, place)
             else:

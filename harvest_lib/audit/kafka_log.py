@@ -144,7 +144,7 @@ def _read(
                 if message_id is None or acknowledged is None:
                     records.append(record)
                 else:
-                    records.extend(acknowledged.take(record, message_id))
+                    records.extend(acknowledged.take(record, place, record.offset, message_id))
                 size_bytes += len(message)
             if offset >= end - 1:
                 _finish(consumer, unfinished, place)

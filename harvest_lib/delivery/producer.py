@@ -13,8 +13,8 @@ Promises
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,7 +23,8 @@ from harvest_lib.clock import Deadline, boot_seconds
 from harvest_lib.delivery.client import ProducerKind, is_own, make_client
 from harvest_lib.delivery.errors import NEVER_TAKEN, RAISED, is_fatal, raised
 from harvest_lib.delivery.failures import Failures
-from harvest_lib.delivery.headers import HeaderMaker, header_maker
+from harvest_lib.delivery.headers import header_maker
+from harvest_lib.delivery.message_ids import MessageIds
 from harvest_lib.delivery.protocol import BatchCommitted, BatchDeliverySettings, BatchFailed, BatchOutcome
 from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, count_error
@@ -39,18 +40,6 @@ _ABANDON_SECONDS = 2.0
 _WHY_SECONDS = 0.5
 _ANSWER_SECONDS = 0.005
 """A record that can expire is handed over within this time after the check that it may be sent, or checked again."""
-
-
-class MessageIds(Protocol):
-    """Ids of messages: each record gets the next."""
-
-    def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
-        """Return a maker of headers that adds an id."""
-        ...
-
-    def native(self, count: int) -> Mapping[str, int]:
-        """Return the arguments from which `NativeSender.send` makes `count` ids."""
-        ...
 
 
 class BatchProducer:

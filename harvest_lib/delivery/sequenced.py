@@ -30,7 +30,7 @@ from harvest_lib import errors
 from harvest_lib.clock import boot_seconds
 from harvest_lib.delivery.at_least_once import expiry_settings
 from harvest_lib.delivery.client import ProducerKind
-from harvest_lib.delivery.headers import HeaderMaker, Headers
+from harvest_lib.delivery.message_ids import MessageIds
 from harvest_lib.delivery.producer import BatchProducer
 from harvest_lib.delivery.protocol import (
     CHECKPOINT_REFUSED,
@@ -45,7 +45,7 @@ from harvest_lib.delivery.topics import Topics
 from harvest_lib.kafka_client import KafkaProducer, KafkaProducerProvider, topic_partitions
 from harvest_lib.record import Row
 from harvest_lib.record.checkpoint import OutboxCheckpoint
-from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id, pack
+from harvest_lib.sequencing.message_id import HEADER_NAME, Clock, Flag, new_producer_id
 from harvest_lib.sequencing.publisher import Intent, Publisher
 
 Keep = Callable[[OutboxCheckpoint, Sequence[Intent]], bool]
@@ -63,30 +63,6 @@ _REFUSED = (
 )
 
 
-class _Ids:
-    """`MessageIds` of a producer id of its own."""
-
-    def __init__(self) -> None:
-        self._producer_id, self._clock = new_producer_id(), Clock(time.time_ns)
-
-    def next(self, flag: Flag) -> bytes:
-        return pack(self._producer_id, self._clock.tick(), flag)
-
-    def native(self, count: int) -> dict[str, int]:
-        return {"producer_id": self._producer_id, "clock": self._clock.ticks(count)}
-
-    def with_headers(self, headers_of: HeaderMaker) -> HeaderMaker:
-        """Return a maker that puts an id before headers of the record's own that may have the same name."""
-        producer, tick = self._producer_id, self._clock.tick
-
-        def make(record_id: int, names: Sequence[str], contents: Sequence[str | None]) -> Headers:
-            headers = headers_of(record_id, names, contents)
-            headers.insert(0, (HEADER_NAME, pack(producer, tick(), Flag.CONTINUE_TXN)))
-            return headers
-
-        return make
-
-
 class Sequenced:
     """Batches whose records are pending until their batch's checkpoint is kept."""
 
@@ -98,7 +74,7 @@ class Sequenced:
         self._keep, self._keep_pending = keep, keep_pending
         self._to_clear: OutboxCheckpoint | None = None  # kept with acknowledgements that are on the wire
         self._clear_at = 0.0
-        self._ids = _Ids()
+        self._ids = MessageIds()
         self._touched: set[tuple[str, int]] = set()  # partitions that have records of this batch
         self._unread = 0  # acknowledgements that are on their way
         self._alone_seconds = settings.delivery_timeout_seconds if settings.is_limited else 0.0
@@ -108,7 +84,7 @@ class Sequenced:
 
     def begin(self, leader_id: UUID, may_send: Callable[[], bool]) -> BatchOutcome:  # noqa: ARG002 - it fences no leader
         self._to_clear = None
-        self._ids = _Ids()
+        self._ids = MessageIds()
         self._producer.begin(leader_id, self._ids)
         self._producer.take_places()
         self._touched.clear()

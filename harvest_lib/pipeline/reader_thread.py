@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harvest_lib.pipeline.adaptors import Reader, RetainedReader, SlotReader
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.commit_log import CommitLog
 from harvest_lib.pipeline.encoded_messages import encoded, message_of
 from harvest_lib.pipeline.logged_messages import MessageCache
@@ -65,12 +65,12 @@ class ReaderThread(PipelineThread):
     def retained(self) -> "Sequence[Retained]":
         """Return the retention of the logs that are read. From any thread; does not wait."""
         reader = self._reader if self.at_work else None
-        return reader.retained() if isinstance(reader, RetainedReader) else ()
+        return reader.retained() if reader is not None else ()
 
     def slot_state(self) -> "SlotState | None":
         """Return the state of the reader's slot, None without a slot. From any thread; does not wait."""
         reader = self._reader if self.at_work else None
-        return reader.slot_state() if isinstance(reader, SlotReader) else None
+        return reader.slot_state() if reader is not None else None
 
     def close(self) -> None:
         """Notify the reader of messages kept by now, and close it. For after the thread's end."""

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from harvest_lib.telemetry import catalogue
@@ -35,14 +35,6 @@ _MESSAGE = "{message}"
 
 
 _Histograms = Mapping[Metric, Histogram]
-
-
-@runtime_checkable
-class _WithHistograms(Protocol):
-    """A source of metrics that has histograms."""
-
-    @property
-    def histograms(self) -> _Histograms: ...
 
 
 class _Instrument(NamedTuple):
@@ -248,7 +240,7 @@ def reported(subject: Readings) -> Iterator[None]:
     with process.counting():
         for each in sources:
             to.add(each)
-        histograms = dict(subject.histograms) if isinstance(subject, _WithHistograms) else {}
+        histograms = dict(getattr(subject, "histograms", {}))
         to.observe(histograms)
         try:
             yield

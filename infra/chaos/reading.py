@@ -116,7 +116,8 @@ class TopicReader:
         if self._isolation == "uncommitted":
             return (record,)
         message_id = dict(message.headers() or []).get(MESSAGE_ID)
-        return self._acknowledged.take(record, message_id if isinstance(message_id, bytes) else None)
+        place, known_id = (record.topic, record.partition), message_id if isinstance(message_id, bytes) else None
+        return self._acknowledged.take(record, place, record.offset, known_id)
 
 
 def _record(message: Message) -> PolledRecord:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from support.pipelines import declared
 
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.declaration import Declaration
 from harvest_lib.pipeline.message import Op, PipelineMessage
 from harvest_lib.pipeline.pipeline import Pipeline
@@ -68,7 +69,7 @@ class Events:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Counting:
+class Counting(Reader):
     """A reader of numbers, which must come to the log without gaps."""
 
     def __init__(self, events: Events, notes: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.declaration import Declaration, DeclaredReader, DeclaredWriter
 from harvest_lib.pipeline.logged_messages import MessageCache
 from harvest_lib.pipeline.message import Op, PipelineMessage
@@ -23,7 +24,7 @@ def messages(keys, first=0):
     return [message(key, number) for number, key in enumerate(keys, start=first)]
 
 
-class Script:
+class Script(Reader):
     """A reader of messages that are given; it keeps the arguments of its calls.
 
     It goes on after the newest message that it had sent down by `last`, by its number.

@@ -9,11 +9,14 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from harvest_lib.errors import HarvestError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
 
 URL_VARIABLE = "DAGSTER_URL"
 
@@ -29,17 +32,6 @@ class DagsterError(HarvestError):
 
 class DagsterRefused(DagsterError):
     """Dagster refuses: check credentials, versions and the request."""
-
-
-class ConnectionFields(Protocol):
-    """The fields that are read of an Airflow connection."""
-
-    host: str | None
-    port: int | None
-    schema: str | None
-    login: str | None
-    password: str | None
-    extra: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +86,7 @@ def from_url(url: str) -> Endpoint:
     )
 
 
-def from_connection(conn_id: str, fields: ConnectionFields) -> Endpoint:
+def from_connection(conn_id: str, fields: "Connection") -> Endpoint:
     """Return the endpoint that an Airflow connection describes. Raises DagsterRefused for an invalid connection."""
     source = f"the Airflow connection {conn_id}"
 

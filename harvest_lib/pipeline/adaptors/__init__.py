@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,7 +30,7 @@ OURS: Mapping[str, str] = {
 
 
 class Reader(Protocol):
-    """Used by one thread. A class that inherits it gets a `kept` and a `close` that do nothing."""
+    """Used by a single thread, except where noted. A class that inherits it needs `read` alone."""
 
     def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
         """Yield batches of messages, an empty batch where nothing is ready, until everything was read or for ever.
@@ -44,27 +44,19 @@ class Reader(Protocol):
         """Note that all messages up to these have reached every writer, and may be forgotten at the source."""
         return
 
+    def retained(self) -> "Sequence[Retained]":
+        """Return the state of each partition of a source that removes old messages, read or not. From any thread,
+        often; does not wait."""
+        return ()
+
+    def slot_state(self) -> "SlotState | None":
+        """Return the state of a replication slot, whose server keeps all changes that were not read; None without a
+        slot, or while it is not known. From any thread, often; does not wait."""
+        return None
+
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         return
-
-
-@runtime_checkable
-class RetainedReader(Protocol):
-    """A reader of a source that removes old messages, read or not."""
-
-    def retained(self) -> "Sequence[Retained]":
-        """Return the state of each partition. From any thread, often; does not wait."""
-        ...
-
-
-@runtime_checkable
-class SlotReader(Protocol):
-    """A reader of a replication slot: its server keeps all changes that were not read."""
-
-    def slot_state(self) -> "SlotState | None":
-        """Return the state of the slot, None while it is not known. From any thread, often; does not wait."""
-        ...
 
 
 class Writer(Protocol):

@@ -31,7 +31,7 @@ from harvest_lib.config.data_source import DataSource
 from harvest_lib.errors import CheckpointError, DatabaseUnavailable, OutboxTableError
 from harvest_lib.native import NativeRows, encode
 from harvest_lib.outbox.table import OutboxTable
-from harvest_lib.pipeline.adaptors import Adaptor, Options, Side
+from harvest_lib.pipeline.adaptors import Adaptor, Options, Reader, Side
 from harvest_lib.pipeline.encoded_messages import BYTES, EncodedMessages, JoinedMessages
 from harvest_lib.pipeline.extended_json import as_dumped, dumps, quoted
 from harvest_lib.pipeline.message import Mode, Op, PipelineMessage
@@ -70,7 +70,7 @@ class OutboxReading(Options):
     """Records in a batch, at most. Default: 5,000."""
 
 
-class OutboxReader:
+class OutboxReader(Reader):
     """`Reader` of an outbox."""
 
     def __init__(self, options: OutboxReading) -> None:

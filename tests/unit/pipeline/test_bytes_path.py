@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 import harvest_lib
 from harvest_lib.clock import Deadline
-from harvest_lib.pipeline.adaptors import writing
+from harvest_lib.pipeline.adaptors import Reader, writing
 from harvest_lib.pipeline.adaptors.kafka.writer import KafkaWriter
 from harvest_lib.pipeline.adaptors.outbox import OutboxMessages
 from harvest_lib.pipeline.commit_log import CommitLog, segment
@@ -89,7 +89,7 @@ def passed(folder, batch):
     return found
 
 
-class OneBatch:
+class OneBatch(Reader):
     """A reader of one batch that is made as it is asked for."""
 
     def __init__(self, make):
@@ -97,9 +97,6 @@ class OneBatch:
 
     def read(self, _last):
         yield self._make()
-
-    def kept(self, _last):
-        """Nothing is to be kept."""
 
 
 def test_no_message_is_made_of_what_passes_unchanged_and_few_functions_are_called(tmp_path):

@@ -35,6 +35,7 @@ from psycopg import errors as pg
 
 from harvest_lib.clock import Deadline, boot_seconds, unix_ms
 from harvest_lib.errors import AdaptorError, DatabaseUnavailable, HarvestError
+from harvest_lib.pipeline.adaptors import Reader
 from harvest_lib.pipeline.adaptors.postgres import catalog
 from harvest_lib.pipeline.adaptors.postgres.catalog import Table
 from harvest_lib.pipeline.adaptors.postgres.changes import Changes
@@ -77,7 +78,7 @@ _BUSY_SECONDS = 30.0
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-class PostgresReader:
+class PostgresReader(Reader):
     """`Reader` of published tables."""
 
     def __init__(self, options: PostgresReading, *, position_seconds: float = 10.0) -> None:
@@ -146,7 +147,7 @@ class PostgresReader:
     # -- the slot
 
     def slot_state(self) -> SlotState | None:
-        """See `SlotReader`."""
+        """See `Reader`."""
         return self._watch.seen()
 
     def _until_made(self, connection: psycopg.Connection[Any]) -> Iterator[Sequence[PipelineMessage]]:
