@@ -96,8 +96,8 @@ def test_a_wrong_authority_to_kafka(secured, foreign, certificate):
 @pytest.mark.parametrize(
     ("way", "missing", "evidence"),
     [
-        (MARK, "DELETE ON outbox", "GRANT SELECT, DELETE, UPDATE (leader_id)"),
-        (MARK, "INSERT ON outbox_parked", "GRANT SELECT, INSERT, DELETE"),
+        (MARK, "DELETE ON outbox", 'GRANT DELETE ON "outbox" TO "harvester"'),
+        (MARK, "INSERT ON outbox_parked", 'GRANT INSERT ON "outbox_parked" TO "harvester"'),
         (SNAPSHOT, "SELECT ON outbox", 'GRANT SELECT ON "outbox" TO "harvester"'),
         (SNAPSHOT, "UPDATE ON outbox_subscriptions", 'ON "outbox_subscriptions" TO "harvester"'),
         (SNAPSHOT, "UPDATE (leader) ON outbox_subscriptions", 'ON "outbox_subscriptions" TO "harvester"'),

@@ -20,7 +20,8 @@ RECORDS = 10_000
 WARM_UP = 10
 _TICK_SECONDS = 0.01
 """Time between two looks at the clock: a drain takes about a second, as on a machine that does nothing else."""
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 2.0
+"""Between two polls of an empty outbox. The stop of a drain ends it: a slow machine polls no more often."""
 
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 WRITTEN = """
