@@ -82,8 +82,8 @@ class EncodedMessages(Sequence[PipelineMessage], Packable):
         return self.encoded_bytes(0, len(self)) + size_decoded(self.values)
 
     def reach(self, begin: int, end: int, most_bytes: int) -> int:
-        """Return the index after the last message, from `begin` on, whose encoding still fits into `most_bytes`. It is
-        at most `end`, and at least `begin + 1`."""
+        """Return the index after the message with which the encodings, from `begin` on, reach `most_bytes`. The index
+        is at most `end`, and at least `begin + 1`."""
         bounds = self._bounds_of_values()
         return max(begin + 1, min(end, bisect_left(bounds, bounds[begin] + most_bytes)))
 

@@ -186,8 +186,8 @@ class MessageCache:
                 del self._firsts[0], self._batches[0]
 
     def run(self, begin: int, end: int, most: int, most_bytes: int = BULK_BYTES) -> MessageRun | None:
-        """Return cached messages from offset `begin` to before `end`: at most `most` messages, with encodings of about
-        `most_bytes`, and at least one message. None if the message at `begin` is not in the cache."""
+        """Return cached messages from offset `begin` to before `end`: at most `most` messages, ending with the message
+        with which the encodings reach `most_bytes`. None if the message at `begin` is not in the cache."""
         end = min(end, begin + most)
         parts, at, left = [], begin, most_bytes
         with self._lock:

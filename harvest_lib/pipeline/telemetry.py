@@ -54,8 +54,8 @@ class PipelineTelemetry:
         )
 
     def live(self) -> Verdict:
-        """Return a healthy verdict if the pipeline has checked its threads within the last minute. The state of servers
-        does not matter."""
+        """Return a healthy verdict if the pipeline resumes or runs, and has checked its threads within the last minute.
+        The state of servers does not matter."""
         turned_at = self._pipeline.turned_at
         if self._pipeline.state not in _AT_WORK or turned_at is None:
             return Verdict(is_healthy=False, reason=f"it is {self._pipeline.state.value}")

@@ -1,4 +1,4 @@
-"""The thread of a writer: it resumes, then writes in bulk, until the reader has ended and the log's end is reached.
+"""The thread of a writer: it resumes, then writes in bulk, until `finish` is called and the log's end is reached.
 
 If a database becomes unavailable after the writer has resumed, the thread waits and tries again. It does so also during
 the resume if the database reports a temporary error (a lock, a timeout, a full disk). Each attempt opens a new writer,

@@ -35,8 +35,8 @@ class Reader(Protocol):
     """Reads messages from a source. One thread calls it, except where noted. A subclass has to define only `read`."""
 
     def read(self, last: Mapping[str, PipelineMessage]) -> Iterator[Sequence[PipelineMessage]]:
-        """Yield batches of messages, and an empty batch if no message is ready. It ends at the end of the source, or
-        never.
+        """Yield batches of messages, and an empty batch if no message is ready. The iterator ends at the end of the
+        source; for a source that grows, it never ends.
 
         `last` maps each namespace to the last message (possibly a NOOP) that the commit log has from this reader. The
         reader continues after these messages. A request for the next batch confirms that the previous batch is in the
@@ -62,7 +62,7 @@ class Reader(Protocol):
         return None
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close all connections. Idempotent."""
         return
 
 
@@ -78,7 +78,7 @@ class Writer(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. Idempotent."""
+        """Close all connections. Idempotent."""
         return
 
 

@@ -7,8 +7,8 @@ from harvest_lib.errors import DatabaseUnavailable, MessageRefused
 
 
 class LostWhileWriting(DatabaseUnavailable):
-    """A connection was lost while messages were written. The cause is an outage, or a message that the server cannot
-    survive."""
+    """A connection was lost while messages were written. The cause is an outage, or a message that makes the server end
+    the connection."""
 
 
 def refusal(by: str, offsets: Sequence[int], *, evidence: str, remedy: str) -> MessageRefused:

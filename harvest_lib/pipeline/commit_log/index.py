@@ -16,7 +16,7 @@
 
 Records are only appended. If a record has the same position as the record before it, the block has grown, and the later
 record is valid. A mark confirms that the first `length` bytes of the segment, and the index before the mark, are on the
-disk. So wrong bytes before a mark are damage. Wrong bytes after the last mark may be writes that a crash prevented.
+disk. So wrong bytes before a mark are damage. Wrong bytes after the last mark may be writes that a crash cut short.
 
 The module is pure: bytes in, bytes out.
 """

@@ -14,7 +14,7 @@ Promises of the reader
   read to its end; if another file has its name by then, that file is refused.
 
     NOOP  file/PATH  {"byte": 5120, "line": [64, 2847103372], "head": [4096, 1153265114]}
-                          the byte to continue at; length and CRC-32 of the line before it; the same of the file's start
+                       the byte to continue at; length and CRC-32 of the line before that byte, and of the file's head
 """
 
 import logging

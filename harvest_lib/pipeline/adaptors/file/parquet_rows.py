@@ -85,7 +85,7 @@ def _batches(pa: Any, path: Path, file: Any, int96: Sequence[str], at_once: int)
     if not int96:
         yield from file.iter_batches(at_once)
         return
-    with _opened(pa, path, "ns") as in_nanoseconds:  # nanoseconds overflow, as the product in `_are_same` does
+    with _opened(pa, path, "ns") as in_nanoseconds:  # wraps around as the product in `_are_same` does
         exact = in_nanoseconds.iter_batches(at_once, columns=list(int96))
         for batch, other in zip(file.iter_batches(at_once), exact, strict=True):
             for name in other.schema.names:

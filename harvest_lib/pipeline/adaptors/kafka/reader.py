@@ -8,8 +8,9 @@ Promises
 - Every committed record is read, in the order of its partition. It is read again only if the commit log does not have
   the NOOP after it. The reader finds partitions that are added while it runs.
 - The stored offsets also advance over offsets without a record: ends of transactions, aborted and compacted records.
-- An error, never a silent gap: retention removed records before they were read; the topic was recreated; a partition
-  lost its end, even if it has grown again since; a record is damaged (checksums are checked).
+- The reader fails, and never skips silently, if retention removed records before they were read, if the topic was
+  recreated, if a partition lost its end (even if it has grown again since), or if a record is damaged (checksums are
+  checked).
 - After the start, the reader waits while no broker answers.
 """
 
@@ -129,8 +130,8 @@ class KafkaReader(Reader):
         }
 
     def _look(self, consumer: Any) -> Sequence[str]:
-        """Assign partitions that were added, and return their topics. If no broker answers, return none: a later call
-        finds the partitions."""
+        """Assign partitions that were added, and return their topics. If no broker answers, the result is empty, and a
+        later call finds the partitions."""
         try:
             # All records of a new partition are read, also records that were written before this search.
             return self._begin(consumer, "beginning")

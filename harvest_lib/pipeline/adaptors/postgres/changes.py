@@ -8,8 +8,8 @@
   delete of the row follows. If the column is gone, the column is left out of the message.
 - A row is never identified by only a part of its key: a change without the whole key is an error.
 - A truncated table becomes a command, `{"command": "truncate"}`.
-- A table is identified by its oid, not by its name. Columns and keys are those at the time of the change. An error if
-  another table has the name of a followed table.
+- A table is identified by its oid, not by its name. Columns and keys are as they were at the time of the change. If
+  another table takes the name of a followed table, that is an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence

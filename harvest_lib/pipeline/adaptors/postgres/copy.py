@@ -73,8 +73,9 @@ class Copy:
     def run(
         self, tables: Sequence[Table], snapshot: str | None, *, sent: Collection[str]
     ) -> Generator[Sequence[PipelineMessage], None, Mapping[str, Table]]:
-        """Yield the rows of tables under the exported snapshot of this name, or under a new snapshot. The last message
-        of each table is marked COMPLETE. Return the tables by namespace, as the catalogue had them under the locks.
+        """Yield the rows of tables under the exported snapshot named `snapshot`; with None, or if the tables changed,
+        under a new snapshot. The last message of each table is marked COMPLETE. Return the tables by namespace, as the
+        catalogue had them under the locks.
 
         `sent` are the namespaces of tables that were sent before. Raises PositionLost if changes of such a table were
         missed.

@@ -3,9 +3,9 @@
 A server may be restored to an earlier time with its slot (a snapshot of its volume, a promoted standby). From that time
 on its log has other transactions than those that the pipeline read, and to continue at the pipeline's position would
 skip them. The slot's position is then earlier too. So changes are requested from the slot's position, and skipped up to
-the pipeline's position. The last transaction that is skipped must be the last that was read: it is identified by its
-end, its number and its time, since another transaction may have the same end and number. The check works however long
-the server's log has grown, as long as no later position is confirmed to the slot.
+the pipeline's position. The last skipped transaction must be the transaction that was read last. A transaction is
+identified by its end, its id and its time, since another transaction may have the same end and id. The check works
+however long the server's log has grown, as long as no later position is confirmed to the slot.
 """
 
 import re
